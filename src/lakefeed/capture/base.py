@@ -1,0 +1,185 @@
+"""The seam between databases and the rest: ChangeCapture and the values it deals in.
+
+A mechanism (log, trigger, polling) has two independent abilities, live changes and snapshots; the flow decides when
+to use which. Whether a table needs a snapshot is the lake's answer, not the mechanism's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import pyarrow as pa
+
+from lakefeed.change.change_set import ChangeSet
+from lakefeed.change.position import Position
+from lakefeed.change.table import TableId, TableSchema
+
+
+class Continuity(Enum):
+    """What the source says of a position: can capture go on from it without a gap?"""
+
+    RESUMED = "resumed"
+    FRESH = "fresh"
+    """There is no resume point yet: every earlier seed of the lake is stale."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a mechanism can see. Data, so that callers decide by looking and not by trying."""
+
+    deletes: bool
+    before_images: bool
+    transactions: bool
+    schema_changes: bool
+    exact_snapshot: bool
+    snapshot_resume: bool
+
+
+class Level(Enum):
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A problem that preflight found. ``remedy`` is the exact statement or command that repairs it."""
+
+    level: Level
+    problem: str
+    remedy: str
+    table: TableId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lag:
+    """How far the confirmed position trails the source. Never negative; None where there is no such notion."""
+
+    rows: int | None = None
+    bytes: int | None = None
+    seconds: float | None = None
+
+
+class ChunkReader(Protocol):
+    """An open chunk: iterate once for its rows as Arrow, then ask for the bracket.
+
+    Batches have the table's own columns (``TableSchema.arrow``), no metadata. All rows of one chunk come from states
+    of the table between ``low`` and ``high``; where the two are equal, the chunk is exact.
+    """
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]: ...
+
+    @property
+    def low(self) -> Position: ...
+
+    @property
+    def high(self) -> Position: ...
+
+
+class Chunk(Protocol):
+    """A piece of a table that any process can read on its own. Picklable; holds no connection."""
+
+    @property
+    def table(self) -> TableId: ...
+
+    def open(self) -> ChunkReader: ...
+
+    def to_json(self) -> Mapping[str, Any]:
+        """What ``ChangeCapture.chunk`` turns back into an equal chunk after a restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPlan:
+    """The chunks of one table. Together they cover every key that exists or will exist, without overlap."""
+
+    schema: TableSchema
+    chunks: tuple[Chunk, ...]
+    rows_estimate: int
+
+
+class ChangeCapture(Protocol):
+    """Changes and rows of one database, for one pipeline.
+
+    Order of calls, crash-safe between any two of them:
+      1. ``open``           connect; nothing is changed in the source
+      2. ``continuity``     read-only, asked first
+      3. (the lake stages what must be rebuilt, durably)
+      4. ``prepare``        the durable resume point exists from here on; idempotent; before any snapshot
+      5. ``snapshot``       plan the chunks; Spark tasks read them
+      6. ``live``           change sets strictly after a position
+      7. ``confirm``        the source may forget everything up to a position; only after it is durable elsewhere
+      8. ``close``          idempotent; the resume point stays
+
+    Delivery is at least once: what was not confirmed is delivered again after a restart, and what was confirmed is
+    not. Change sets end at commit boundaries, so a transaction is never delivered in part.
+    Threads: ``lag`` and ``check`` may be called from any thread at any time, on connections of their own; everything
+    else belongs to one thread at a time. Iterators own what they need and outlive nothing but ``close``.
+    Errors: SourceUnavailableError may be retried (call ``close`` and ``open`` first); the others may not.
+    """
+
+    @property
+    def kind(self) -> str:
+        """The source's name in positions and checkpoints: sqlite, postgres, mysql, mariadb, sqlserver."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def identity(self) -> str | None:
+        """Names this very database (system identifier, server uuid, file id). None before ``prepare`` made one."""
+
+    def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:
+        """Can live capture of ``tables`` go on strictly after ``position``?
+
+        RESUMED or FRESH (nothing was prepared, or the source has forgotten that it was). Raises PositionLostError
+        if the source has moved back, lost its log or is behind ``position``: never a silent fresh start. A table in
+        ``tables`` whose own resume point is missing is not an error here; ``live`` reports it as ReseedNeeded.
+        """
+
+    def discover(self) -> tuple[TableSchema, ...]:
+        """The tables the configured patterns match, as they are now. ConfigError for a pattern that matches none."""
+
+    def prepare(self, tables: Sequence[TableId]) -> Position:
+        """Create the resume point for ``tables`` (others that are captured already stay). Returns where it is."""
+
+    def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
+        """Plan the copy of one table. Never writes to the source. SourceSetupError if there is no such table."""
+
+    def chunk(self, data: Mapping[str, Any]) -> Chunk:
+        """Inverse of ``Chunk.to_json``."""
+
+    def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
+        """Change sets strictly after ``after``, for ever, each starting where the one before ended.
+
+        Each ``next`` answers within about ``wait_seconds`` (at once if something is there): a heartbeat tells that
+        nothing was. ``wait_seconds=0`` never waits. None as ``after`` means: from the resume point of ``prepare``.
+        """
+
+    def confirm(self, position: Position) -> None:
+        """Cumulative and cheap. Confirming an old position again is harmless; it never moves back."""
+
+    def lag(self) -> Lag: ...
+
+    def check(self) -> tuple[Finding, ...]:
+        """Preflight. An empty tuple: ready. An error raised means that the check itself could not run."""
+
+    def uninstall(self) -> tuple[str, ...]:
+        """Remove everything that ``prepare`` made. Returns the names of what was removed; leaves no trace."""
+
+
+class Source(Protocol):
+    """What a user writes: ``Sqlite("shop.db")``. Bound to a pipeline's name it becomes a capture."""
+
+    def bind(self, pipeline: str) -> ChangeCapture: ...

@@ -1,0 +1,81 @@
+"""ChangeBatch: changes of one table as one Arrow record batch.
+
+Layout: the table's own columns in schema order, then Lakefeed's metadata columns below. Rows are in source order.
+- A delete carries the key; its other columns are NULL and mean nothing.
+- A truncate carries nothing; all columns of the table are NULL.
+- A change of the key arrives as two rows: delete of the old key, insert of the new one.
+- A column that the source did not send (unchanged TOAST) is listed in ``_lakefeed_absent`` and its value means
+  nothing. It is never to be read as NULL.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import pyarrow as pa
+
+from lakefeed.change.table import TableId, TableSchema
+from lakefeed.errors import DecodeError
+
+
+class Operation(IntEnum):
+    INSERT = 1
+    UPDATE = 2
+    DELETE = 3
+    TRUNCATE = 4
+    READ = 5
+    """A row as a snapshot read it: applied like an insert."""
+
+
+OP = "_lakefeed_op"
+SEQ = "_lakefeed_seq"
+POSITION = "_lakefeed_position"
+TIME = "_lakefeed_time"
+TXN = "_lakefeed_txn"
+ABSENT = "_lakefeed_absent"
+
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+
+METADATA = pa.schema(
+    [
+        pa.field(OP, pa.int8(), nullable=False),
+        # Total order. Inside a change set: the place in it, from 0, over all tables. The journal makes it global.
+        pa.field(SEQ, pa.int64(), nullable=False),
+        pa.field(POSITION, _TEXT),  # encoded commit position
+        pa.field(TIME, pa.timestamp("us", tz="UTC")),  # commit time by the source's clock
+        pa.field(TXN, _TEXT),  # the source's transaction id
+        pa.field(ABSENT, pa.list_(pa.string())),  # None: every column was sent
+    ]
+)
+
+
+def change_schema(schema: TableSchema) -> pa.Schema:
+    """The Arrow schema of a ChangeBatch. Every own column is nullable there: deletes carry only the key."""
+    own = [pa.field(column.name, column.type) for column in schema.columns]
+    return pa.schema([*own, *METADATA])
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeBatch:
+    """Changes of one table under one schema version."""
+
+    schema: TableSchema
+    data: pa.RecordBatch
+
+    def __post_init__(self) -> None:
+        expected = change_schema(self.schema)
+        if not self.data.schema.equals(expected):
+            raise DecodeError(f"a batch for {self.table} has the columns {self.data.schema}, expected {expected}")
+
+    @property
+    def table(self) -> TableId:
+        return self.schema.table
+
+    @property
+    def rows(self) -> int:
+        return int(self.data.num_rows)
+
+    @property
+    def bytes(self) -> int:
+        return int(self.data.nbytes)

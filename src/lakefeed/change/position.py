@@ -1,0 +1,102 @@
+"""Positions: a place in one source's log.
+
+Contract of every kind:
+- immutable, hashable, picklable; ``encode`` is a short readable text and ``decode`` its exact inverse;
+- ``a.compare(b)`` is -1, 0 or 1, or None if the two are not ordered (only GTID sets and watermarks can be so);
+  ``<``, ``<=``, ``>``, ``>=`` follow from it and are all False for an unordered pair;
+- comparing two kinds is a programming error and raises TypeError: there is no order between them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from lakefeed.errors import CheckpointError
+
+
+class Position(ABC):
+    """Base of all positions."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def text(self) -> str:
+        """The value alone, as people write it: ``1/12345678``, ``mysql-bin.000003:12345``."""
+
+    @classmethod
+    @abstractmethod
+    def parse(cls, text: str) -> Self:
+        """Inverse of ``text``. Raises CheckpointError, naming the text, for anything else."""
+
+    @abstractmethod
+    def _compare(self, other: Self) -> int | None:
+        """The order within one kind."""
+
+    def compare(self, other: Position) -> int | None:
+        if type(self) is not type(other):
+            raise TypeError(f"a {self.kind} position and a {other.kind} position have no order")
+        return self._compare(other)
+
+    def __lt__(self, other: Position) -> bool:
+        return self.compare(other) == -1
+
+    def __le__(self, other: Position) -> bool:
+        return self.compare(other) in (-1, 0)
+
+    def __gt__(self, other: Position) -> bool:
+        return self.compare(other) == 1
+
+    def __ge__(self, other: Position) -> bool:
+        return self.compare(other) in (0, 1)
+
+    def encode(self) -> str:
+        """``kind=text``: what is stored in checkpoints, commit files and table metadata."""
+        return f"{self.kind}={self.text()}"
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def decode_position(text: str) -> Position:
+    """Inverse of ``Position.encode`` for every kind."""
+    from lakefeed.change.kinds import POSITION_KINDS  # the registry imports the kinds, which import this module
+
+    kind, equals, value = text.partition("=")
+    if not equals or kind not in POSITION_KINDS:
+        known = ", ".join(sorted(POSITION_KINDS))
+        raise CheckpointError(f"'{text}' is not a position; it must read kind=value with one of {known}")
+    return POSITION_KINDS[kind].parse(value)
+
+
+def order(a: int, b: int) -> int:
+    """-1, 0 or 1, as ``_compare`` wants it."""
+    return (a > b) - (a < b)
+
+
+@dataclass(frozen=True, slots=True, eq=True)
+class SqliteSequence(Position):
+    """A row number of the change log that the triggers fill.
+
+    ``stamp`` is that row's own time stamp (milliseconds): not part of the order, but a restored copy of the database
+    that has counted on from an older state shows another stamp at the same number, and is found out by it.
+    """
+
+    kind: ClassVar[str] = "sqlite"
+    sequence: int
+    stamp: int = 0
+
+    def text(self) -> str:
+        return f"{self.sequence}@{self.stamp}"
+
+    @classmethod
+    def parse(cls, text: str) -> SqliteSequence:
+        sequence, at, stamp = text.partition("@")
+        if not (at and sequence.isascii() and sequence.isdigit() and stamp.isascii() and stamp.isdigit()):
+            raise CheckpointError(f"'{text}' is not a SQLite sequence; it must read number@milliseconds")
+        return cls(int(sequence), int(stamp))
+
+    def _compare(self, other: SqliteSequence) -> int | None:
+        return order(self.sequence, other.sequence)

@@ -1,0 +1,74 @@
+"""What happened between two versions of a table's schema, as typed values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from lakefeed.change.table import Column, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class AddColumn:
+    column: Column
+
+
+@dataclass(frozen=True, slots=True)
+class DropColumn:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenameColumn:
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetypeColumn:
+    name: str
+    old: pa.DataType
+    new: pa.DataType
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeKey:
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+
+
+SchemaChange = AddColumn | DropColumn | RenameColumn | RetypeColumn | ChangeKey
+
+
+def origins(old: TableSchema, new: TableSchema) -> dict[str, str | None]:
+    """For each column of ``new`` the name it had in ``old``, or None if it is new there.
+
+    Columns are the same if they have the same stable id; where either side has no id, the same name.
+    """
+    by_id = {column.id: column.name for column in old.columns if column.id is not None}
+    without_id = {column.name for column in old.columns if column.id is None}
+    found: dict[str, str | None] = {}
+    for column in new.columns:
+        by_name = column.name if column.name in (without_id if column.id else set(old.names)) else None
+        found[column.name] = by_id.get(column.id, by_name) if column.id is not None else by_name
+    return found
+
+
+def diff(old: TableSchema, new: TableSchema) -> tuple[SchemaChange, ...]:
+    """The changes that lead from ``old`` to ``new``: drops, renames, retypes, additions, key; in that order."""
+    origin = origins(old, new)
+    kept = {name for name in origin.values() if name is not None}
+    drops = [DropColumn(name) for name in old.names if name not in kept]
+    renames = [RenameColumn(was, name) for name, was in origin.items() if was is not None and was != name]
+    retypes = [
+        RetypeColumn(name, old.column(was).type, new.column(name).type)
+        for name, was in origin.items()
+        if was is not None and old.column(was).type != new.column(name).type
+    ]
+    added = [AddColumn(new.column(name)) for name, was in origin.items() if was is None]
+    changes: list[SchemaChange] = [*drops, *renames, *retypes, *added]
+    renamed = {change.old: change.new for change in renames}
+    if tuple(renamed.get(name, name) for name in old.key) != new.key:
+        changes.append(ChangeKey(old.key, new.key))
+    return tuple(changes)

@@ -1,0 +1,93 @@
+"""Segments and windows: how the lake sees the journal. Produced by the journal, read by Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lakefeed.change.position import Position
+from lakefeed.change.table import TableId, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Changes by operation, as the source made them."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    truncated: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.inserted + other.inserted,
+            self.updated + other.updated,
+            self.deleted + other.deleted,
+            self.truncated + other.truncated,
+        )
+
+    @property
+    def total(self) -> int:
+        return self.inserted + self.updated + self.deleted + self.truncated
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One Parquet file of the journal: changes of one table, one schema version, rows ordered by ``_lakefeed_seq``.
+
+    ``truncated_at`` is the seq of the last truncate in it, ``absent`` the columns that some row did not carry: both
+    are known without reading the file, so that the common case plans without them.
+    """
+
+    table: TableId
+    path: str
+    rows: int
+    bytes: int
+    schema_version: int
+    first_seq: int
+    last_seq: int
+    counts: Counts
+    truncated_at: int | None = None
+    absent: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """All of one table's changes in the change sets (after, upto].
+
+    ``target`` is the table's schema at ``upto``; ``schemas`` has every version that ``segments`` use, the target and
+    the versions between ``schema_before`` (at ``after``) and the target.
+    """
+
+    table: TableId
+    after: int
+    upto: int
+    end: Position | None
+    segments: tuple[Segment, ...]
+    target: TableSchema
+    schemas: Mapping[int, TableSchema] = field(default_factory=dict)
+
+    @property
+    def counts(self) -> Counts:
+        return sum((segment.counts for segment in self.segments), Counts())
+
+    @property
+    def rows(self) -> int:
+        return sum(segment.rows for segment in self.segments)
+
+    @property
+    def bytes(self) -> int:
+        return sum(segment.bytes for segment in self.segments)
+
+    @property
+    def last_seq(self) -> int | None:
+        return max((segment.last_seq for segment in self.segments), default=None)
+
+    @property
+    def truncated_at(self) -> int | None:
+        marks = [segment.truncated_at for segment in self.segments if segment.truncated_at is not None]
+        return max(marks, default=None)
+
+    @property
+    def absent(self) -> frozenset[str]:
+        return frozenset(name for segment in self.segments for name in segment.absent)

@@ -1,0 +1,126 @@
+"""A source table as Lakefeed sees it: identity, columns, key, version. Pure values."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from lakefeed.errors import ConfigError
+
+_SCALARS: dict[str, pa.DataType] = {
+    str(kind): kind
+    for kind in (
+        pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(),
+        pa.binary(), pa.date32(), pa.time64("us"), pa.timestamp("us"), pa.timestamp("us", tz="UTC"),
+    )
+}  # fmt: skip
+_DECIMAL = re.compile(r"decimal128\((\d+), (-?\d+)\)")
+_LIST = re.compile(r"list<item: (.+)>")
+
+
+def type_from_text(text: str) -> pa.DataType:
+    """The Arrow type that prints as ``text``; the inverse of ``str`` for every type Lakefeed stores."""
+    if text in _SCALARS:
+        return _SCALARS[text]
+    if match := _DECIMAL.fullmatch(text):
+        return pa.decimal128(int(match[1]), int(match[2]))
+    if match := _LIST.fullmatch(text):
+        return pa.list_(type_from_text(match[1]))
+    raise ConfigError(f"'{text}' is not a column type that Lakefeed stores; it stores {', '.join(sorted(_SCALARS))}")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class TableId:
+    """``schema.name`` in the source; the same pair names the table in the lake and in the journal."""
+
+    schema: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> TableId:
+        """Inverse of ``str``. Only the first dot separates: a table's own name may contain dots."""
+        schema, dot, name = text.partition(".")
+        if not dot or not schema or not name:
+            raise ConfigError(f"'{text}' is not a table name; it must read schema.table")
+        return cls(schema, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column. ``id`` is stable over renames where the source gives such a thing, else None.
+
+    ``default`` is what rows that existed before the column was added read as (JSON-able, None for NULL).
+    """
+
+    name: str
+    type: pa.DataType
+    nullable: bool = True
+    source_type: str = ""
+    id: str | None = None
+    default: int | float | str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"name": self.name, "type": str(self.type), "nullable": self.nullable}
+        data |= {"source_type": self.source_type, "id": self.id, "default": self.default}
+        return data
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Column:
+        return cls(**{**data, "type": type_from_text(data["type"])})
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """The columns and key of a table at one time.
+
+    ``version`` is 0 until the schema history of the journal has numbered it (1, 2, 3 … for each table). An empty
+    ``key`` means that rows have no identity. The key is all or nothing: a part of it is never used as a key.
+    """
+
+    table: TableId
+    columns: tuple[Column, ...]
+    key: tuple[str, ...] = ()
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        missing = [name for name in self.key if name not in self.names]
+        if missing:
+            raise ConfigError(f"table {self.table}: key column '{missing[0]}' is not among its columns")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def arrow(self) -> pa.Schema:
+        """The table's own columns, without Lakefeed's metadata columns."""
+        return pa.schema([pa.field(column.name, column.type, column.nullable) for column in self.columns])
+
+    def column(self, name: str) -> Column:
+        return next(column for column in self.columns if column.name == name)
+
+    def at_version(self, version: int) -> TableSchema:
+        return replace(self, version=version)
+
+    def same_shape(self, other: TableSchema) -> bool:
+        """Equal in everything but the version number."""
+        return self.at_version(0) == other.at_version(0)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "table": str(self.table),
+            "columns": [column.to_json() for column in self.columns],
+            "key": list(self.key),
+            "version": self.version,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> TableSchema:
+        columns = tuple(Column.from_json(column) for column in data["columns"])
+        return cls(TableId.parse(data["table"]), columns, tuple(data["key"]), data["version"])

@@ -1,0 +1,159 @@
+"""Every error Lakefeed raises, with its retry policy and the operator's remedy.
+
+    LakefeedError
+    ├── ConfigError                 the configuration is wrong                          never retried, exit 2
+    ├── StateError                  a call that the object's state does not allow
+    ├── CheckpointError             a checkpoint cannot be used
+    │   ├── CheckpointDamagedError  its file does not parse or fails its checksum
+    │   └── CheckpointRewindError   it would move progress back, or to another source
+    ├── SourceError                 the database side
+    │   ├── SourceUnavailableError  cannot be reached or is locked right now            retried
+    │   ├── SourceSetupError        an object or a right is missing
+    │   ├── SourceChangedError      this is not the database the pipeline belongs to
+    │   ├── PositionLostError       the source no longer has what comes after our position
+    │   └── DecodeError             bytes or values that the decoder does not understand
+    ├── JournalError                the durable change sets
+    │   ├── JournalDamagedError     a file is torn, missing or fails its checksum
+    │   ├── JournalFullError        no room left to write                               retried
+    │   └── LeaseError              another writer owns the pipeline
+    ├── LakeError                   the Spark side
+    │   ├── SparkSetupError         no Java, no jars, a session that cannot work
+    │   ├── CommitFailedError       the commit did not happen                           retried
+    │   └── CommitUnknownError      the commit may have happened: read back, then decide retried
+    └── TableStoppedError           one table cannot go on; the others do
+
+Rules. A driver's error is mapped once, at the boundary, with ``raise … from``. "Failed" and "unknown" are different
+classes because they are handled differently. All classes pickle, because Spark tasks raise them too.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, ClassVar
+
+
+class Retry(Enum):
+    """What a retry wrapper does with an error of this class."""
+
+    NEVER = "never"
+    BACKOFF = "backoff"
+
+
+class LakefeedError(Exception):
+    """Base of all errors. ``message`` says what is wrong, ``remedy`` what the operator does about it."""
+
+    retry: ClassVar[Retry] = Retry.NEVER
+    exit_code: ClassVar[int] = 3
+    default_remedy: ClassVar[str] = "See the message; nothing was lost, and the command can be run again."
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy or self.default_remedy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.remedy))
+
+
+def _rebuild(kind: type[LakefeedError], message: str, remedy: str) -> LakefeedError:
+    return kind(message, remedy=remedy)
+
+
+class ConfigError(LakefeedError):
+    exit_code = 2
+    default_remedy = "Correct the configuration; `lakefeed init` writes a commented one."
+
+
+class StateError(LakefeedError):
+    default_remedy = "Call the methods in the order start, poll, commit, stop."
+
+
+class CheckpointError(LakefeedError):
+    default_remedy = "Look at the checkpoint named in the message."
+
+
+class CheckpointDamagedError(CheckpointError):
+    default_remedy = "Restore the file from a backup, or delete it on purpose to start that stream anew."
+
+
+class CheckpointRewindError(CheckpointError):
+    default_remedy = "Delete the checkpoint on purpose if the stream really is to start again from an earlier place."
+
+
+class SourceError(LakefeedError):
+    default_remedy = "Run `lakefeed check` against the source."
+
+
+class SourceUnavailableError(SourceError):
+    retry = Retry.BACKOFF
+    default_remedy = "Lakefeed tries again by itself; check that the database is up and not locked."
+
+
+class SourceSetupError(SourceError):
+    default_remedy = "Run `lakefeed check`, which prints the statement that repairs it."
+
+
+class SourceChangedError(SourceError):
+    default_remedy = "Point the configuration at the original database, or use a new pipeline name for this one."
+
+
+class PositionLostError(SourceError):
+    default_remedy = "Choose: restore the source's log, or delete the pipeline's state and let it snapshot anew."
+
+
+class DecodeError(SourceError):
+    default_remedy = "Keep the message and report it; the position has not moved, so nothing is lost."
+
+
+class JournalError(LakefeedError):
+    default_remedy = "Look at the journal directory named in the message."
+
+
+class JournalDamagedError(JournalError):
+    default_remedy = (
+        "Restore the named file from a backup; without one, move the state directory away and snapshot anew."
+    )
+
+
+class JournalFullError(JournalError):
+    retry = Retry.BACKOFF
+    default_remedy = "Free space on the journal's disk; Lakefeed goes on by itself."
+
+
+class LeaseError(JournalError):
+    default_remedy = "Stop the other process first; one pipeline has one writer."
+
+
+class LakeError(LakefeedError):
+    default_remedy = "Look at the table named in the message; the journal keeps every change until it is applied."
+
+
+class SparkSetupError(LakeError):
+    default_remedy = "Run `make setup`, or set JAVA_HOME to a Java 17 or 21."
+
+
+class CommitFailedError(LakeError):
+    retry = Retry.BACKOFF
+    default_remedy = "Lakefeed tries again by itself; nothing of the failed commit is visible."
+
+
+class CommitUnknownError(LakeError):
+    retry = Retry.BACKOFF
+    default_remedy = "Lakefeed reads the table's applied number back before it decides."
+
+
+class TableStoppedError(LakefeedError):
+    """One table cannot go on. ``table`` names it; the other tables are not affected."""
+
+    default_remedy = "Follow the remedy in `lakefeed status`, then run `lakefeed sync` again."
+
+    def __init__(self, message: str, *, remedy: str | None = None, table: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.table = table
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild_table, (type(self), self.message, self.remedy, self.table))
+
+
+def _rebuild_table(kind: type[TableStoppedError], message: str, remedy: str, table: str) -> TableStoppedError:
+    return kind(message, remedy=remedy, table=table)

@@ -1,0 +1,157 @@
+"""The seam between the journal and the tables: ChangeLog in, SyncEngine and TableFormat out. No Spark in here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from lakefeed.change.position import Position
+from lakefeed.change.segment import Counts, Window
+from lakefeed.change.table import TableId, TableSchema
+
+
+class ChangeLog(Protocol):
+    """What the lake needs of a journal. Safe to call from several threads while the journal grows."""
+
+    @property
+    def head(self) -> int:
+        """Number of the newest change set; 0 if there is none."""
+
+    def position(self, number: int) -> Position | None:
+        """The end position of a change set."""
+
+    def window(self, table: TableId, after: int, upto: int) -> Window:
+        """Everything of one table in (after, upto]. JournalError if part of it has been trimmed."""
+
+    def schema(self, table: TableId, version: int) -> TableSchema:
+        """One version of a table's schema."""
+
+
+class ChunkSource(Protocol):
+    """What the lake needs of a capture's chunk: see ``capture.base.Chunk``, which satisfies it."""
+
+    @property
+    def table(self) -> TableId: ...
+
+    def open(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seed:
+    """The copy of one table: which generation of the lake table, from which place in the journal, which chunks.
+
+    ``generation`` names one life of the lake table: a rebuilt table gets the next one, so that numbers recorded by
+    the old life can never be taken for the new one's. ``base`` is the journal's head before the first chunk is read:
+    change sets up to it are inside the rows; those after it are applied on top.
+    """
+
+    schema: TableSchema
+    generation: int
+    base: int
+    position: Position | None
+    chunks: Sequence[ChunkSource]
+
+    @property
+    def table(self) -> TableId:
+        return self.schema.table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a finished copy says: rows and the highest position that a chunk was read at (None for an empty plan)."""
+
+    rows: int
+    high: Position | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What one table has: the change set number, schema version and rows its own commits record."""
+
+    number: int
+    schema_version: int
+    rows: int | None
+
+
+class TableFormat(Protocol):
+    """A lake table format: Delta, later Iceberg.
+
+    Exactly once: every commit records what it did (generation, change set number, schema version) in the same atomic
+    step as the data. Doing the same step again, after a crash or in another process, commits nothing.
+    ``applied`` and ``rows`` start no Spark job and no JVM. All other methods may.
+    Threads: one thread per table at a time; different tables in parallel.
+    """
+
+    def applied(self, table: TableId, generation: int) -> Applied | None:
+        """What the table's own commits say. None: there is no table, or it is of another generation."""
+
+    def load(self, seed: Seed, progress: Callable[[int], None]) -> Loaded:
+        """Copy a table: the first commit replaces whatever was there; groups of chunks are one commit each.
+
+        Groups that an earlier, interrupted call has committed are not read again. ``progress`` is told rows added.
+        """
+
+    def apply(self, window: Window, generation: int) -> None:
+        """Bring the table from ``window.after`` to ``window.upto`` in one commit, evolving its schema first."""
+
+    def location(self, table: TableId) -> str:
+        """Where readers find the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableResult:
+    """One table after a sync: its applied number, what was changed in it, and what stopped it, if anything."""
+
+    applied: int
+    counts: Counts = field(default_factory=Counts)
+    error: str | None = None
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncResult:
+    """What one ``sync_once`` did. Nothing new: all counters 0, ``last_seq`` None."""
+
+    change_sets: int = 0
+    counts: Counts = field(default_factory=Counts)
+    tables: Mapping[TableId, TableResult] = field(default_factory=dict)
+    last_seq: int | None = None
+    last_position: Position | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncStatus:
+    """A picture of replication. ``lag`` is change sets behind, never negative, None before the first sync."""
+
+    running: bool
+    last_synced: int | None
+    latest_available: int
+    tables: Mapping[TableId, Applied | None] = field(default_factory=dict)
+
+    @property
+    def lag(self) -> int | None:
+        return None if self.last_synced is None else max(0, self.latest_available - self.last_synced)
+
+
+class SyncEngine(Protocol):
+    """Applies the journal to the lake.
+
+    ``sync_once`` is idempotent: a cycle that failed half-way is made good by calling it again, with nothing applied
+    twice. Concurrent calls are safe: one works, the other waits and then finds nothing to do. An error of one table
+    is in its TableResult and does not hold up the others; what is raised concerns all of them.
+    ``status`` answers from memory and never waits for a running sync or an unreachable lake.
+    """
+
+    def sync_once(self) -> SyncResult: ...
+
+    def status(self) -> SyncStatus: ...
+
+
+class Lake(Protocol):
+    """What a user writes: ``Delta(spark, "lake")``. Bound to a pipeline's name it becomes a table format."""
+
+    @property
+    def path(self) -> str: ...
+
+    def bind(self, pipeline: str) -> TableFormat: ...
