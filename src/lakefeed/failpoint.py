@@ -1,0 +1,114 @@
+"""Named failpoints: places between two steps of a protocol where a test can make the process die, fail or wait.
+
+``hit("journal.after_segments")`` costs one dictionary look-up when nothing is armed. Arm them from a test with
+``armed(...)``, or for a whole process with the environment variable, which is how the crash tests do it:
+
+    LAKEFEED_FAILPOINTS="journal.before_commit=kill@3;lake.after_commit=sleep:0.5"
+
+Actions: ``kill`` (SIGKILL, as real as it gets), ``raise`` (a FailpointError), ``sleep:SECONDS``. ``@N`` acts on the
+N-th hit only; without it, on every one. A name that is not in NAMES is refused: a crash test that never crashes
+would prove nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from lakefeed.errors import ConfigError, LakefeedError
+
+NAMES = frozenset(
+    {
+        "capture.before_confirm",
+        "capture.after_confirm",
+        "journal.after_segments",  # segments are on disk, no commit file names them
+        "journal.before_commit",  # the commit file has its temporary name
+        "journal.after_commit",  # the change set exists, the source has not been told
+        "journal.during_trim",  # some of what is trimmed is gone, some is not
+        "lake.before_load",  # a table's copy has been staged, nothing is in the lake
+        "lake.during_load",  # one group of chunks is committed, others are not
+        "lake.after_load",  # all rows are there, the seed does not say so
+        "lake.before_commit",  # before a table's merge
+        "lake.during_commit",  # while a table's merge runs
+        "lake.after_commit",  # the table has the change sets, nobody has been told
+    }
+)
+
+
+class FailpointError(LakefeedError):
+    """Raised by an armed failpoint; never outside tests."""
+
+
+Action = Callable[[], None]
+_armed: dict[str, Action] = {}
+
+
+def hit(name: str) -> None:
+    """Do what is armed under ``name``, if anything."""
+    action = _armed.get(name)
+    if action is not None:
+        action()
+
+
+def arm(name: str, text: str) -> None:
+    """Arm one failpoint with an action written as above."""
+    if name not in NAMES:
+        raise ConfigError(f"there is no failpoint '{name}'; there are {', '.join(sorted(NAMES))}")
+    what, _, at = text.partition("@")
+    action = _action(name, what)
+    _armed[name] = _nth(action, int(at)) if at else action
+
+
+def disarm(name: str) -> None:
+    _armed.pop(name, None)
+
+
+@contextmanager
+def armed(name: str, text: str) -> Iterator[None]:
+    """Arm one failpoint for a block."""
+    arm(name, text)
+    try:
+        yield
+    finally:
+        disarm(name)
+
+
+def arm_from_environment() -> None:
+    """Called once by the command line, so that no library import has side effects."""
+    for item in filter(None, os.environ.get("LAKEFEED_FAILPOINTS", "").split(";")):
+        name, _, text = item.partition("=")
+        arm(name.strip(), text.strip())
+
+
+def _action(name: str, text: str) -> Action:
+    what, _, argument = text.partition(":")
+    if what == "kill":
+        return lambda: os.kill(os.getpid(), signal.SIGKILL)
+    if what == "sleep":
+        return lambda: time.sleep(float(argument))
+    if what == "raise":
+        return lambda: _raise(name)
+    raise ConfigError(f"failpoint '{name}': '{text}' is not an action; use kill, raise or sleep:SECONDS")
+
+
+def _raise(name: str) -> None:
+    raise FailpointError(f"failpoint {name}")
+
+
+def _nth(action: Action, wanted: int) -> Action:
+    hits = 0
+    lock = threading.Lock()
+
+    def count() -> None:
+        nonlocal hits
+        with lock:
+            hits += 1
+            now = hits == wanted
+        if now:
+            action()
+
+    return count
