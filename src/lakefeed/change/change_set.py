@@ -25,7 +25,16 @@ class ReseedNeeded:
     reason: str
 
 
-TableNotice = TableDropped | ReseedNeeded
+@dataclass(frozen=True, slots=True)
+class TableBlocked:
+    """Rows of this table are not delivered from here on, until it is prepared and copied anew."""
+
+    table: TableId
+    reason: str
+    remedy: str
+
+
+TableNotice = TableDropped | ReseedNeeded | TableBlocked
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
+from lakefeed.change.binlog import MysqlBinlog
+from lakefeed.change.custom import Custom
+from lakefeed.change.gtid import MariadbGtid, MysqlGtid
+from lakefeed.change.lsn import PostgresLsn, SqlServerLsn
 from lakefeed.change.position import Position, SqliteSequence
+from lakefeed.change.watermark import Watermark
 
-POSITION_KINDS: dict[str, type[Position]] = {kind.kind: kind for kind in (SqliteSequence,)}
+_ALL: tuple[type[Position], ...] = (
+    Custom,
+    MariadbGtid,
+    MysqlBinlog,
+    MysqlGtid,
+    PostgresLsn,
+    SqliteSequence,
+    SqlServerLsn,
+    Watermark,
+)
+POSITION_KINDS: dict[str, type[Position]] = {kind.kind: kind for kind in _ALL}

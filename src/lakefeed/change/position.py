@@ -1,14 +1,19 @@
 """Positions: a place in one source's log.
 
 Contract of every kind:
-- immutable, hashable, picklable; ``encode`` is a short readable text and ``decode`` its exact inverse;
-- ``a.compare(b)`` is -1, 0 or 1, or None if the two are not ordered (only GTID sets and watermarks can be so);
-  ``<``, ``<=``, ``>``, ``>=`` follow from it and are all False for an unordered pair;
+- immutable, hashable, picklable; ``encode`` is a short readable text and ``decode_position`` its exact inverse;
+- a value that has no such text cannot be made: construction raises CheckpointError;
+- ``a.compare(b)`` is -1, 0 or 1, or None if the two are not ordered. It is a partial order: what is below something
+  that is below a third is below the third, and nothing is both below and above. LSNs and SQLite sequences are
+  totally ordered; two binlog places, GTID sets, watermarks or custom texts may be unordered;
+- ``<``, ``<=``, ``>``, ``>=`` follow from it and are all False for an unordered pair;
+- equal positions compare 0. The reverse holds too, but for SqliteSequence, whose stamp is no part of the order;
 - comparing two kinds is a programming error and raises TypeError: there is no order between them.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -76,7 +81,28 @@ def order(a: int, b: int) -> int:
     return (a > b) - (a < b)
 
 
-@dataclass(frozen=True, slots=True, eq=True)
+def order_by_inclusion(below: bool, above: bool) -> int | None:
+    """What ``a <= b`` and ``a >= b`` say together, for kinds whose values contain one another or do not."""
+    if below and above:
+        return 0
+    if below:
+        return -1
+    return 1 if above else None
+
+
+def number(text: str, *, bits: int = 64) -> int | None:
+    """A plain decimal number that fits ``bits``; None for a sign, a space, an underscore, another script's digits."""
+    if not _DIGITS.fullmatch(text):
+        return None
+    value = int(text)
+    return value if value < 1 << bits else None
+
+
+# Twenty digits hold every 64-bit number, and keep int() away from texts of a million digits.
+_DIGITS = re.compile(r"[0-9]{1,20}")
+
+
+@dataclass(frozen=True, slots=True)
 class SqliteSequence(Position):
     """A row number of the change log that the triggers fill.
 
@@ -88,15 +114,20 @@ class SqliteSequence(Position):
     sequence: int
     stamp: int = 0
 
+    def __post_init__(self) -> None:
+        if not (0 <= self.sequence < 1 << 63 and 0 <= self.stamp < 1 << 63):
+            raise CheckpointError(f"{self.sequence}@{self.stamp} is not a SQLite sequence; both are 0 or more, 63 bits")
+
     def text(self) -> str:
         return f"{self.sequence}@{self.stamp}"
 
     @classmethod
     def parse(cls, text: str) -> SqliteSequence:
-        sequence, at, stamp = text.partition("@")
-        if not (at and sequence.isascii() and sequence.isdigit() and stamp.isascii() and stamp.isdigit()):
+        first, _, last = text.partition("@")
+        sequence, stamp = number(first, bits=63), number(last, bits=63)
+        if sequence is None or stamp is None:
             raise CheckpointError(f"'{text}' is not a SQLite sequence; it must read number@milliseconds")
-        return cls(int(sequence), int(stamp))
+        return cls(sequence, stamp)
 
     def _compare(self, other: SqliteSequence) -> int | None:
         return order(self.sequence, other.sequence)

@@ -48,15 +48,23 @@ def origins(old: TableSchema, new: TableSchema) -> dict[str, str | None]:
     """
     by_id = {column.id: column.name for column in old.columns if column.id is not None}
     without_id = {column.name for column in old.columns if column.id is None}
+    taken = {by_id[column.id] for column in new.columns if column.id in by_id}
     found: dict[str, str | None] = {}
     for column in new.columns:
-        by_name = column.name if column.name in (without_id if column.id else set(old.names)) else None
-        found[column.name] = by_id.get(column.id, by_name) if column.id is not None else by_name
+        if column.id in by_id:
+            found[column.name] = by_id[column.id]
+            continue
+        same_name = set(old.names) - taken if column.id is None else without_id
+        found[column.name] = column.name if column.name in same_name else None
     return found
 
 
 def diff(old: TableSchema, new: TableSchema) -> tuple[SchemaChange, ...]:
-    """The changes that lead from ``old`` to ``new``: drops, renames, retypes, additions, key; in that order."""
+    """The changes that lead from ``old`` to ``new``: drops, renames, retypes, additions, key; in that order.
+
+    Renames happen at once: two columns may swap their names. What readers of the rows cannot see (the order of the
+    columns, nullability, defaults, the source's own type names) is no change here.
+    """
     origin = origins(old, new)
     kept = {name for name in origin.values() if name is not None}
     drops = [DropColumn(name) for name in old.names if name not in kept]

@@ -56,7 +56,7 @@ class Window:
     """All of one table's changes in the change sets (after, upto].
 
     ``target`` is the table's schema at ``upto``; ``schemas`` has every version that ``segments`` use, the target and
-    the versions between ``schema_before`` (at ``after``) and the target.
+    the versions between the one at ``after`` and the target.
     """
 
     table: TableId

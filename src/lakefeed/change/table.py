@@ -34,10 +34,17 @@ def type_from_text(text: str) -> pa.DataType:
 
 @dataclass(frozen=True, order=True, slots=True)
 class TableId:
-    """``schema.name`` in the source; the same pair names the table in the lake and in the journal."""
+    """``schema.name`` in the source; the same pair names the table in the lake and in the journal.
+
+    A schema with a dot in its name is refused: its tables' texts would be those of another schema's tables.
+    """
 
     schema: str
     name: str
+
+    def __post_init__(self) -> None:
+        if not self.schema or not self.name or "." in self.schema:
+            raise ConfigError(f"'{self}' is not a table name; it must read schema.table, with no dot in the schema")
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"
@@ -46,7 +53,7 @@ class TableId:
     def parse(cls, text: str) -> TableId:
         """Inverse of ``str``. Only the first dot separates: a table's own name may contain dots."""
         schema, dot, name = text.partition(".")
-        if not dot or not schema or not name:
+        if not dot:
             raise ConfigError(f"'{text}' is not a table name; it must read schema.table")
         return cls(schema, name)
 
@@ -103,7 +110,10 @@ class TableSchema:
         return pa.schema([pa.field(column.name, column.type, column.nullable) for column in self.columns])
 
     def column(self, name: str) -> Column:
-        return next(column for column in self.columns if column.name == name)
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise ConfigError(f"table {self.table} has no column '{name}'; it has {', '.join(self.names)}")
 
     def at_version(self, version: int) -> TableSchema:
         return replace(self, version=version)

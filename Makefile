@@ -1,0 +1,65 @@
+# make help explains the targets. Every target sets up .venv itself; nothing has to be prepared but Python 3.11+.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+SOURCES := src tests $(wildcard bench)
+TESTS ?= tests
+
+.PHONY: help setup demo check test fmt lock schema clean
+
+help: ## Show this list
+	@echo "Lakefeed: databases into lakehouse tables. Try: make demo"
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+setup: ## Create .venv with everything in it (other targets do it themselves)
+	@bash scripts/setup.sh
+
+demo: setup ## Replicate a small shop from SQLite to Delta, live, and prove that both are equal
+	@$(BIN)/lakefeed demo
+
+check: setup ## Format, lint, types and import layers: what CI checks before the tests
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: setup ## Run the tests (TESTS=tests/app for some of them)
+	$(BIN)/python -m pytest $(TESTS) -m "not slow"
+
+fmt: setup ## Format the code and repair what ruff can repair
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+lock: ## Write requirements.lock and requirements-java.lock anew from pyproject.toml (needs uv)
+	@bash scripts/lock.sh
+
+schema: setup ## Write docs/lakefeed.schema.json anew from the configuration's models
+	$(BIN)/python -m lakefeed.app.schema docs/lakefeed.schema.json
+
+clean: ## Remove the environment, caches and the demo
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist spark-warehouse
+	@if [ -e demo/.lakefeed-demo ]; then rm -rf demo; fi
+	@find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+ifneq ($(wildcard bench/__main__.py),)
+.PHONY: bench
+bench: setup ## Measure, and write docs/benchmarks.md
+	$(BIN)/python -m bench
+endif
+
+ifneq ($(wildcard tests/crash),)
+.PHONY: crash
+crash: setup ## Kill a running pipeline at every failpoint, longer than make test does
+	$(BIN)/python -m pytest tests/crash
+endif
+
+ifneq ($(wildcard tests/soak),)
+.PHONY: soak
+soak: setup ## Run the long tests
+	$(BIN)/python -m pytest tests/soak -m slow
+endif

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Writes the two lock files from pyproject.toml: exact versions with hashes, for every platform and Python 3.11 or
+# newer, and no registry address in them. Needs uv. The JRE has a file of its own, because most machines have Java.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+command -v uv >/dev/null || {
+  echo "make lock needs uv, which is not on the PATH. Remedy: python3 -m pip install uv" >&2
+  exit 1
+}
+
+compile() {
+  uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+    --no-emit-index-url --no-emit-find-links --no-header --no-annotate "$@"
+}
+
+compile --extra dev pyproject.toml --output-file requirements.lock
+sed -n 's/^java = \["\(.*\)"\]$/\1/p' pyproject.toml | compile - --output-file requirements-java.lock

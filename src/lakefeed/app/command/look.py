@@ -1,0 +1,121 @@
+"""Commands that only look: status and journal. No lease, no Spark; another process may be running the pipeline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lakefeed.app.command.argument import ConfigFile, JsonFlag
+from lakefeed.app.output import seconds_text, show_object, show_table, show_text
+
+if TYPE_CHECKING:
+    from lakefeed.flow.status import PipelineStatus
+    from lakefeed.journal.commit import Commit
+
+
+def status(file: ConfigFile, as_json: JsonFlag = False) -> int:
+    """Show how a pipeline stands: verdict, lag, and each table."""
+    from lakefeed.app.build import build_pipeline
+    from lakefeed.app.config import load_config
+
+    config = load_config(file)
+    found = build_pipeline(config).status()
+    if as_json:
+        show_object(status_object(found))
+    else:
+        show_text(f"{config.pipeline}: {found.verdict}. {_sentence(found.reason)}")
+        _show_status(found)
+    return 0
+
+
+def status_object(found: PipelineStatus) -> dict[str, Any]:
+    """What ``status --json`` prints."""
+    lag, tables = found.lag, sorted(found.tables.items())
+    return {
+        "verdict": found.verdict,
+        "reason": found.reason,
+        "journal_head": found.journal_head,
+        "lag": {"rows": lag.rows, "bytes": lag.bytes, "seconds": lag.seconds},
+        "tables": {
+            str(table): {
+                "state": state.state,
+                "applied": state.applied,
+                "rows": state.rows,
+                "error": state.error,
+                "remedy": state.remedy,
+            }
+            for table, state in tables
+        },
+    }
+
+
+def _show_status(found: PipelineStatus) -> None:
+    waiting = "unknown" if found.lag.rows is None else f"{found.lag.rows:,} changes"
+    age = "" if found.lag.seconds is None else f", the oldest {seconds_text(found.lag.seconds)} old"
+    show_text(f"Journal: {found.journal_head:,} change sets. Waiting in the source: {waiting}{age}.")
+    if not found.tables:
+        return
+    show_text("")
+    tables = sorted(found.tables.items())
+    show_table(
+        ("table", "state", "applied", "rows"),
+        [(name, table.state, table.applied, table.rows) for name, table in tables],
+    )
+    for name, table in tables:
+        if table.error:
+            show_text(f"\n{name}: {_sentence(table.error)}\nRemedy: {table.remedy}")
+
+
+def journal(
+    file: ConfigFile,
+    last: Annotated[int, typer.Option("--last", min=1, help="How many change sets, counted from the newest.")] = 20,
+    as_json: JsonFlag = False,
+) -> int:
+    """List the change sets of a pipeline's journal, the newest last."""
+    from collections import deque
+
+    from lakefeed.app.config import load_config
+
+    config = load_config(file)
+    commits: deque[Commit] = deque(maxlen=last)
+    if (config.state_path / "commits").exists():
+        from lakefeed.journal.journal import Journal
+
+        with Journal.read(config.state_path) as opened:
+            commits.extend(opened.commits())
+    if as_json:
+        show_object({"pipeline": config.pipeline, "change_sets": [_commit_object(commit) for commit in commits]})
+    elif not commits:
+        show_text(f"The journal of {config.pipeline} is empty.")
+    else:
+        show_table(
+            ("change set", "written", "position", "rows", "bytes", "tables"),
+            [_commit_row(commit) for commit in commits],
+        )
+    return 0
+
+
+def _commit_object(commit: Commit) -> dict[str, Any]:
+    return {
+        "number": commit.number,
+        "start": commit.start.encode() if commit.start else None,
+        "end": commit.end.encode(),
+        "rows": commit.rows,
+        "bytes": commit.bytes,
+        "tables": sorted(str(table) for table in commit.tables),
+        "written_at": _written(commit),
+    }
+
+
+def _commit_row(commit: Commit) -> tuple[object, ...]:
+    tables = ", ".join(sorted(str(table) for table in commit.tables)) or None
+    return commit.number, _written(commit), str(commit.end), commit.rows, commit.bytes, tables
+
+
+def _written(commit: Commit) -> str:
+    return str(commit.written_at)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}".rstrip(".") + "."

@@ -1,0 +1,109 @@
+"""Commands before and after a pipeline's life: init, check, uninstall."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lakefeed.app.command.argument import ConfigFile, JsonFlag
+from lakefeed.app.output import show_object, show_text
+from lakefeed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lakefeed.capture.base import Finding
+
+FOUND_SOMETHING = 1
+
+TEMPLATE = """\
+# A Lakefeed pipeline. Check it with `lakefeed check {name}`, run it with `lakefeed run {name}`.
+# Relative paths are relative to this file. ${{NAME}} is taken from the environment: use it for secrets.
+
+pipeline: shop              # names the pipeline and its state: a-z, 0-9, '-' and '_'
+
+source:
+  kind: sqlite              # later: postgres, mysql, mariadb, sqlserver
+  path: shop.db             # the database file
+  capture: trigger          # later: log, poll
+  tables: ["*"]             # glob patterns: "*", "order*", "main.customers"
+
+lake:
+  path: ./lake              # tables at <path>/<schema>/<table>; SQLite's schema is main
+  format: delta             # later: iceberg
+  mode: mirror              # the current rows, exactly; later: temporal, append
+
+sync:
+  interval_seconds: 1       # pause between two cycles of `lakefeed run`
+
+# journal:                  # the durable change sets between source and lake
+#   keep_change_sets: 256           # how many stay after every table has them
+#   max_backlog_bytes: 17179869184  # capture waits while more than this is not yet in the lake
+"""
+
+
+def init(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = Path("lakefeed.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    as_json: JsonFlag = False,
+) -> int:
+    """Write a commented configuration to start from."""
+    try:
+        with file.open("w" if force else "x", encoding="utf-8") as opened:
+            opened.write(TEMPLATE.format(name=file))
+    except FileExistsError:
+        raise ConfigError(
+            f"{file} is already there and is not overwritten", remedy=f"lakefeed init {file} --force, or another name."
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}", remedy="Choose another place.") from error
+    if as_json:
+        show_object({"file": str(file)})
+    else:
+        show_text(f"Wrote {file}. Next: set source.path in it, then run lakefeed check {file}")
+    return 0
+
+
+def check(file: ConfigFile, as_json: JsonFlag = False) -> int:
+    """Preflight: is everything there that the pipeline needs? Changes nothing."""
+    from lakefeed.app.build import build_pipeline
+    from lakefeed.app.config import load_config
+    from lakefeed.app.preflight import machine_findings
+    from lakefeed.capture.base import Level
+
+    config = load_config(file)
+    findings = (*machine_findings(config), *build_pipeline(config).check())
+    ready = all(finding.level is not Level.ERROR for finding in findings)
+    if as_json:
+        show_object({"ready": ready, "findings": [_finding_object(finding) for finding in findings]})
+    else:
+        for finding in findings:
+            place = f"{finding.table}: " if finding.table else ""
+            show_text(f"{finding.level.value.capitalize()}: {place}{finding.problem}\nRemedy: {finding.remedy}\n")
+        show_text(f"{config.pipeline} is ready." if ready else f"{config.pipeline} is not ready.")
+    return 0 if ready else FOUND_SOMETHING
+
+
+def _finding_object(finding: Finding) -> dict[str, Any]:
+    return {
+        "level": finding.level.value,
+        "table": str(finding.table) if finding.table else None,
+        "problem": finding.problem,
+        "remedy": finding.remedy,
+    }
+
+
+def uninstall(file: ConfigFile, as_json: JsonFlag = False) -> int:
+    """Remove everything that Lakefeed installed in the source. The lake tables stay."""
+    from lakefeed.app.build import build_pipeline
+    from lakefeed.app.config import load_config
+
+    config = load_config(file)
+    removed = build_pipeline(config).uninstall()
+    if as_json:
+        show_object({"removed": list(removed)})
+    elif removed:
+        show_text("Removed from the source: " + ", ".join(removed) + ".")
+    else:
+        show_text("There was nothing of Lakefeed in the source.")
+    return 0

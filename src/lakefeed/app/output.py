@@ -1,0 +1,67 @@
+"""What a command prints: sentences and tables for people, JSON objects for machines. Never both on stdout.
+
+The result goes to stdout, everything about the way there (progress, errors for people) to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import typer
+
+from lakefeed.errors import LakefeedError
+
+
+def show_object(data: dict[str, Any]) -> None:
+    """One JSON object on one line."""
+    typer.echo(json.dumps(data, ensure_ascii=False))
+
+
+def show_text(text: str) -> None:
+    typer.echo(text)
+
+
+def show_note(text: str) -> None:
+    """Something about the way there, not the result."""
+    typer.echo(text, err=True)
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Columns as wide as their longest value. Numbers to the right; None is a dash."""
+    lines = [[_text(value) for value in row] for row in rows]
+    widths = [max(len(line[index]) for line in [list(columns), *lines]) for index in range(len(columns))]
+    for line in [list(columns), *lines]:
+        cells = (_pad(text, width) for text, width in zip(line, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())
+
+
+def show_error(error: LakefeedError, *, as_json: bool) -> None:
+    """What is wrong and what to do about it."""
+    if as_json:
+        show_object({"error": error.message, "remedy": error.remedy})
+    else:
+        show_note(f"Error: {error.message.rstrip('.')}.\nRemedy: {error.remedy}")
+
+
+def seconds_text(seconds: float | None) -> str:
+    """``0.4 s``, ``3 min 20 s``: short, for people."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _pad(text: str, width: int) -> str:
+    numeric = text.replace(",", "").replace(".", "", 1).isdigit()
+    return text.rjust(width) if numeric else text.ljust(width)

@@ -1,0 +1,126 @@
+"""Progress of sync and run on stderr: bars on a terminal, lines elsewhere, nothing for machines."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from lakefeed.app.output import seconds_text, show_note
+from lakefeed.change.table import TableId
+from lakefeed.flow.listener import Listener
+from lakefeed.flow.result import CycleResult
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+_LINE_SECONDS = 5.0
+"""Between two progress lines of one copy: a log should not fill with them."""
+
+
+@contextmanager
+def progress(*, quiet: bool) -> Iterator[Listener]:
+    """The listener that fits where stderr goes."""
+    if quiet:
+        yield Listener()
+    elif sys.stderr.isatty():
+        with _bars() as bars:
+            yield Bars(bars)
+    else:
+        yield Lines()
+
+
+class CycleObjects(Listener):
+    """Hands every cycle that brought something to ``show``."""
+
+    def __init__(self, show: Callable[[CycleResult], None]) -> None:
+        self._show = show
+
+    def applied(self, result: CycleResult) -> None:
+        self._show(result)
+
+
+class Lines(Listener):
+    """One line for each event."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rows: dict[TableId, int] = {}
+        self._next_line: dict[TableId, float] = {}
+
+    def snapshot_started(self, table: TableId, rows_estimate: int) -> None:
+        show_note(f"{table}: copying about {rows_estimate:,} rows")
+
+    def snapshot_progress(self, table: TableId, rows: int) -> None:
+        with self._lock:
+            total = self._rows[table] = self._rows.get(table, 0) + rows
+            now = time.monotonic()
+            due = now >= self._next_line.setdefault(table, now + _LINE_SECONDS)
+            if due:
+                self._next_line[table] = now + _LINE_SECONDS
+        if due:
+            show_note(f"{table}: {total:,} rows so far")
+
+    def snapshot_done(self, table: TableId, rows: int, seconds: float) -> None:
+        show_note(f"{table}: copied {rows:,} rows in {seconds_text(seconds)}")
+
+    def applied(self, result: CycleResult) -> None:
+        if result.counts.total:
+            show_note(_cycle_text(result))
+
+    def table_error(self, table: TableId, message: str, remedy: str) -> None:
+        show_note(f"{table}: {message}\nRemedy: {remedy}")
+
+    def retrying(self, error: Exception, seconds: float) -> None:
+        show_note(f"{error} (trying again in {seconds_text(seconds)})")
+
+
+class Bars(Listener):
+    """A bar for each table that is being copied, and lines above the bars for the rest."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._tasks: dict[TableId, TaskID] = {}
+        self._idle = bars.add_task("working", total=None)
+
+    def snapshot_started(self, table: TableId, rows_estimate: int) -> None:
+        self._tasks[table] = self._bars.add_task(str(table), total=max(rows_estimate, 1))
+
+    def snapshot_progress(self, table: TableId, rows: int) -> None:
+        self._bars.advance(self._tasks[table], rows)
+
+    def snapshot_done(self, table: TableId, rows: int, seconds: float) -> None:
+        self._bars.remove_task(self._tasks.pop(table))
+        self._say(f"{table}: copied {rows:,} rows in {seconds_text(seconds)}")
+
+    def applied(self, result: CycleResult) -> None:
+        if result.counts.total:
+            self._bars.update(self._idle, description=_cycle_text(result))
+
+    def table_error(self, table: TableId, message: str, remedy: str) -> None:
+        self._say(f"{table}: {message}\nRemedy: {remedy}")
+
+    def retrying(self, error: Exception, seconds: float) -> None:
+        self._say(f"{error} (trying again in {seconds_text(seconds)})")
+
+    def _say(self, text: str) -> None:
+        self._bars.console.print(text, markup=False, highlight=False)
+
+
+@contextmanager
+def _bars() -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bars:
+        yield bars
+
+
+def _cycle_text(result: CycleResult) -> str:
+    counts = result.counts
+    what = f"{counts.inserted:,} inserted, {counts.updated:,} updated, {counts.deleted:,} deleted"
+    return f"{what} in {len(result.tables)} tables, {seconds_text(result.seconds)}"

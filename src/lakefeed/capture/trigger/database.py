@@ -1,0 +1,119 @@
+"""Connections to a SQLite file, and the one place where its errors become Lakefeed's.
+
+Every connection is in autocommit mode with explicit BEGINs, has the busy timeout set, and never changes the file's
+journal mode.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+from lakefeed.errors import LakefeedError, SourceSetupError, SourceUnavailableError, StateError
+
+Row = tuple[Any, ...]
+
+MINIMUM = (3, 37, 0)  # PRAGMA table_list, which tells shadow tables and WITHOUT ROWID
+
+_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
+_PASSING = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_NOMEM})
+_DAMAGED = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
+_REFUSED = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_CANTOPEN})
+
+
+def quoted(name: str) -> str:
+    """An SQL identifier, safe for any name."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """Where the file is and how long to wait for its locks. Picklable: chunks carry it to other processes."""
+
+    path: str
+    busy_timeout_seconds: float = 5.0
+
+    @contextmanager
+    def connection(self, mode: Literal["ro", "rw"] = "ro") -> Iterator[sqlite3.Connection]:
+        """A connection for one block, with errors mapped."""
+        with self.errors():
+            connection = self.connect(mode)
+            try:
+                yield connection
+            finally:
+                connection.close()
+
+    def connect(self, mode: Literal["ro", "rw"] = "rw") -> sqlite3.Connection:
+        """A connection of the caller's own. Threads: one at a time, but not always the same."""
+        if sqlite3.sqlite_version_info < MINIMUM:
+            wanted = ".".join(map(str, MINIMUM))
+            raise SourceSetupError(
+                f"this Python has SQLite {sqlite3.sqlite_version}, Lakefeed needs {wanted} or newer",
+                remedy="Use a Python that is built with a newer SQLite.",
+            )
+        with self.errors():
+            try:
+                return self._connect(mode)
+            except sqlite3.OperationalError:
+                if mode == "rw":
+                    raise
+                # A read-only connection cannot create the -shm file that the first reader of a WAL database needs.
+                return self._connect("rw")
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"file:{quote(str(Path(self.path).absolute()))}?mode={mode}",
+            uri=True,
+            timeout=self.busy_timeout_seconds,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # opening alone reads nothing
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Errors of the driver inside the block come out as Lakefeed's."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self.mapped(error) from error
+
+    def mapped(self, error: sqlite3.Error) -> LakefeedError:
+        code = getattr(error, "sqlite_errorcode", None)
+        if code is None:  # misuse found by Python's module: a closed connection, mostly
+            return StateError(f"{self.path}: {error}", remedy="Open the capture before it is used.")
+        primary = code & 0xFF
+        if primary in _BUSY:
+            return SourceUnavailableError(f"{self.path} is locked by another connection ({error})")
+        if primary in _PASSING:
+            return SourceUnavailableError(f"{self.path} cannot be read or written right now ({error})")
+        if primary in _DAMAGED:
+            remedy = "Check the path; if it is the right file, restore it from a backup."
+            return SourceSetupError(f"{self.path} is not a usable SQLite database ({error})", remedy=remedy)
+        if primary in _REFUSED:
+            remedy = f"Give this user the right to write: chmod u+rw {self.path}, and its directory."
+            return SourceSetupError(f"{self.path} cannot be opened or written ({error})", remedy=remedy)
+        return SourceSetupError(f"{self.path}: {error}")
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, kind: Literal["DEFERRED", "IMMEDIATE"]) -> Iterator[None]:
+    """One transaction: DEFERRED to read one state, IMMEDIATE to write. Rolled back if the block fails."""
+    connection.execute(f"BEGIN {kind}")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):  # the first error is the one to tell
+            connection.execute("ROLLBACK")
+        raise

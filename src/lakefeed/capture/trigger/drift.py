@@ -1,0 +1,168 @@
+# ruff: noqa: S608 (names in SQL are quoted by database.quoted; values are bound)
+"""Schema drift: what the capture does when the source's schema is not the one its triggers were made for.
+
+``follow_schema`` runs in one write transaction, and only after PRAGMA schema_version has changed. For each captured
+table it decides, from the text of its own triggers and from the catalog:
+
+| found                                        | done                                                                |
+|----------------------------------------------|---------------------------------------------------------------------|
+| triggers and table are gone                  | TableDropped                                                        |
+| triggers are on a table of another name      | TableDropped for the old name; triggers removed                     |
+| table is there, a trigger is missing         | new triggers, ReseedNeeded: the table was re-created                |
+| another key                                  | new triggers, ReseedNeeded                                          |
+| columns added, dropped, renamed              | new triggers, new schema announced; rows changed since the addition |
+|                                              | and logged without the new column are logged again                  |
+| a unique index more, and rows logged since   | new triggers, ReseedNeeded: REPLACE may have removed rows unseen    |
+| rowid as key, no index, rowids without gaps  | ReseedNeeded: VACUUM may have renumbered the rows                   |
+
+Announcements are marks in the log, so that they are delivered in order, and again if they were not confirmed.
+Limit: a last column that was itself added by ALTER TABLE, then dropped and added again in the same words while the
+capture was not looking, cannot be told from one that never changed.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from lakefeed.capture.trigger.captured import Captured, State
+from lakefeed.capture.trigger.catalog import SourceTable, read_table
+from lakefeed.capture.trigger.database import quoted
+from lakefeed.capture.trigger.install import Installed, install, read_triggers, remove, triggers_of
+from lakefeed.capture.trigger.meta import (
+    Meta,
+    add_mark,
+    forget_table,
+    next_number,
+    put_table,
+    put_verified,
+)
+from lakefeed.capture.trigger.names import NOW, Names
+from lakefeed.capture.trigger.shape import Reshaped, mixed_columns, new_capture, reshape
+from lakefeed.capture.trigger.triggers import slot_names, trigger_statements
+from lakefeed.change.batch import Operation
+from lakefeed.change.change_set import ReseedNeeded, TableDropped
+
+_ALWAYS = frozenset({"ai", "au", "ad"})
+_IMAGES = f"({int(Operation.INSERT)}, {int(Operation.UPDATE)})"
+
+
+def follow_schema(connection: sqlite3.Connection, names: Names, meta: Meta, verified: int) -> None:
+    """Bring every capture in line with the schema as it is. ``verified``: see Meta."""
+    triggers = read_triggers(connection, names)
+    for captured in meta.tables:
+        if captured.state is not State.DROPPED:
+            _Table(connection, names, captured, verified).follow(triggers_of(triggers, names, captured.number))
+        elif not _has_rows(connection, names, captured.number):
+            forget_table(connection, names, captured.number)
+    put_verified(connection, names)
+
+
+def recapture(
+    connection: sqlite3.Connection, names: Names, source: SourceTable, mixed: frozenset[str]
+) -> Captured:  # fmt: skip
+    """Capture a table from scratch under a new number, whatever was there for it before."""
+    number = next_number(connection, names)
+    captured = new_capture(source, number, mixed)
+    install(connection, names, source, captured)
+    put_table(connection, names, captured)
+    return captured
+
+
+def _has_rows(connection: sqlite3.Connection, names: Names, number: int) -> bool:
+    return connection.execute(f"SELECT 1 FROM {names.log} WHERE tab = ? LIMIT 1", (number,)).fetchone() is not None
+
+
+class _Table:
+    """One captured table and the log since ``verified``."""
+
+    def __init__(self, connection: sqlite3.Connection, names: Names, captured: Captured, verified: int) -> None:
+        self._connection = connection
+        self._names = names
+        self._old = captured
+        self._since = f"seq > {verified} AND tab = {captured.number}"
+
+    def follow(self, installed: dict[str, Installed]) -> None:
+        source = read_table(self._connection, self._old.name)
+        if source is None or any(trigger.table != source.name for trigger in installed.values()):
+            self._dropped()
+        elif not _ALWAYS.issubset(installed):
+            self._from_scratch(source, "the table was re-created, or its triggers were removed")
+        elif self._key_changed(source, installed):
+            self._from_scratch(source, "its key changed")
+        else:
+            self._altered(source, installed)
+
+    def _dropped(self) -> None:
+        remove(self._connection, self._names, self._old.number)
+        put_table(self._connection, self._names, self._old.with_state(State.DROPPED))
+        add_mark(self._connection, self._names, notice=TableDropped(self._old.table))
+
+    def _from_scratch(self, source: SourceTable, reason: str) -> None:
+        remove(self._connection, self._names, self._old.number)
+        forget_table(self._connection, self._names, self._old.number)
+        mixed = mixed_columns(self._connection, source)
+        captured = recapture(self._connection, self._names, source, mixed)
+        self._announce(captured, reason)
+
+    def _key_changed(self, source: SourceTable, installed: dict[str, Installed]) -> bool:
+        if self._old.rowid_key or not source.key:
+            return self._old.rowid_key != (not source.key)
+        current = slot_names(installed["ai"].sql)
+        return tuple(current.get(slot) for slot in self._old.key_slots) != source.key
+
+    def _altered(self, source: SourceTable, installed: dict[str, Installed]) -> None:
+        new = reshape(self._old, source, slot_names(installed["ai"].sql))
+        wanted = trigger_statements(self._names, source, new.captured)
+        have = {event: trigger.sql for event, trigger in installed.items()}
+        if wanted != have:
+            install(self._connection, self._names, source, new.captured)
+        if new.captured != self._old:
+            put_table(self._connection, self._names, new.captured)
+        self._log_again(source, new)
+        self._announce(new.captured, new.reason or self._missed(source, wanted, have))
+
+    def _missed(self, source: SourceTable, wanted: dict[str, str], have: dict[str, str]) -> str | None:
+        """Why changes may have gone unseen since ``verified``, if they may."""
+        if "bi" in wanted and wanted["bi"] != have.get("bi") and self._count(f"op IN {_IMAGES}"):
+            return "rows changed after a unique index was made, and REPLACE may have removed some unseen"
+        if source.renumbered_by_vacuum and self._dense(source):
+            return "VACUUM may have renumbered the rows of this table, which has no key"
+        return None
+
+    def _announce(self, captured: Captured, reason: str | None) -> None:
+        schema = None if captured.schema == self._old.schema else captured.schema
+        notice = ReseedNeeded(captured.table, reason) if reason else None
+        if schema or notice:
+            add_mark(self._connection, self._names, schema=schema, notice=notice)
+
+    def _log_again(self, source: SourceTable, new: Reshaped) -> None:
+        """Rows that were logged while the triggers did not know the added columns: their images as they are now."""
+        if not new.added:
+            return
+        captured = new.captured
+        slots = ", ".join(f"c{slot}" for slot in captured.slots)
+        rowid = source.rowid or ""
+        key = [rowid] if captured.rowid_key else source.key
+        own = [rowid] if captured.rowid_key else []
+        values = ", ".join(f"t.{quoted(name)}" for name in [*own, *(column.name for column in source.columns)])
+        keys = [f"c{slot}" for slot in captured.key_slots]
+        same = " AND ".join(f"t.{quoted(name)} = k.{slot}" for name, slot in zip(key, keys, strict=True))
+        changed = f"SELECT DISTINCT {', '.join(keys)} FROM {self._names.log} WHERE {self._since} AND op IN {_IMAGES}"
+        self._connection.execute(
+            f"INSERT INTO {self._names.log} (tab, op, ts, {slots})"
+            f" SELECT {captured.number}, {int(Operation.UPDATE)}, {NOW}, {values}"
+            f" FROM ({changed}) AS k JOIN {quoted(source.name)} AS t ON {same}"
+        )
+
+    def _count(self, condition: str) -> int:
+        query = f"SELECT count(*) FROM {self._names.log} WHERE {self._since} AND {condition}"
+        return int(self._connection.execute(query).fetchone()[0])
+
+    def _dense(self, source: SourceTable) -> bool:
+        """Whether the rowids can be the 1, 2, 3 … that VACUUM gives, apart from what happened after it."""
+        rowid, table = quoted(source.rowid or ""), quoted(source.name)
+        logged = f"SELECT c{self._old.key_slots[0]} FROM {self._names.log} WHERE {self._since} AND op IN {_IMAGES}"
+        rows, highest = self._connection.execute(
+            f"SELECT count(*), max({rowid}) FILTER (WHERE {rowid} NOT IN ({logged})) FROM {table}"
+        ).fetchone()
+        return highest is not None and highest <= rows + self._count(f"op = {int(Operation.DELETE)}")

@@ -1,0 +1,79 @@
+"""``prepare``: the durable resume point for tables, idempotent."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from lakefeed.capture.trigger.captured import State
+from lakefeed.capture.trigger.catalog import SourceTable, read_table
+from lakefeed.capture.trigger.database import transaction
+from lakefeed.capture.trigger.drift import follow_schema, recapture
+from lakefeed.capture.trigger.install import remove
+from lakefeed.capture.trigger.meta import (
+    Meta,
+    add_mark,
+    create_meta,
+    forget_table,
+    load_meta,
+    put_verified,
+    read_head,
+    schema_version,
+)
+from lakefeed.capture.trigger.names import Names
+from lakefeed.capture.trigger.shape import mixed_columns
+from lakefeed.change.position import SqliteSequence
+from lakefeed.change.table import TableId
+from lakefeed.errors import SourceSetupError
+
+
+def prepare_tables(
+    connection: sqlite3.Connection, names: Names, tables: Sequence[TableId], verified: int
+) -> SqliteSequence:
+    """Capture ``tables`` from here on, those that are captured already as before. Returns the log's head.
+
+    A blocked table starts anew. Writes nothing if there is nothing to do.
+    """
+    meta = load_meta(connection, names)
+    missing = [table for table in tables if not _is_live(meta, table)]
+    if meta is not None and not missing and schema_version(connection) == meta.schema_version:
+        return read_head(connection, names)
+    mixed = {table: mixed_columns(connection, _source(connection, table)) for table in missing}  # before the lock
+    with transaction(connection, "IMMEDIATE"):
+        if load_meta(connection, names) is None:
+            create_meta(connection, names)
+        _bring_up_to_date(connection, names, verified)
+        for table in missing:
+            _capture(connection, names, table, mixed[table])
+        put_verified(connection, names)
+        return read_head(connection, names)
+
+
+def _bring_up_to_date(connection: sqlite3.Connection, names: Names, verified: int) -> None:
+    meta = load_meta(connection, names)
+    if meta is not None and meta.schema_version != schema_version(connection):
+        follow_schema(connection, names, meta, max(meta.verified, verified))
+
+
+def _capture(connection: sqlite3.Connection, names: Names, table: TableId, mixed: frozenset[str]) -> None:
+    meta = load_meta(connection, names)
+    if _is_live(meta, table):
+        return  # following the schema has just done it
+    for old in meta.tables if meta else ():
+        if old.table == table:
+            remove(connection, names, old.number)
+            forget_table(connection, names, old.number)
+    recapture(connection, names, _source(connection, table), mixed)
+    add_mark(connection, names)
+
+
+def _is_live(meta: Meta | None, table: TableId) -> bool:
+    captured = meta.captured(table) if meta else None
+    return captured is not None and captured.state is State.LIVE
+
+
+def _source(connection: sqlite3.Connection, table: TableId) -> SourceTable:
+    source = read_table(connection, table.name)
+    if source is None:
+        raise SourceSetupError(f"there is no table {table} that can be captured", remedy="Correct source.tables.")
+    return source

@@ -1,0 +1,212 @@
+# ruff: noqa: S608 (names in SQL are quoted by database.quoted; values are bound)
+"""The copy of one table: key ranges that any process can read on its own, each exact at one place in the log."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from lakefeed.capture.trigger.catalog import SourceTable
+from lakefeed.capture.trigger.database import Database, Row, quoted
+from lakefeed.capture.trigger.log import is_undecodable
+from lakefeed.capture.trigger.meta import read_head
+from lakefeed.capture.trigger.names import Names
+from lakefeed.capture.trigger.values import MismatchError, lenient_text, to_arrow
+from lakefeed.change.position import SqliteSequence
+from lakefeed.change.table import TableId, TableSchema
+from lakefeed.errors import SourceError, StateError, TableStoppedError
+
+BATCH_ROWS = 65_536
+_COPY_AGAIN = "Run `lakefeed sync` again: it plans the copy of this table anew."
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableChunk:
+    """The rows with low < key <= high; None is open-ended. ``rowid`` is its name in SQL where it is the key."""
+
+    database: Database
+    names: Names
+    schema: TableSchema
+    rowid: str | None = None
+    low: Key | None = None
+    high: Key | None = None
+
+    @property
+    def table(self) -> TableId:
+        return self.schema.table
+
+    def open(self) -> TableChunkReader:
+        return TableChunkReader(self)
+
+    def to_json(self) -> Mapping[str, Any]:
+        bounds = {"low": _bound_to_json(self.low), "high": _bound_to_json(self.high)}
+        return {"schema": self.schema.to_json(), "rowid": self.rowid, **bounds}
+
+    @classmethod
+    def from_json(cls, database: Database, names: Names, data: Mapping[str, Any]) -> TableChunk:
+        low, high = _bound_from_json(data["low"]), _bound_from_json(data["high"])
+        return cls(database, names, TableSchema.from_json(data["schema"]), data["rowid"], low, high)
+
+    def query(self) -> tuple[str, Key]:
+        """SQL and its parameters."""
+        columns = ", ".join(self._sql_name(name) for name in self.schema.names)
+        key = f"({', '.join(self._sql_name(name) for name in self.schema.key)})"
+        marks = f"({', '.join('?' for _ in self.schema.key)})"
+        conditions = [f"{key} > {marks}"] if self.low is not None else []
+        conditions += [f"{key} <= {marks}"] if self.high is not None else []
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return f"SELECT {columns} FROM {quoted(self.table.name)}{where}", (*(self.low or ()), *(self.high or ()))
+
+    def _sql_name(self, name: str) -> str:
+        return quoted(self.rowid if self.rowid is not None and name == self.schema.key[0] else name)
+
+
+class TableChunkReader:
+    """An open chunk: one read transaction sees the log's head and the rows, so the bracket is a point.
+
+    A writer in rollback-journal mode waits while the transaction is open; there, the rows are taken into memory first.
+    """
+
+    def __init__(self, chunk: TableChunk) -> None:
+        self._chunk = chunk
+        self._connection: sqlite3.Connection | None = None
+        self._head: SqliteSequence | None = None
+
+    def __enter__(self) -> Self:
+        database = self._chunk.database
+        self._connection = database.connect("ro")
+        try:
+            with database.errors():
+                self._connection.execute("BEGIN")
+                self._head = read_head(self._connection, self._chunk.names)
+        except SourceError:
+            self._connection.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        connection = self._opened()
+        with self._chunk.database.errors():
+            (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+        if mode == "wal":
+            yield from self._batches(connection)
+            return
+        batches = list(self._batches(connection))
+        connection.execute("COMMIT")
+        yield from batches
+
+    @property
+    def low(self) -> SqliteSequence:
+        return self.high
+
+    @property
+    def high(self) -> SqliteSequence:
+        if self._head is None:
+            raise StateError("a chunk has a bracket once it is open", remedy="Enter the reader first.")
+        return self._head
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise StateError("a chunk is read inside its with block", remedy="Enter the reader first.")
+        return self._connection
+
+    def _batches(self, connection: sqlite3.Connection) -> Iterator[pa.RecordBatch]:
+        for rows in self._rows(connection):
+            yield self._batch(rows)
+
+    def _rows(self, connection: sqlite3.Connection) -> Iterator[list[Row]]:
+        sql, parameters = self._chunk.query()
+        done = 0
+        with self._chunk.database.errors():
+            cursor = connection.execute(sql, parameters)
+        while True:
+            with self._chunk.database.errors():
+                try:
+                    rows = cursor.fetchmany(BATCH_ROWS)
+                except sqlite3.OperationalError as error:
+                    if not is_undecodable(error) or connection.text_factory is lenient_text:
+                        raise
+                    # The same transaction gives the same rows in the same order, so go on where it failed.
+                    connection.text_factory = lenient_text
+                    cursor = connection.execute(f"{sql} LIMIT -1 OFFSET {done}", parameters)
+                    continue
+            if not rows:
+                return
+            done += len(rows)
+            yield rows
+
+    def _batch(self, rows: list[Row]) -> pa.RecordBatch:
+        schema = self._chunk.schema
+        arrays = []
+        for column, values in zip(schema.columns, zip(*rows, strict=True), strict=True):
+            try:
+                array = to_arrow(values, column.type)
+            except MismatchError as error:
+                raise self._stopped(f"a value that is not {column.type} appeared in {column.name}") from error
+            if array.null_count and column.name in schema.key:
+                raise self._stopped(f"there is a NULL in the key column {column.name}")
+            arrays.append(array)
+        return pa.RecordBatch.from_arrays(arrays, schema=schema.arrow)
+
+    def _stopped(self, what: str) -> TableStoppedError:
+        table = self._chunk.table
+        return TableStoppedError(f"{table}: {what} while it was copied", table=str(table), remedy=_COPY_AGAIN)
+
+
+def plan_chunks(
+    connection: sqlite3.Connection, whole: TableChunk, source: SourceTable, chunk_rows: int
+) -> tuple[tuple[TableChunk, ...], int]:
+    """Cut the table into ranges of about ``chunk_rows`` keys. Returns them with the number of rows.
+
+    Ranges are over the key and not over the rowid, since REPLACE gives a row with a declared key a new rowid: it would
+    be in two chunks that are read at different times, or in none.
+    """
+    table = quoted(source.name)
+    key = [quoted(name) for name in (source.key or (source.rowid or "",))]
+    if source.nullable_key:
+        _refuse_null_key(connection, source)
+    (rows,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+    if rows <= chunk_rows:
+        return (whole,), rows
+    numbered = f"SELECT {', '.join(key)}, row_number() OVER (ORDER BY {', '.join(key)}) AS n FROM {table}"
+    cuts = connection.execute(
+        f"SELECT {', '.join(key)} FROM ({numbered}) WHERE n % ? = 0 AND n < ? ORDER BY n", (chunk_rows, rows)
+    ).fetchall()
+    bounds = [None, *cuts, None]
+    chunks = tuple(
+        TableChunk(whole.database, whole.names, whole.schema, whole.rowid, low, high) for low, high in pairwise(bounds)
+    )
+    return chunks, rows
+
+
+def _refuse_null_key(connection: sqlite3.Connection, source: SourceTable) -> None:
+    nulls = " OR ".join(f"{quoted(name)} IS NULL" for name in source.key)
+    if connection.execute(f"SELECT 1 FROM {quoted(source.name)} WHERE {nulls} LIMIT 1").fetchone():
+        raise TableStoppedError(
+            f"{source.id} has rows with NULL in its key ({', '.join(source.key)})",
+            table=str(source.id),
+            remedy=f"DELETE FROM {quoted(source.name)} WHERE {nulls}; or give these rows a key; then sync again.",
+        )
+
+
+def _bound_to_json(bound: Key | None) -> list[Any] | None:
+    return None if bound is None else [{"hex": v.hex()} if isinstance(v, bytes) else v for v in bound]
+
+
+def _bound_from_json(bound: list[Any] | None) -> Key | None:
+    return None if bound is None else tuple(bytes.fromhex(v["hex"]) if isinstance(v, dict) else v for v in bound)

@@ -1,0 +1,163 @@
+"""The source's side of a pipeline: which tables take part, and their changes into the journal.
+
+Belongs to one thread at a time. The order at the start is the one of ``ChangeCapture``; between any two steps the
+process may die, and the next start goes on from what is durable:
+  1. continuity       a position that the source has lost stops the pipeline, loudly
+  2. stage            tables that the lake does not have get a seed, before the source is touched
+  3. prepare, plan    the resume point exists, then the plan of the copy; both durable (seed COPYING)
+  4. poll, append     a change set is durable in the journal …
+  5. notices          … what it says about tables is in the seeds …
+  6. commit           … and only then is the source told that it may forget
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from lakefeed.capture.base import ChangeCapture, Continuity
+from lakefeed.change.change_set import ReseedNeeded, TableBlocked, TableDropped
+from lakefeed.change.position import Position
+from lakefeed.errors import PositionLostError, SourceChangedError
+from lakefeed.flow.journal_checkpoint import JournalCheckpoint
+from lakefeed.flow.listener import Listener
+from lakefeed.flow.runtime import Runtime
+from lakefeed.flow.seed import Phase, SeedRecord, SeedStore
+from lakefeed.journal.commit import Commit
+from lakefeed.journal.journal import Journal
+from lakefeed.lake.base import TableFormat
+
+log = logging.getLogger(__name__)
+
+_A_LITTLE_ROWS = 1_000
+
+
+class CaptureSide:
+    """See the module. ``tables`` is only asked what it has: whether a table needs a copy is the lake's answer."""
+
+    def __init__(
+        self, capture: ChangeCapture, journal: Journal, seeds: SeedStore, tables: TableFormat, listener: Listener
+    ) -> None:
+        self._capture = capture
+        self._journal = journal
+        self._seeds = seeds
+        self._tables = tables
+        self._listener = listener
+        self._runtime: Runtime | None = None
+
+    def open(self) -> None:
+        """Steps 1 to 3, then ready to poll."""
+        self._capture.open()
+        self._resume()
+        self._stage_again()
+        self.enrol()
+        self._journal.adopt(self._known_identity())
+        store = JournalCheckpoint(self._journal, self._capture.kind)
+        self._runtime = Runtime(self._capture, store, key="journal")
+        self._runtime.start()
+
+    def close(self) -> None:
+        """What was polled and not committed is delivered again next time: force_stop loses nothing."""
+        if self._runtime is not None:
+            self._runtime.force_stop()
+            self._runtime = None
+        self._capture.close()
+
+    def enrol(self) -> list[SeedRecord]:
+        """Take in tables that are new to the pipeline, and plan the copy of all that are staged."""
+        schemas = {schema.table: schema for schema in self._capture.discover()}
+        for table in schemas:
+            record = self._seeds.get(table)
+            if record is None or record.phase is Phase.DROPPED:
+                reason = "new in the pipeline" if record is None else "the source table is there again"
+                self._seeds.stage(table, reason=reason)
+        staged = [record for record in self._seeds.in_phase(Phase.STAGED) if record.table in schemas]
+        if staged:
+            low = self._capture.prepare([record.table for record in staged])
+            return [self._plan(record, low) for record in staged]
+        return []
+
+    def take(self, *, wait_seconds: float) -> list[Commit]:
+        """Steps 4 to 6, once: what the source has to give now, or nothing after the wait."""
+        assert self._runtime is not None  # noqa: S101  # open() comes first
+        delivery = self._runtime.poll(wait_seconds=wait_seconds)
+        if delivery is None:
+            return []
+        commits = []
+        for done, change_set in enumerate(delivery.change_sets, start=1):
+            commit = self._journal.append(change_set)
+            self._act_on_notices(commit)
+            self._runtime.commit(delivery.token, prefix=done)
+            self._listener.captured(commit)
+            commits.append(commit)
+        return commits
+
+    def drain(self) -> int:
+        """Take all that is there now. Returns the number of change sets.
+
+        A source that is written to all the time always has a little more: small change sets end it after a second.
+        """
+        total, started = 0, time.monotonic()
+        while commits := self.take(wait_seconds=0.0):
+            total += len(commits)
+            if time.monotonic() - started > 1.0 and sum(commit.rows for commit in commits) < _A_LITTLE_ROWS:
+                break
+        return total
+
+    def _resume(self) -> None:
+        captured = [record.table for record in self._seeds.in_phase(Phase.COPYING, Phase.LIVE)]
+        continuity = self._capture.continuity(self._journal.end, captured)
+        if continuity is Continuity.FRESH and self._journal.head > 0:
+            raise PositionLostError(
+                f"the journal ends at {self._journal.end}, but the source knows nothing of this pipeline",
+                remedy="Restore the source, or move the pipeline's state directory away to copy every table anew.",
+            )
+        if continuity is Continuity.FRESH:
+            for table in captured:
+                self._seeds.stage(table, reason="the source has no resume point")
+        if self._journal.head > 0:
+            # The process may have died between the append of the newest change set and its notices.
+            self._act_on_notices(self._journal.commit(self._journal.head))
+
+    def _known_identity(self) -> str:
+        identity = self._capture.identity()
+        if identity is None:
+            raise SourceChangedError("the source has lost its identity while the pipeline was starting")
+        return identity
+
+    def _stage_again(self) -> None:
+        """Tables that the lake has lost; and those that were blocked: a person may have followed the remedy."""
+        for record in self._seeds.in_phase(Phase.LIVE, Phase.BLOCKED):
+            if record.phase is Phase.BLOCKED:
+                self._seeds.stage(record.table, reason=f"tried again after: {record.reason}")
+            elif self._tables.applied(record.table, record.generation) is None:
+                log.warning("table %s is gone from the lake; it is copied anew", record.table)
+                self._seeds.stage(record.table, reason="the lake table is gone")
+
+    def _plan(self, record: SeedRecord, low: Position) -> SeedRecord:
+        plan = self._capture.snapshot(record.table)
+        schema = self._journal.record_schema(plan.schema, low)
+        return self._seeds.update(
+            record.table,
+            phase=Phase.COPYING,
+            schema=schema,
+            base=self._journal.head,
+            low=low,
+            chunks=tuple(chunk.to_json() for chunk in plan.chunks),
+            rows_estimate=plan.rows_estimate,
+        )
+
+    def _act_on_notices(self, commit: Commit) -> None:
+        """Idempotent: a seed remembers up to which change set it has been told."""
+        for notice in commit.notices:
+            record = self._seeds.get(notice.table)
+            if record is None or record.noticed >= commit.number:
+                continue
+            if isinstance(notice, ReseedNeeded):
+                log.warning("table %s is copied anew: %s", notice.table, notice.reason)
+                self._seeds.stage(notice.table, reason=notice.reason, noticed=commit.number)
+            elif isinstance(notice, TableDropped):
+                self._seeds.update(notice.table, phase=Phase.DROPPED, noticed=commit.number)
+            elif isinstance(notice, TableBlocked):
+                blocked = {"phase": Phase.BLOCKED, "reason": notice.reason, "remedy": notice.remedy}
+                self._seeds.update(notice.table, noticed=commit.number, **blocked)

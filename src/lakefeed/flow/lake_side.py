@@ -1,0 +1,174 @@
+"""The lake's side of a pipeline: copies that are planned, then the journal onto the tables, then trim.
+
+Belongs to one thread at a time; it may run beside the capture side, which only ever adds to the journal and to the
+seeds. Nothing here moves progress by itself: a table's own commit does, and what is trimmed is what every table has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lakefeed.change.segment import Counts
+from lakefeed.change.table import TableId
+from lakefeed.errors import DecodeError, LakefeedError
+from lakefeed.flow.listener import Listener
+from lakefeed.flow.options import PipelineOptions
+from lakefeed.flow.result import CycleResult
+from lakefeed.flow.seed import Phase, SeedRecord, SeedStore
+from lakefeed.journal.journal import Journal
+from lakefeed.lake.base import ChunkSource, Seed, SyncResult, TableFormat, TableResult
+from lakefeed.lake.engine import Engine, Enrolled
+
+TRIM_EVERY = 64
+"""Change sets between two trims: trimming lists directories and writes the seeds, a sync should not."""
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
+
+
+class LakeSide:
+    """See the module. ``chunk`` turns a planned chunk's JSON back into a chunk (``ChangeCapture.chunk``, pure)."""
+
+    def __init__(
+        self,
+        tables: TableFormat,
+        journal: Journal,
+        seeds: SeedStore,
+        chunk: Callable[[Mapping[str, Any]], ChunkSource],
+        options: PipelineOptions,
+        listener: Listener,
+    ) -> None:
+        self._tables = tables
+        self._journal = journal
+        self._seeds = seeds
+        self._chunk = chunk
+        self._listener = listener
+        self._keep = options.journal.keep_change_sets
+        self._engine = Engine(tables, journal, self._enrolled, parallel=options.parallel_tables)
+        self._pauses: dict[TableId, tuple[float, float]] = {}
+        self._errors: dict[TableId, tuple[str, str]] = {}
+
+    @property
+    def errors(self) -> dict[TableId, tuple[str, str]]:
+        """Tables that cannot go on now: what is wrong and the remedy. They are tried again, less and less often."""
+        return dict(self._errors)
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Journal that not every table has yet."""
+        return self._journal.backlog_bytes(self._complete_everywhere())
+
+    def load(self) -> dict[TableId, TableResult]:
+        """Copy what is planned."""
+        results: dict[TableId, TableResult] = {}
+        for record in self._seeds.in_phase(Phase.COPYING):
+            if not self._paused(record.table):
+                results[record.table] = self._load(record)
+                self._note(record.table, results[record.table])
+        return results
+
+    def sync(self, loaded: Mapping[TableId, TableResult]) -> CycleResult:
+        """Apply what is new, trim what all have; the answer includes what was ``loaded`` before."""
+        synced = self._engine.sync_once()
+        for table, result in synced.tables.items():
+            self._note(table, result)
+        self._trim(force=False)
+        return self._result(loaded, synced)
+
+    def finish(self) -> None:
+        """Before a clean stop: trim what can be trimmed."""
+        self._trim(force=True)
+
+    def _enrolled(self) -> dict[TableId, Enrolled]:
+        return {
+            record.table: Enrolled(record.generation, record.settled_recorded, record.settled_effective)
+            for record in self._seeds.in_phase(Phase.LIVE)
+            if not self._paused(record.table)
+        }
+
+    def _paused(self, table: TableId) -> bool:
+        until, _ = self._pauses.get(table, (0.0, 0.0))
+        return until > time.monotonic()
+
+    def _load(self, record: SeedRecord) -> TableResult:
+        try:
+            return self._copy(record)
+        except DecodeError as error:
+            # The table changed under the plan (a value of another type): the next plan will know.
+            self._seeds.stage(record.table, reason=error.message)
+            return _failed(error)
+        except LakefeedError as error:
+            return _failed(error)
+
+    def _copy(self, record: SeedRecord) -> TableResult:
+        assert record.schema is not None  # noqa: S101  # a COPYING record has its plan
+        started = time.monotonic()
+        self._listener.snapshot_started(record.table, record.rows_estimate)
+        seed = Seed(
+            schema=record.schema,
+            generation=record.generation,
+            base=record.base,
+            position=record.low,
+            chunks=[self._chunk(chunk) for chunk in record.chunks],
+        )
+        loaded = self._tables.load(seed, lambda rows: self._listener.snapshot_progress(record.table, rows))
+        if self._seeds.get(record.table) == record:  # otherwise it was staged anew, and this copy is out of date
+            self._seeds.update(record.table, phase=Phase.LIVE, rows=loaded.rows, high=loaded.high, chunks=())
+        self._listener.snapshot_done(record.table, loaded.rows, time.monotonic() - started)
+        return TableResult(applied=record.base, counts=Counts(inserted=loaded.rows))
+
+    def _note(self, table: TableId, result: TableResult) -> None:
+        """Remember what stopped a table and when to try it again; forget it once it works."""
+        record = self._seeds.get(table)
+        if result.error is None or record is None or record.phase not in (Phase.LIVE, Phase.COPYING):
+            self._errors.pop(table, None)
+            self._pauses.pop(table, None)
+            return
+        _, last = self._pauses.get(table, (0.0, FIRST_PAUSE_SECONDS / 2))
+        pause = min(LONGEST_PAUSE_SECONDS, last * 2)
+        self._pauses[table] = (time.monotonic() + pause, pause)
+        self._errors[table] = (result.error, result.remedy or "")
+        self._listener.table_error(table, result.error, result.remedy or "")
+
+    def _complete_everywhere(self) -> int:
+        """The change set up to which every live table is complete; seeds that are being copied start at their base."""
+        numbers = [self._journal.head]
+        for record in self._seeds.in_phase(Phase.LIVE, Phase.COPYING):
+            known = self._engine.complete(record.table, record.generation)
+            numbers.append(max(record.base, record.settled_effective, known or 0))
+        return min(numbers)
+
+    def _trim(self, *, force: bool) -> None:
+        bound = self._complete_everywhere()
+        if bound - self._journal.trimmed < (1 if force else TRIM_EVERY) + self._keep:
+            return
+        for record in self._seeds.in_phase(Phase.LIVE):
+            known = self._engine.complete(record.table, record.generation)
+            recorded = self._engine.recorded(record.table, record.generation)
+            if known is not None and recorded is not None:
+                self._seeds.update(record.table, settled_recorded=recorded, settled_effective=known)
+        self._journal.trim(bound)
+
+    def _result(self, loaded: Mapping[TableId, TableResult], synced: SyncResult) -> CycleResult:
+        tables = {**loaded, **synced.tables}
+        for table in loaded.keys() & synced.tables.keys():
+            both = loaded[table].counts + synced.tables[table].counts
+            tables[table] = TableResult(
+                applied=synced.tables[table].applied,
+                counts=both,
+                error=synced.tables[table].error or loaded[table].error,
+                remedy=synced.tables[table].remedy or loaded[table].remedy,
+            )
+        counts = sum((result.counts for result in tables.values()), Counts())
+        return CycleResult(
+            change_sets=synced.change_sets,
+            counts=counts,
+            tables=tables,
+            last_position=self._journal.end if tables else synced.last_position,
+            last_seq=synced.last_seq,
+        )
+
+
+def _failed(error: LakefeedError) -> TableResult:
+    return TableResult(applied=0, error=error.message, remedy=error.remedy)

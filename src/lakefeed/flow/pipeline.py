@@ -1,0 +1,158 @@
+"""Pipeline: one source, one journal, one lake. What users hold in their hands.
+
+    with Pipeline(Sqlite("shop.db"), Delta(spark, "lake"), name="shop") as pipeline:
+        pipeline.sync_once()      # or pipeline.run(), until stop()
+
+Two sides, one journal between them: the capture side makes changes durable, the lake side applies them. ``sync_once``
+runs them one after the other in the caller's thread; ``run`` gives the capture side a thread of its own, so that a
+slow lake never holds up the source. What lies between is bounded by bytes: beyond ``max_backlog_bytes`` capture waits.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from lakefeed.capture.base import Finding, Lag, Source
+from lakefeed.errors import ConfigError, LakefeedError, LeaseError, StateError
+from lakefeed.flow.listener import Listener
+from lakefeed.flow.loop import RunLoop
+from lakefeed.flow.options import PipelineOptions
+from lakefeed.flow.result import CycleResult
+from lakefeed.flow.session import Session
+from lakefeed.flow.status import PipelineStatus, read_status
+from lakefeed.journal.lease import lease_holder
+from lakefeed.lake.base import Lake
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+
+
+class Pipeline:
+    """Keeps the tables of a lake equal to the tables of a source.
+
+    The first ``sync_once`` or ``run`` takes the pipeline's lease and ``close`` gives it back (a ``with`` block does
+    both); a second process is refused meanwhile. ``status``, ``check`` and ``stop`` may be called from any thread and
+    need no lease. An error of one table is in the result and in the status, and the others go on; what is raised
+    concerns the whole pipeline, and calling again after the remedy goes on where it stopped.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        lake: Lake,
+        *,
+        name: str = "lakefeed",
+        options: PipelineOptions | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"'{name}' cannot name a pipeline; use lower-case letters, digits, '-' and '_'")
+        self.name = name
+        self.root = Path(lake.path) / "_lakefeed" / name
+        self._options = options or PipelineOptions()
+        self._listener = listener or Listener()
+        self._capture = source.bind(name)
+        self._tables = lake.bind(name)
+        self._work = threading.Lock()
+        self._stopping = threading.Event()
+        self._session: Session | None = None
+
+    def check(self) -> tuple[Finding, ...]:
+        """Preflight of the source: findings, each with its remedy. Changes nothing."""
+        return self._capture.check()
+
+    def sync_once(self) -> CycleResult:
+        """One cycle: copy what the lake does not have yet, capture all that is there, apply it.
+
+        Safe to call from several threads: one works, the others wait and then find nothing to do.
+        """
+        with self._work:
+            started = time.monotonic()
+            session = self._open()
+            try:
+                session.capture.enrol()
+                loaded = session.lake.load()
+                captured = session.capture.drain()
+                result = session.lake.sync(loaded)
+            except LakefeedError as error:
+                session.pulse(error)
+                self._close()
+                raise
+            session.pulse()
+            result = replace(result, change_sets=captured, seconds=time.monotonic() - started)
+            self._listener.applied(result)
+            return result
+
+    def run(self, for_seconds: float | None = None) -> None:
+        """Sync continuously until ``stop`` is called or ``for_seconds`` have passed."""
+        if not self._work.acquire(blocking=False):
+            raise StateError("the pipeline is already working", remedy="Call stop() and wait for run() to return.")
+        try:
+            self._stopping.clear()
+            loop = RunLoop(self._open, self._close, self._options, self._listener, self._stopping)
+            loop.run(for_seconds)
+        finally:
+            self._close()
+            self._work.release()
+
+    def stop(self) -> None:
+        """Make ``run`` return after the step that is under way. Nothing is lost; safe in a signal handler."""
+        self._stopping.set()
+
+    def status(self) -> PipelineStatus:
+        """How the pipeline stands, whoever runs it. Starts no Spark and never waits for a sync."""
+        return read_status(self.root, self._tables, self._lag())
+
+    def uninstall(self) -> tuple[str, ...]:
+        """Remove what was installed in the source, and put the pipeline's state aside. The lake tables stay.
+
+        The state is renamed, not deleted: a journal that the lake had not applied in full is still there to look at.
+        """
+        with self._work:
+            self._close()
+            holder = lease_holder(self.root)
+            if holder is not None:
+                raise LeaseError(f"pipeline {self.name} is being run by process {holder.pid}")
+            self._capture.open()
+            try:
+                removed = self._capture.uninstall()
+            finally:
+                self._capture.close()
+            if self.root.exists():
+                self.root.rename(self.root.with_name(f"{self.name}.uninstalled-{time.time_ns() // 1_000_000}"))
+            return removed
+
+    def close(self) -> None:
+        """Release the source and the lease. The pipeline can be used again."""
+        self.stop()
+        with self._work:
+            self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> Session:
+        if self._session is None:
+            self._session = Session(self._capture, self._tables, self.root, self._options, self._listener)
+        return self._session
+
+    def _close(self) -> None:
+        if self._session is not None:
+            session, self._session = self._session, None
+            session.close()
+
+    def _lag(self) -> Lag:
+        try:
+            return self._capture.lag()
+        except LakefeedError:
+            return Lag()  # unknown, which the status says: a source that cannot be asked must not break the status

@@ -1,0 +1,30 @@
+"""What one cycle of a pipeline did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lakefeed.change.position import Position
+from lakefeed.change.segment import Counts
+from lakefeed.change.table import TableId
+from lakefeed.lake.base import TableResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleResult:
+    """Change sets captured, changes applied by operation, and each table that was touched or stopped.
+
+    Rows of a snapshot count as inserted. Nothing new: all counters 0, ``last_seq`` None.
+    """
+
+    change_sets: int = 0
+    counts: Counts = field(default_factory=Counts)
+    tables: Mapping[TableId, TableResult] = field(default_factory=dict)
+    last_position: Position | None = None
+    last_seq: int | None = None
+    seconds: float = 0.0
+
+    @property
+    def errors(self) -> dict[TableId, TableResult]:
+        return {table: result for table, result in self.tables.items() if result.error is not None}

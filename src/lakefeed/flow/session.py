@@ -1,0 +1,47 @@
+"""Everything that is open while a pipeline works, from the lease to the capture."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from lakefeed.capture.base import ChangeCapture
+from lakefeed.flow.capture_side import CaptureSide
+from lakefeed.flow.lake_side import LakeSide
+from lakefeed.flow.listener import Listener
+from lakefeed.flow.options import PipelineOptions
+from lakefeed.flow.seed import SeedStore
+from lakefeed.flow.status import Pulse
+from lakefeed.journal.journal import Journal
+from lakefeed.lake.base import TableFormat
+
+
+class Session:
+    """Holds the lease from the first line to the last: one pipeline has one writer."""
+
+    def __init__(
+        self, capture: ChangeCapture, tables: TableFormat, root: Path, options: PipelineOptions, listener: Listener
+    ) -> None:
+        self.root = root
+        self.journal = Journal.open(root, options=options.journal)
+        try:
+            seeds = SeedStore(root)
+            self.capture = CaptureSide(capture, self.journal, seeds, tables, listener)
+            self.lake = LakeSide(tables, self.journal, seeds, capture.chunk, options, listener)
+            self.capture.open()
+        except BaseException:
+            self.close()
+            raise
+
+    def pulse(self, error: Exception | None = None) -> None:
+        """Tell other processes that this one is alive, and what holds it up."""
+        tables = {str(table): texts for table, texts in self.lake.errors.items()}
+        remedy = getattr(error, "remedy", None)
+        Pulse(at=time.time(), error=str(error) if error else None, remedy=remedy, tables=tables).write(self.root)
+
+    def close(self) -> None:
+        try:
+            if hasattr(self, "capture"):
+                self.capture.close()
+        finally:
+            self.journal.close()

@@ -1,0 +1,141 @@
+"""Status: one look at a pipeline, from inside or from another process, without Spark and without the lease.
+
+The process that runs a pipeline leaves a small pulse file beside the journal once a cycle. Everything else is read
+from where it lives: seeds, journal, the tables' own commits, the source.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lakefeed.capture.base import Lag
+from lakefeed.change.table import TableId
+from lakefeed.errors import LakefeedError
+from lakefeed.flow.seed import Phase, SeedRecord, SeedStore
+from lakefeed.journal.journal import Journal
+from lakefeed.journal.lease import lease_holder
+from lakefeed.lake.base import Applied, TableFormat
+
+STALE_SECONDS = 60.0
+"""A running process that has not finished a cycle for so long is stalled: the slowest merges take a few seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableStatus:
+    """``state``: staged, copying, catching up, live, blocked, dropped. ``applied``: complete up to this change set."""
+
+    state: str
+    applied: int | None = None
+    rows: int | None = None
+    error: str | None = None
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStatus:
+    """``verdict``: healthy, idle (running, nothing to do), stalled (needs a look) or stopped; ``reason`` says why."""
+
+    verdict: str
+    reason: str
+    journal_head: int = 0
+    lag: Lag = field(default_factory=Lag)
+    tables: Mapping[TableId, TableStatus] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """What the running process last said: when, what holds everything up, and the tables that wait for a person."""
+
+    at: float = 0.0
+    error: str | None = None
+    remedy: str | None = None
+    tables: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def write(self, root: Path) -> None:
+        """Without fsync: a pulse that a crash loses is a pulse that has stopped."""
+        body = {"at": self.at, "error": self.error, "remedy": self.remedy, "tables": dict(self.tables)}
+        temporary = root / f".pulse.{os.getpid()}"
+        temporary.write_text(json.dumps(body))
+        temporary.replace(root / "pulse.json")
+
+    @classmethod
+    def read(cls, root: Path) -> Pulse:
+        try:
+            body: dict[str, Any] = json.loads((root / "pulse.json").read_text())
+            return cls(**{**body, "tables": {name: (text[0], text[1]) for name, text in body["tables"].items()}})
+        except FileNotFoundError:
+            return cls()
+
+
+def read_status(root: Path, tables: TableFormat, lag: Lag, *, now: float | None = None) -> PipelineStatus:
+    """The status of the pipeline whose state is at ``root``."""
+    if not (root / "commits").exists():
+        return PipelineStatus(verdict="stopped", reason="the pipeline has never run", lag=lag)
+    pulse, journal = Pulse.read(root), Journal.read(root)
+    try:
+        seeds = SeedStore(root).all()
+        found = {table: _table_status(record, journal, tables, pulse) for table, record in sorted(seeds.items())}
+        verdict, reason = _verdict(root, pulse, found, journal.head, lag, time.time() if now is None else now)
+        return PipelineStatus(verdict=verdict, reason=reason, journal_head=journal.head, lag=lag, tables=found)
+    finally:
+        journal.close()
+
+
+def _table_status(record: SeedRecord, journal: Journal, tables: TableFormat, pulse: Pulse) -> TableStatus:
+    error, remedy = pulse.tables.get(str(record.table), (None, None))
+    if record.phase is Phase.BLOCKED:
+        error, remedy = record.reason, record.remedy
+    try:
+        applied = tables.applied(record.table, record.generation)
+    except LakefeedError as problem:
+        return TableStatus(state=record.phase.value, error=problem.message, remedy=problem.remedy)
+    if applied is None:
+        return TableStatus(state=record.phase.value, error=error, remedy=remedy)
+    number = effective(record, applied, journal)
+    state = "catching up" if catching_up(record, number, journal) else record.phase.value
+    return TableStatus(state=state, applied=number, rows=applied.rows, error=error, remedy=remedy)
+
+
+def effective(record: SeedRecord, applied: Applied, journal: Journal) -> int:
+    """Up to which change set the table is complete: its own number, or more where nothing for it came after that."""
+    number = max(applied.number, record.settled_effective)
+    window = journal.window(record.table, number, journal.head)
+    nothing_new = not window.segments and window.target.version <= applied.schema_version
+    return journal.head if nothing_new else number
+
+
+def catching_up(record: SeedRecord, applied: int, journal: Journal) -> bool:
+    """True while a live table has not yet passed the newest state that its copy was read at."""
+    if record.phase is not Phase.LIVE or record.high is None:
+        return False
+    reached = journal.position(applied) or record.low
+    return reached is not None and not max(reached, record.low or reached) >= record.high
+
+
+def _verdict(
+    root: Path, pulse: Pulse, tables: Mapping[TableId, TableStatus], head: int, lag: Lag, now: float
+) -> tuple[str, str]:
+    holder = lease_holder(root)
+    behind = [table for table, status in tables.items() if status.applied is not None and status.applied < head]
+    failed = [table for table, status in tables.items() if status.error]
+    if holder is None:
+        text = f"no process runs it; {len(behind)} of {len(tables)} tables are behind the journal"
+        return "stopped", text
+    if pulse.error:
+        return "stalled", pulse.error
+    if failed:
+        return "stalled", f"{len(failed)} of {len(tables)} tables wait for a person, {failed[0]} first"
+    if now - max(pulse.at, holder.since.timestamp()) > STALE_SECONDS:
+        return "stalled", f"process {holder.pid} has not finished a cycle for {now - pulse.at:.0f} s"
+    copying = [table for table, status in tables.items() if status.state in ("staged", "copying")]
+    if copying:
+        return "healthy", f"{len(copying)} of {len(tables)} tables are being copied"
+    if behind or lag.rows:
+        return "healthy", f"process {holder.pid} is applying changes"
+    return "idle", "every table has every change there is"

@@ -1,0 +1,141 @@
+"""Lease: one pipeline has one writer.
+
+The lock is ``flock`` on the lease file: the kernel gives it back when the process ends, however it ends, and refuses a
+second opener in the same process too. The file's content says who holds it, with a generation that grows with every
+holder. The content is the fence: a writer looks, right before it makes a change set visible, whether the file still
+says what it wrote. A writer whose file was taken away (deleted, replaced, another host's lock on a network file
+system) finds out there and stops. Not inherited by programs that this process starts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from lakefeed.errors import LeaseError
+
+# ``lease_holder`` takes the lock for an instant to learn whether it is free: an opener waits that out.
+_TRIES = 10
+_PAUSE_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who writes a journal, since when, as the how-many-eth holder."""
+
+    pid: int
+    host: str
+    since: datetime
+    generation: int
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} since {self.since.isoformat(timespec='seconds')}"
+
+
+class Lease:
+    """The right to write, held from ``acquire`` to ``release`` or the end of the process."""
+
+    def __init__(self, path: Path, descriptor: int, generation: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._content = b""
+        self.generation = generation
+        self._write()
+
+    @classmethod
+    def acquire(cls, path: Path) -> Lease:
+        """LeaseError, naming the holder, if another writer has it."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if not _lock(descriptor):
+                holder = _parse(path)
+                raise LeaseError(f"the journal {path.parent} is written by {holder or 'another process'}")
+            previous = _parse(path)
+            return cls(path, descriptor, (previous.generation if previous else 0) + 1)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @property
+    def held(self) -> bool:
+        """Not given back. Whether nobody has taken it over is ``check``'s question."""
+        return self._descriptor >= 0
+
+    def outgrow(self, generation: int) -> None:
+        """Take a generation above ``generation``: a lost lease file must not make an old one come back."""
+        if self.generation <= generation:
+            self.generation = generation + 1
+            self._write()
+
+    def check(self) -> None:
+        """LeaseError unless the lease file still says what this holder wrote."""
+        try:
+            content = self._path.read_bytes()
+        except OSError as error:
+            raise LeaseError(f"the lease {self._path} is gone; another writer may own the journal") from error
+        if content != self._content:
+            holder = _parse(self._path)
+            raise LeaseError(f"the lease {self._path} was taken over by {holder or 'another writer'}")
+
+    def release(self) -> None:
+        """Idempotent. The content stays, because the next holder counts on from its generation."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _write(self) -> None:
+        """In place, since a renamed file would be another lock; one write, so that readers see it whole."""
+        body = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "since": datetime.now(UTC).isoformat(),
+            "generation": self.generation,
+            "token": uuid.uuid4().hex,
+        }
+        self._content = json.dumps(body).encode()
+        os.pwrite(self._descriptor, self._content, 0)
+        os.ftruncate(self._descriptor, len(self._content))
+        os.fsync(self._descriptor)
+
+
+def lease_holder(root: Path) -> Holder | None:
+    """Who writes the journal at ``root`` right now; None if nobody does."""
+    path = root / "lease"
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        return _parse(path)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    for attempt in range(_TRIES):
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if attempt < _TRIES - 1:
+            time.sleep(_PAUSE_SECONDS)
+    return False
+
+
+def _parse(path: Path) -> Holder | None:
+    """The content of a lease file; None if it says nothing (new, or its writer died while writing it)."""
+    try:
+        body = json.loads(path.read_bytes())
+        return Holder(body["pid"], body["host"], datetime.fromisoformat(body["since"]), body["generation"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

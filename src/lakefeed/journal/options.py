@@ -1,0 +1,32 @@
+"""How a journal writes and how much it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lakefeed.errors import ConfigError
+
+_MEBIBYTE = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalOptions:
+    """``keep_change_sets``: the newest ones stay even when every table has them, for rebuilds and second modes.
+
+    ``keep_schemas``: versions kept for each table beyond those in use; None keeps all of them, and says so at open.
+    ``segment_bytes``: a change set's Parquet file is closed at this size and a new one begun.
+    ``fsync=False`` survives a crash of the process but not of the machine: for tests and benchmarks.
+    """
+
+    segment_bytes: int = 128 * _MEBIBYTE
+    keep_change_sets: int = 256
+    keep_schemas: int | None = 256
+    fsync: bool = True
+
+    def __post_init__(self) -> None:
+        if self.segment_bytes < 1:
+            raise ConfigError(f"segment_bytes is {self.segment_bytes}; it must be at least 1")
+        if self.keep_change_sets < 0:
+            raise ConfigError(f"keep_change_sets is {self.keep_change_sets}; it must be 0 or more")
+        if self.keep_schemas is not None and self.keep_schemas < 1:
+            raise ConfigError(f"keep_schemas is {self.keep_schemas}; it must be 1 or more, or left out for no limit")

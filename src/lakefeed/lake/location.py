@@ -1,0 +1,68 @@
+"""Where a lake's tables are, in the words of each reader: pyarrow, deltalake and Spark.
+
+A table is at ``<path>/<schema>/<table>``. Characters that some reader gives a meaning (slashes, percent signs, globs, a
+leading underscore or dot) are written as ``~XX``. Percent-encoding would be the custom, but deltalake decodes it once
+more on its way to the log and then looks in another directory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from pyarrow import fs
+
+from lakefeed.change.table import TableId
+from lakefeed.errors import ConfigError
+
+
+def lake_root(path: str | Path) -> str:
+    """An absolute local path, or an object store address as given. ConfigError for what no reader agrees on."""
+    text = str(path)
+    if text.startswith("file:"):
+        text = unquote(urlsplit(text).path)
+    if "%" in text:
+        raise ConfigError(f"the lake path '{text}' contains a percent sign, which the Delta readers do not agree on")
+    if "://" in text:
+        return text.rstrip("/")
+    return str(Path(text).absolute())
+
+
+def table_path(root: str, table: TableId) -> str:
+    return f"{root}/{escaped(table.schema)}/{escaped(table.name)}"
+
+
+def escaped(name: str) -> str:
+    """A name as one path component; different names stay different."""
+    plain = "".join(char if char.isalnum() or char in "_-." else _hex(char) for char in name)
+    return _hex(plain[0]) + plain[1:] if plain[0] in "_." else plain
+
+
+def _hex(char: str) -> str:
+    return "".join(f"~{byte:02X}" for byte in char.encode())
+
+
+def spark_path(path: str) -> str:
+    """For Spark: with its scheme, because a cluster's default file system need not be the local one."""
+    return path if "://" in path else f"file://{path}"
+
+
+def spark_glob(path: str) -> str:
+    """For Spark's file readers, which take globs: a path that means only itself."""
+    return "".join(f"\\{char}" if char in "{}[]*?\\" else char for char in spark_path(path))
+
+
+def delta_uri(path: str) -> str:
+    """For deltalake, which knows S3 by its own scheme only."""
+    if path.startswith("s3a://"):
+        return "s3://" + path.removeprefix("s3a://")
+    return path if "://" in path else "file://" + quote(path)
+
+
+def filesystem(path: str) -> tuple[Any, str]:
+    """pyarrow's file system for a path, and the path in it."""
+    if "://" not in path:
+        return fs.LocalFileSystem(), path
+    found: tuple[Any, str] = fs.FileSystem.from_uri(delta_uri(path))
+    return found

@@ -1,0 +1,165 @@
+"""Builds the Spark session that Lakefeed uses when the user brings none, and checks one that the user brings.
+
+A built session is sized to the machine, quiet, on loopback only, and its workers run this very interpreter. The JVM's
+own output, with the page of noise of the jar resolver, goes to a log file that error messages name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lakefeed.errors import SparkSetupError
+from lakefeed.lake.jars import COORDINATES, remember_jars, remembered_jars
+from lakefeed.lake.java import cache_directory, find_java
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+SPARK_VERSION = "4.1"
+
+_GIB = 1024**3
+_KEPT_LOGS = 10
+_building = threading.Lock()
+
+
+def spark_session(app_name: str = "lakefeed", *, log_dir: Path | None = None) -> SparkSession:
+    """The session of this process: the active one if there is one (then checked), else a new one.
+
+    SparkSetupError says in one sentence what is missing (Java, jars) and what repairs it.
+    """
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    with _building:
+        if SparkContext._active_spark_context is not None:
+            return checked_session(SparkSession.builder.getOrCreate())
+        os.environ["JAVA_HOME"] = str(find_java().home)
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        log = _log_file(log_dir or cache_directory() / "logs")
+        jars = remembered_jars()
+        conf = session_conf(app_name, jars, log.parent)
+        session = _start(conf, log)
+        if not jars:
+            remember_jars(session.sparkContext.getConf().get("spark.jars", "").split(","))
+        return session
+
+
+def session_conf(app_name: str, jars: tuple[str, ...], scratch: Path) -> SparkConf:
+    """The settings of a built session. Each number has its reason here."""
+    from pyspark import SparkConf
+
+    cores = os.cpu_count() or 1
+    settings = {
+        "spark.master": f"local[{cores}]",
+        "spark.app.name": app_name,
+        "spark.driver.memory": f"{driver_memory_bytes() // 1024**2}m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:-UsePerfData",
+        "spark.log.level": "ERROR",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # What a UI would show is kept in memory even without one: a process that runs for months needs little of it.
+        "spark.ui.retainedJobs": "20",
+        "spark.ui.retainedStages": "20",
+        "spark.ui.retainedTasks": "1000",
+        "spark.sql.ui.retainedExecutions": "5",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.sql.shuffle.partitions": str(cores),
+        # Re-planning between stages costs a merge of a small batch about a fifth of its time and finds nothing.
+        "spark.sql.adaptive.enabled": "false",
+        "spark.databricks.delta.snapshotPartitions": str(min(cores, 2)),
+        "spark.sql.extensions": EXTENSION,
+        "spark.sql.catalog.spark_catalog": CATALOG,
+    }
+    if jars:
+        settings["spark.driver.extraClassPath"] = os.pathsep.join(jars)
+    else:
+        settings["spark.jars.packages"] = COORDINATES
+    return SparkConf().setAll(list(settings.items()))
+
+
+def driver_memory_bytes() -> int:
+    """A quarter of the memory this process may use, between 1 and 16 GiB: Python and the source need some too."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    try:
+        total = min(total, int(limit.read_text()))
+    except (OSError, ValueError):
+        pass  # no cgroup, or "max"
+    return max(_GIB, min(total // 4, 16 * _GIB))
+
+
+def _start(conf: SparkConf, log: Path) -> SparkSession:
+    from pyspark import SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    with log.open("ab") as sink:
+        try:
+            gateway = launch_gateway(conf, popen_kwargs={"stdout": sink, "stderr": sink})
+        except PySparkRuntimeError as error:
+            raise _start_failure(log) from error
+    context = SparkContext(conf=conf, gateway=gateway)
+    return SparkSession(context)
+
+
+def _start_failure(log: Path) -> SparkSetupError:
+    text = log.read_text(errors="replace")
+    if "unresolved dependency" in text or "UNRESOLVED DEPENDENCIES" in text or "download failed" in text:
+        return SparkSetupError(
+            f"the jars of {COORDINATES} are not on this machine and could not be downloaded",
+            remedy="Connect to the internet once (or to a Maven mirror set in ~/.ivy2/ivysettings.xml); they are kept.",
+        )
+    return SparkSetupError("Spark's JVM did not start", remedy=f"The reason is in {log}.")
+
+
+def _log_file(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    old = sorted(directory.glob("spark-*.log"), key=lambda path: path.stat().st_mtime)
+    for path in old[:-_KEPT_LOGS]:
+        path.unlink(missing_ok=True)
+    return directory / f"spark-{os.getpid()}.log"
+
+
+def checked_session(session: SparkSession) -> SparkSession:
+    """The user's own session, if Lakefeed can work in it; else SparkSetupError with the settings to add."""
+    missing = []
+    if EXTENSION not in (session.conf.get("spark.sql.extensions", "") or ""):
+        missing.append(f"spark.sql.extensions={EXTENSION}")
+    if session.conf.get("spark.sql.catalog.spark_catalog", "") != CATALOG:
+        missing.append(f"spark.sql.catalog.spark_catalog={CATALOG}")
+    if missing:
+        raise SparkSetupError(
+            "the Spark session was built without Delta",
+            remedy=f"Build it with {', '.join(missing)} and spark.jars.packages={COORDINATES}.",
+        )
+    if not session.version.startswith(SPARK_VERSION + "."):
+        raise SparkSetupError(
+            f"the Spark session runs Spark {session.version}, Lakefeed needs {SPARK_VERSION}",
+            remedy=f'Install "pyspark~={SPARK_VERSION}.0" and build the session again.',
+        )
+    _check_workers(session)
+    return session
+
+
+def _check_workers(session: SparkSession) -> None:
+    """Local workers take the system's python3 unless told; then this environment's packages are not there."""
+    context = session.sparkContext
+    if not context.master.startswith("local"):
+        return
+    worker = str(context.pythonExec)
+    if Path(worker).name == worker or Path(worker).resolve() != Path(sys.executable).resolve():
+        raise SparkSetupError(
+            f"the Spark session runs its workers with '{worker}', not with this environment's interpreter",
+            remedy=f"Set PYSPARK_PYTHON={sys.executable} before the session is built.",
+        )

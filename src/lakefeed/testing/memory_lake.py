@@ -1,0 +1,135 @@
+"""A lake in memory: the TableFormat contract with dictionaries instead of Spark. A double, for tests of the flow.
+
+It applies changes row by row, in order, in the plainest way there is, so it also serves as the model that the Spark
+side is compared with. The object stands for the lake's storage: keep it while pipelines come and go around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from lakefeed.change.batch import ABSENT, METADATA, OP, SEQ, Operation
+from lakefeed.change.position import Position
+from lakefeed.change.schema_change import ChangeKey, RetypeColumn, diff, origins
+from lakefeed.change.segment import Segment, Window
+from lakefeed.change.table import TableId, TableSchema
+from lakefeed.errors import TableStoppedError
+from lakefeed.failpoint import hit
+from lakefeed.lake.base import Applied, Loaded, Seed
+
+Row = dict[str, Any]
+Key = tuple[Any, ...]
+
+
+@dataclass
+class MemoryTable:
+    """One table: what a real one keeps in its commits."""
+
+    generation: int
+    schema: TableSchema
+    number: int
+    seeded: int = 0
+    high: Position | None = None
+    rows: dict[Key, Row] = field(default_factory=dict)
+
+
+class MemoryLake:
+    """Both the Lake (what a user writes) and the TableFormat it binds to."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.tables: dict[TableId, MemoryTable] = {}
+        self.commits = 0
+
+    def bind(self, pipeline: str) -> MemoryLake:
+        return self
+
+    def location(self, table: TableId) -> str:
+        return f"memory:{table}"
+
+    def rows(self, table: str) -> list[Row]:
+        return list(self.tables[TableId.parse(table)].rows.values())
+
+    def applied(self, table: TableId, generation: int) -> Applied | None:
+        found = self.tables.get(table)
+        if found is None or found.generation != generation:
+            return None
+        return Applied(number=found.number, schema_version=found.schema.version, rows=len(found.rows))
+
+    def load(self, seed: Seed, progress: Callable[[int], None]) -> Loaded:
+        hit("lake.before_load")
+        table = self.tables.get(seed.table)
+        if table is None or table.generation != seed.generation:
+            table = MemoryTable(seed.generation, seed.schema, seed.base)
+            self.tables[seed.table] = table
+        for chunk in seed.chunks[table.seeded :]:
+            with chunk.open() as reader:
+                rows = [row for batch in reader for row in batch.to_pylist()]
+                table.rows |= {_key(seed.schema, row): row for row in rows}
+                table.high = reader.high if table.high is None else max(table.high, reader.high)
+            table.seeded += 1
+            self.commits += 1
+            progress(len(rows))
+            hit("lake.during_load")
+        hit("lake.after_load")
+        return Loaded(rows=len(table.rows), high=table.high)
+
+    def apply(self, window: Window, generation: int) -> None:
+        table = self.tables[window.table]
+        if table.generation != generation or table.number >= window.upto:
+            return
+        hit("lake.before_commit")
+        after = MemoryTable(table.generation, window.target, window.upto, table.seeded, table.high)
+        after.rows = _evolved(table.rows, table.schema, window.target)
+        changes = [change for segment in window.segments for change in _changes(segment, window)]
+        for row in sorted(changes, key=lambda row: row[SEQ]):
+            _apply(after, row)
+        hit("lake.during_commit")
+        self.tables[window.table] = after
+        self.commits += 1
+        hit("lake.after_commit")
+
+
+def _key(schema: TableSchema, row: Mapping[str, Any]) -> Key:
+    return tuple(row[name] for name in schema.key)
+
+
+def _evolved(rows: Mapping[Key, Row], old: TableSchema, new: TableSchema) -> dict[Key, Row]:
+    refused = [change for change in diff(old, new) if isinstance(change, RetypeColumn | ChangeKey)]
+    if refused:
+        raise TableStoppedError(f"table {new.table} cannot follow {refused[0]}", table=str(new.table))
+    return {key: _projected(row, old, new) for key, row in rows.items()}
+
+
+def _projected(row: Row, old: TableSchema, new: TableSchema) -> Row:
+    """A row of schema ``old`` as a row of schema ``new``; what was added later reads as its default."""
+    origin = origins(old, new)
+    return {name: new.column(name).default if was is None else row[was] for name, was in origin.items()}
+
+
+def _changes(segment: Segment, window: Window) -> list[Row]:
+    schema = window.schemas[segment.schema_version]
+    found = []
+    for row in pq.read_table(segment.path, partitioning=None).to_pylist():
+        own = _projected(row, schema, window.target)
+        found.append(own | {name: row[name] for name in METADATA.names})
+    return found
+
+
+def _apply(table: MemoryTable, row: Row) -> None:
+    operation, absent = Operation(row[OP]), row[ABSENT] or ()
+    own = {name: row[name] for name in table.schema.names}
+    key = _key(table.schema, own)
+    if operation is Operation.TRUNCATE:
+        table.rows.clear()
+    elif operation is Operation.DELETE:
+        table.rows.pop(key, None)
+    elif absent:
+        before = table.rows[key]
+        table.rows[key] = {name: before[name] if name in absent else value for name, value in own.items()}
+    else:
+        table.rows[key] = own

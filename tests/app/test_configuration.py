@@ -1,0 +1,214 @@
+"""The configuration file: what is read, and what every mistake in it is answered with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from lakefeed.app.build import LAKES, SOURCES
+from lakefeed.app.command.prepare import TEMPLATE
+from lakefeed.app.config import Config, LakeConfig, SourceConfig, load_config
+from lakefeed.app.schema import schema_text
+from lakefeed.errors import ConfigError
+from lakefeed.flow.options import PipelineOptions
+from lakefeed.journal.options import JournalOptions
+
+MINIMAL = """\
+pipeline: shop
+source:
+  kind: sqlite
+  path: shop.db
+lake:
+  path: ./lake
+"""
+
+
+def load(directory: Path, text: str, environment: dict[str, str] | None = None) -> Config:
+    file = directory / "shop.yaml"
+    file.write_text(text, encoding="utf-8")
+    return load_config(file, environment or {})
+
+
+def mistake(directory: Path, text: str, environment: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(directory, text, environment)
+    assert caught.value.remedy
+    return caught.value.message
+
+
+def test_a_minimal_file_takes_its_defaults_from_the_library(tmp_path: Path) -> None:
+    config = load(tmp_path, MINIMAL)
+    assert (config.source.capture, config.source.tables) == ("trigger", ["*"])
+    assert (config.lake.format, config.lake.mode) == ("delta", "mirror")
+    assert config.sync.interval_seconds == PipelineOptions().interval_seconds
+    assert config.journal.max_backlog_bytes == PipelineOptions().max_backlog_bytes
+    assert config.journal.keep_change_sets == JournalOptions().keep_change_sets
+
+
+def test_the_file_that_init_writes_is_valid_and_says_the_defaults(tmp_path: Path) -> None:
+    text = TEMPLATE.format(name="shop.yaml")
+    assert load(tmp_path, text) == load(tmp_path, MINIMAL)
+    lines = text.splitlines()
+    begin = next(index for index, line in enumerate(lines) if line.startswith("# journal:"))
+    uncommented = "\n".join([*lines[:begin], *(line.removeprefix("# ") for line in lines[begin:])])
+    assert uncommented.count("journal:") == 1
+    assert load(tmp_path, uncommented.replace("#   ", "  ")) == load(tmp_path, MINIMAL)
+
+
+def test_relative_paths_belong_to_the_directory_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "conf").mkdir()
+    monkeypatch.chdir("/")
+    config = load(tmp_path / "conf", MINIMAL)
+    assert config.source.path == str(tmp_path / "conf" / "shop.db")
+    assert config.lake.path == str(tmp_path / "conf" / "lake")
+    assert config.state_path == tmp_path / "conf" / "lake" / "_lakefeed" / "shop"
+
+
+def test_an_unknown_key_is_named_with_its_place_line_and_the_valid_keys(tmp_path: Path) -> None:
+    text = mistake(tmp_path, MINIMAL.replace("  path: ./lake", "  path: ./lake\n  fromat: delta"))
+    assert text.endswith(
+        "shop.yaml, line 7: there is no key 'fromat' in lake; valid keys are path, format, mode; did you mean format?"
+    )
+    text = mistake(tmp_path, MINIMAL + "sinc: {}\n")
+    assert "line 7: there is no key 'sinc' at the top; valid keys are pipeline, source, lake, sync, journal" in text
+    assert "did you mean sync?" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("kind: sqlite", "kind: postgres", "line 3: source.kind: 'postgres' is not there yet; available now: sqlite"),
+        ("kind: sqlite", "kind: sqlit", "'sqlit' is not a choice; available: sqlite; did you mean sqlite?"),
+        ("path: shop.db", "path: shop.db\n  capture: log", "capture: 'log' is not there yet; available now: trigger"),
+        ("path: ./lake", "path: l\n  format: iceberg", "lake.format: 'iceberg' is not there yet; available now: delta"),
+        ("path: ./lake", "path: l\n  mode: temporal", "lake.mode: 'temporal' is not there yet; available now: mirror"),
+        ("path: ./lake", "path: l\n  mode: miror", "lake.mode: 'miror' is not a choice; available: mirror"),
+        ("path: ./lake", "path: s3://bucket/lake", "lake.path: s3:// is not there yet"),
+        ("path: shop.db", "dsn: postgresql://u@h/d", "source.dsn belongs to kinds that are not there yet"),
+    ],
+)  # fmt: skip
+def test_a_wrong_choice_is_answered_with_what_there_is(tmp_path: Path, old: str, new: str, expected: str) -> None:
+    assert expected in mistake(tmp_path, MINIMAL.replace(old, new))
+
+
+def test_a_kind_that_is_not_there_yet_hides_what_follows_from_it(tmp_path: Path) -> None:
+    text = mistake(tmp_path, MINIMAL.replace("kind: sqlite\n  path: shop.db", "kind: mysql\n  dsn: mysql://u@h/d"))
+    assert "source.kind: 'mysql'" in text
+    assert "dsn" not in text
+    assert "missing" not in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("pipeline: shop\n", "", "line 1: pipeline is missing"),
+        ("  kind: sqlite\n", "", "line 2: source.kind is missing; available: sqlite"),
+        ("  path: shop.db\n", "", "line 2: source.path is missing"),
+        ("lake:\n  path: ./lake\n", "", "lake is missing; it is a section with the keys path, format, mode"),
+        ("pipeline: shop", "pipeline: Shop One", "line 1: pipeline: 'Shop One' must begin with a letter a-z or digit"),
+        ("pipeline: shop", "pipeline: -shop", "pipeline: '-shop' must begin with"),
+        ("pipeline: shop", "pipeline: 7", "pipeline: '7' must be text; put it in quotes"),
+        ("pipeline: shop", f"pipeline: {'x' * 65}", "must not be longer than 64 characters"),
+        ("path: shop.db", "path: shop.db\n  tables: orders", "line 5: source.tables: 'orders' must be a list"),
+        ("path: shop.db", "path: shop.db\n  tables: []", "source.tables: this must name at least one"),
+        ("path: shop.db", "path: shop.db\n  tables: ['']", "source.tables.0: '' must not be empty"),
+        ("path: shop.db", "path: ''", "source.path: '' must not be empty"),
+        ("lake:\n  path: ./lake", "lake: here", "line 5: lake: 'here' must be a section with keys of its own"),
+    ],
+)  # fmt: skip
+def test_a_missing_or_misshapen_value_names_its_key(tmp_path: Path, old: str, new: str, expected: str) -> None:
+    assert expected in mistake(tmp_path, MINIMAL.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("addition", "expected"),
+    [
+        ("sync: {interval_seconds: 0}", "sync.interval_seconds: '0' must be more than 0"),
+        ("sync: {interval_seconds: .inf}", "sync.interval_seconds: '.inf' must be a number"),
+        ("sync: {interval_seconds: yes}", "sync.interval_seconds: 'yes' must be a number"),
+        ("sync: {interval_seconds: 1 s}", "sync.interval_seconds: '1 s' must be a number"),
+        ("sync: {interval_seconds: 100000}", "sync.interval_seconds: '100000' must be at most 86400"),
+        ("journal: {keep_change_sets: -1}", "journal.keep_change_sets: '-1' must be at least 0"),
+        ("journal: {keep_change_sets: 1.5}", "journal.keep_change_sets: '1.5' must be a whole number"),
+        ("journal: {max_backlog_bytes: 5}", "journal.max_backlog_bytes: '5' must be at least 1048576"),
+    ],
+)
+def test_a_number_out_of_range_says_the_range(tmp_path: Path, addition: str, expected: str) -> None:
+    assert expected in mistake(tmp_path, MINIMAL + addition + "\n")
+
+
+def test_several_mistakes_are_said_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = mistake(tmp_path, MINIMAL.replace("shop\n", "SHOP\n", 1).replace("path: ./lake", "path: l\n  mode: x"))
+    first, second = text.index("line 1: pipeline"), text.index("line 7: lake.mode")
+    assert "has 2 mistakes" in text
+    assert first < second
+
+
+def test_a_key_given_twice_names_both_lines(tmp_path: Path) -> None:
+    text = mistake(tmp_path, MINIMAL + "pipeline: other\n")
+    assert text.endswith("line 7: 'pipeline' is given twice, first in line 1")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("pipeline: [shop\nsource:", "line 2: this is not YAML"),
+        ("", "must be a mapping of keys to values, and is empty"),
+        ("- a\n- b\n", "and is a list"),
+        ("just text", "and is a single value"),
+        ("a: \x01", "is not YAML"),
+        ("a: !!python/object:os.system x", "is not YAML"),
+    ],
+)
+def test_a_file_that_is_no_configuration_says_what_it_is(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in mistake(tmp_path, text)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no file .*gone\.yaml") as caught:
+        load_config(tmp_path / "gone.yaml")
+    assert "lakefeed init" in caught.value.remedy
+    with pytest.raises(ConfigError, match="is a directory"):
+        load_config(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"pipeline: \xe9")
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        load_config(tmp_path / "latin.yaml")
+
+
+def test_a_variable_is_taken_from_the_environment(tmp_path: Path) -> None:
+    config = load(tmp_path, MINIMAL.replace("shop.db", "${SHOP_DIR}/${NAME}.db"), {"SHOP_DIR": "/data", "NAME": "x"})
+    assert config.source.path == "/data/x.db"
+
+
+def test_an_unset_variable_is_named_with_its_line(tmp_path: Path) -> None:
+    text = mistake(tmp_path, MINIMAL.replace("shop.db", "${SHOP_DB}"))
+    assert text.endswith("line 4: source.path needs the environment variable SHOP_DB, which is not set")
+
+
+def test_the_value_of_a_variable_is_never_in_a_message(tmp_path: Path) -> None:
+    for old, new in (
+        ("kind: sqlite", "kind: ${SECRET}"),
+        ("shop\n", "'${SECRET}'\n"),
+        ("path: ./lake", "x: ${SECRET}"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load(tmp_path, MINIMAL.replace(old, new, 1), {"SECRET": "HUNTER2 "})
+        assert "HUNTER2" not in caught.value.message + caught.value.remedy
+        assert caught.value.__cause__ is None
+    assert "'${SECRET}'" in mistake(tmp_path, MINIMAL.replace("sqlite", "${SECRET}"), {"SECRET": "HUNTER2"})
+
+
+def test_everything_that_a_configuration_can_choose_can_be_built() -> None:
+    def choices(model: type[SourceConfig] | type[LakeConfig], first: str, second: str) -> set[tuple[str, str]]:
+        fields = model.model_fields
+        return {(a, b) for a in get_args(fields[first].annotation) for b in get_args(fields[second].annotation)}
+
+    assert choices(SourceConfig, "kind", "capture") == set(SOURCES)
+    assert choices(LakeConfig, "format", "mode") == set(LAKES)
+
+
+def test_the_published_schema_is_current() -> None:
+    published = Path(__file__).parents[2] / "docs" / "lakefeed.schema.json"
+    assert published.read_text(encoding="utf-8") == schema_text(), "run make schema"

@@ -1,0 +1,120 @@
+"""A small database under constant change, in a process of its own, and the pipeline that follows it, in another."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+TABLES = """
+CREATE TABLE account (id INTEGER PRIMARY KEY, owner TEXT UNIQUE, balance INTEGER NOT NULL, note TEXT);
+CREATE TABLE entry (account INTEGER, line INTEGER, amount REAL, data BLOB, PRIMARY KEY (account, line)) WITHOUT ROWID;
+CREATE TABLE event (what TEXT, at REAL);
+"""
+
+CONFIG = """
+pipeline: crash
+source: {kind: sqlite, path: shop.db, capture: trigger, tables: ["*"]}
+lake: {path: ./lake, format: delta, mode: mirror}
+sync: {interval_seconds: 0.2}
+journal: {keep_change_sets: 2}
+"""
+
+
+class Shop:
+    """The directory of one test: database, configuration, lake."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.database = directory / "shop.db"
+        self.config = directory / "shop.yaml"
+        self.config.write_text(CONFIG)
+        with contextlib.closing(sqlite3.connect(self.database)) as connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.executescript(TABLES)
+            with connection:
+                change(connection, random.Random(0), 200)
+
+    @contextlib.contextmanager
+    def writer(self, seed: int) -> Iterator[None]:
+        """A process that changes the database until the block ends (and at most for five minutes)."""
+        process = subprocess.Popen([sys.executable, __file__, str(self.database), str(seed), str(os.getpid())])
+        try:
+            yield
+        finally:
+            process.terminate()
+            assert process.wait(30) in (0, -signal.SIGTERM)
+
+    def run_until_killed(self, failpoint: str, *, seconds: float = 90) -> float:
+        """Run `lakefeed run` with a failpoint armed to kill it. Returns the seconds it lived; fails if it lived on."""
+        started = time.monotonic()
+        process = self._start("run", str(self.config), "--for", str(seconds), failpoints=failpoint)
+        output, _ = process.communicate(timeout=seconds + 60)
+        assert process.returncode == -signal.SIGKILL, f"{failpoint}: exit {process.returncode}, not killed\n{output}"
+        return time.monotonic() - started
+
+    def lakefeed(self, *arguments: str) -> dict[str, Any]:
+        process = self._start(*arguments, str(self.config), "--json")
+        output, _ = process.communicate(timeout=180)
+        assert process.returncode == 0, output
+        answer: dict[str, Any] = json.loads(output)
+        return answer
+
+    def _start(self, *arguments: str, failpoints: str = "") -> subprocess.Popen[str]:
+        environment = {**os.environ, "LAKEFEED_FAILPOINTS": failpoints}
+        command = [sys.executable, "-m", "lakefeed", *arguments]
+        return subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=self.directory
+        )
+
+
+def change(connection: sqlite3.Connection, chance: random.Random, statements: int) -> None:
+    """Inserts, updates, deletes, key changes, replaces and upserts over all three tables."""
+    for _ in range(statements):
+        key, other = chance.randrange(500), chance.randrange(500)
+        value: Any = chance.choice([None, "", "O'Hara \u00fcber \U0001f40b", chance.random(), -(2**62) + key])
+        statement, values = chance.choice(
+            [
+                ("INSERT OR REPLACE INTO account VALUES (?, ?, ?, ?)", (key, f"o{other}", 2**60 + key, str(value))),
+                ("INSERT INTO account VALUES (?, ?, 1, '') ON CONFLICT DO NOTHING", (key, f"o{other}")),
+                ("INSERT INTO account VALUES (?, ?, 1, '') ON CONFLICT (id) DO UPDATE SET balance = balance + 1 "
+                 "ON CONFLICT DO NOTHING", (key, f"o{other}")),
+                ("UPDATE OR REPLACE account SET id = ?, owner = ? WHERE id = ?", (key, f"o{key}", other)),
+                ("DELETE FROM account WHERE id = ?", (key,)),
+                ("INSERT OR REPLACE INTO entry VALUES (?, ?, ?, ?)", (key, other % 5, key / 7, os.urandom(key % 9))),
+                ("UPDATE entry SET amount = amount * 1.1 WHERE account = ?", (key,)),
+                ("UPDATE OR IGNORE entry SET line = line + 1 WHERE account = ?", (key,)),
+                ("DELETE FROM entry WHERE account = ?", (key,)),
+                ("INSERT INTO event VALUES (?, ?)", (f"e{key}", chance.random())),
+                ("DELETE FROM event WHERE what = ?", (f"e{key}",)),
+            ]
+        )  # fmt: skip
+        connection.execute(statement, values)
+
+
+def write_until_told(database: str, seed: int, parent: int) -> None:
+    """The writer process: small transactions, some rolled back, until SIGTERM, orphaned, or five minutes."""
+    stopped = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+    chance = random.Random(seed)
+    connection = sqlite3.connect(database, timeout=30, isolation_level=None)
+    deadline = time.monotonic() + 300
+    while not stopped and time.monotonic() < deadline and os.getppid() == parent:
+        connection.execute("BEGIN IMMEDIATE")
+        change(connection, chance, chance.randrange(1, 30))
+        connection.execute("ROLLBACK" if chance.random() < 0.1 else "COMMIT")
+        time.sleep(0.02)
+    connection.close()
+
+
+if __name__ == "__main__":
+    write_until_told(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
