@@ -29,12 +29,13 @@ find_python() {
 }
 
 # Spark 4.1 runs on Java 17 and 21; a newer one is taken as it is, an older one is as good as none.
-has_java() {
-  local java=java version
-  [ -z "${JAVA_HOME:-}" ] || java="$JAVA_HOME/bin/java"
-  version=$("$java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1) || return 1
+new_enough() {
+  local version
+  version=$("$1" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1) || return 1
   [ -n "$version" ] && [ "$version" -ge 17 ]
 }
+
+has_java() { { [ -n "${JAVA_HOME:-}" ] && new_enough "$JAVA_HOME/bin/java"; } || new_enough java; }
 
 has_uv() { uv --version >/dev/null 2>&1; }
 

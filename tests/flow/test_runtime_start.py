@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -74,18 +75,18 @@ def in_snapshot(
 
 def test_c01_a_runtime_is_idle_then_running_then_stopped_and_runs_again() -> None:
     runtime = Runtime(scripted(1), MemoryCheckpointStore(), key=KEY, options=STREAM)
-    assert runtime.state is RuntimeState.IDLE
-    for _ in range(2):
-        runtime.start()
-        assert runtime.state is RuntimeState.RUNNING
-        runtime.stop()
-        assert runtime.state is RuntimeState.STOPPED
+    states = [runtime.state]
+    for step in (runtime.start, runtime.stop, runtime.start, runtime.stop):
+        step()
+        states.append(runtime.state)
+    running, stopped = RuntimeState.RUNNING, RuntimeState.STOPPED
+    assert states == [RuntimeState.IDLE, running, stopped, running, stopped]
 
 
 def test_c02_a_running_runtime_is_not_started_again() -> None:
     runtime = Runtime(scripted(), MemoryCheckpointStore(), key=KEY)
     runtime.start()
-    with pytest.raises(StateError, match="^runtime already started$"):
+    with pytest.raises(StateError, match=r"^runtime already started$"):
         runtime.start()
     assert runtime.errors.tags() == ("runtime.start.state",)
     assert runtime.state is RuntimeState.RUNNING
@@ -95,7 +96,7 @@ def test_c03_a_stopping_runtime_is_not_started() -> None:
     class Restarting(ScriptedCapture):
         def close(self) -> None:
             super().close()
-            with pytest.raises(StateError, match="^runtime is currently stopping$"):
+            with pytest.raises(StateError, match=r"^runtime is currently stopping$"):
                 runtime.start()
 
     runtime = Runtime(Restarting(), MemoryCheckpointStore(), key=KEY)
@@ -441,7 +442,7 @@ def test_c25_a_snapshot_of_an_unknown_source_runs_but_is_not_resumed_from_a_gues
 
 
 @pytest.mark.parametrize("wrong", [{"max_events": 0}, {"max_in_flight": 0}, {"wait_seconds": -1}, {"chunk_rows": 0}])
-def test_options_that_cannot_work_are_refused(wrong: dict[str, int]) -> None:
+def test_options_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         RuntimeOptions(**wrong)
 

@@ -123,7 +123,9 @@ def test_a_segment_is_plain_parquet_with_statistics(journal: Journal) -> None:
     assert types[POSITION] == types[TXN] == pa.string()
     assert types[TIME] == pa.timestamp("us", tz="UTC")
     assert (types[OP], types[ABSENT].value_type) == (pa.int8(), pa.string())
-    assert file.metadata.row_group(0).column(0).statistics.max == 1
+    statistics = file.metadata.row_group(0).column(0).statistics
+    assert statistics is not None
+    assert statistics.max == 1
     assert file.metadata.row_group(0).column(0).compression == "ZSTD"
     assert Path(segment.path).stat().st_size == segment.bytes
 
@@ -307,6 +309,9 @@ def test_only_local_paths_are_taken(tmp_path: Path) -> None:
 
 
 def test_options_out_of_range_are_refused() -> None:
-    for wrong in ({"segment_bytes": 0}, {"keep_change_sets": -1}, {"keep_schemas": 0}):
-        with pytest.raises(ConfigError):
-            JournalOptions(**wrong)
+    with pytest.raises(ConfigError, match="segment_bytes is 0"):
+        JournalOptions(segment_bytes=0)
+    with pytest.raises(ConfigError, match="keep_change_sets is -1"):
+        JournalOptions(keep_change_sets=-1)
+    with pytest.raises(ConfigError, match="keep_schemas is 0"):
+        JournalOptions(keep_schemas=0)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from lakefeed.change.batch import ChangeBatch
 from lakefeed.errors import LeaseError, StateError
 from lakefeed.failpoint import armed
 from lakefeed.journal.journal import Journal
@@ -31,7 +32,7 @@ time.sleep(60)
 """
 
 
-def row(key: int):  # type: ignore[no-untyped-def]
+def row(key: int) -> ChangeBatch:
     return batch(T, [("insert", {"id": key})])
 
 

@@ -44,28 +44,33 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
 def edit(path: Path) -> None:
     document = json.loads(path.read_text())
     document["body"]["last_seq"] = 0
     path.write_text(json.dumps(document))
 
 
-DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a missing commit in the middle": (lambda root: commit_file(root, 3).unlink(), "0003.json is missing"),
     "a missing commit at the low end": (lambda root: commit_file(root, 2).unlink(), "0002.json is missing"),
-    "an empty commit file": (lambda root: commit_file(root, 4).write_bytes(b"") and None, "0004.json is damaged"),
-    "half a commit file": (lambda root: commit_file(root, 4).write_text('{"sha256":') and None, "0004.json is dam"),
+    "an empty commit file": (lambda root: commit_file(root, 4).write_bytes(b""), "0004.json is damaged"),
+    "half a commit file": (lambda root: commit_file(root, 4).write_text('{"sha256":'), "0004.json is dam"),
     "a commit file with another value": (lambda root: edit(commit_file(root, 4)), "0004.json is damaged"),
     "a commit under another number": (
-        lambda root: shutil.copy(commit_file(root, 4), commit_file(root, 5)) and None,
+        lambda root: shutil.copy(commit_file(root, 4), commit_file(root, 5)),
         "0005.json is damaged",
     ),
-    "JSON that is no commit": (lambda root: commit_file(root, 4).write_text("[1]") and None, "0004.json is damaged"),
+    "JSON that is no commit": (lambda root: commit_file(root, 4).write_text("[1]"), "0004.json is damaged"),
     "a missing segment": (lambda root: segment(root, 3).unlink(), "is missing; change set 3"),
-    "a shorter segment": (lambda root: segment(root, 3).write_bytes(b"PAR1") and None, "has 4 bytes; change set 3"),
+    "a shorter segment": (lambda root: segment(root, 3).write_bytes(b"PAR1"), "has 4 bytes; change set 3"),
     "no commits directory": (lambda root: shutil.rmtree(root / "commits"), "commits is missing"),
     "an emptied commits directory": (
-        lambda root: [path.unlink() for path in (root / "commits").iterdir()] and None,
+        lambda root: empty(root / "commits"),
         "every commit file is gone",
     ),
     "a missing origin": (lambda root: (root / "origin.json").unlink(), "origin.json is missing"),

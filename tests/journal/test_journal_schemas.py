@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from lakefeed.change.batch import ChangeBatch
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import JournalError
 from lakefeed.failpoint import FailpointError, armed
@@ -30,7 +31,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         yield opened
 
 
-def row(schema: TableSchema, key: int = 1, start_seq: int = 0):  # type: ignore[no-untyped-def]
+def row(schema: TableSchema, key: int = 1, start_seq: int = 0) -> ChangeBatch:
     return batch(schema, [("insert", {"id": key})], start_seq=start_seq)
 
 

@@ -1,4 +1,4 @@
-"""What a pipeline needs of this machine: a place that can be written. The source's own needs are the capture's."""
+"""What a pipeline needs of this machine: Java, and a place to write to. The source's own needs the capture knows."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ from pathlib import Path
 
 from lakefeed.app.config import Config
 from lakefeed.capture.base import Finding, Level
+from lakefeed.errors import SparkSetupError
+from lakefeed.lake.java import find_java
 
 
 def machine_findings(config: Config) -> tuple[Finding, ...]:
-    """Problems of this machine, each with its remedy. Creates nothing."""
-    return _lake_findings(Path(config.lake.path))
+    """Problems of this machine, each with its remedy. Creates nothing, starts no Spark."""
+    return (*_java_findings(), *_lake_findings(Path(config.lake.path)))
+
+
+def _java_findings() -> tuple[Finding, ...]:
+    try:
+        find_java()
+    except SparkSetupError as error:
+        return (Finding(level=Level.ERROR, problem=error.message, remedy=error.remedy),)
+    return ()
 
 
 def _lake_findings(path: Path) -> tuple[Finding, ...]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lakefeed.app.output import seconds_text, show_note
+from lakefeed.change.segment import Counts
 from lakefeed.change.table import TableId
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.result import CycleResult
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _LINE_SECONDS = 5.0
-"""Between two progress lines of one copy: a log should not fill with them."""
+"""Between two lines about the same thing: the log of a service that runs for months should not fill with them."""
 
 
 @contextmanager
@@ -49,7 +50,8 @@ class Lines(Listener):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rows: dict[TableId, int] = {}
-        self._next_line: dict[TableId, float] = {}
+        self._next_line: dict[TableId | None, float] = {}
+        self._unsaid = Counts()
 
     def snapshot_started(self, table: TableId, rows_estimate: int) -> None:
         show_note(f"{table}: copying about {rows_estimate:,} rows")
@@ -57,10 +59,8 @@ class Lines(Listener):
     def snapshot_progress(self, table: TableId, rows: int) -> None:
         with self._lock:
             total = self._rows[table] = self._rows.get(table, 0) + rows
-            now = time.monotonic()
-            due = now >= self._next_line.setdefault(table, now + _LINE_SECONDS)
-            if due:
-                self._next_line[table] = now + _LINE_SECONDS
+            self._next_line.setdefault(table, time.monotonic() + _LINE_SECONDS)
+            due = self._due(table)
         if due:
             show_note(f"{table}: {total:,} rows so far")
 
@@ -68,14 +68,27 @@ class Lines(Listener):
         show_note(f"{table}: copied {rows:,} rows in {seconds_text(seconds)}")
 
     def applied(self, result: CycleResult) -> None:
-        if result.counts.total:
-            show_note(_cycle_text(result))
+        with self._lock:
+            self._unsaid += result.counts
+            text = _counts_text(self._unsaid) if self._unsaid.total and self._due(None) else None
+            if text:
+                self._unsaid = Counts()
+        if text:
+            show_note(text)
 
     def table_error(self, table: TableId, message: str, remedy: str) -> None:
         show_note(f"{table}: {message}\nRemedy: {remedy}")
 
     def retrying(self, error: Exception, seconds: float) -> None:
         show_note(f"{error} (trying again in {seconds_text(seconds)})")
+
+    def _due(self, about: TableId | None) -> bool:
+        """True at most once in a while for each table, and for the cycles (None)."""
+        now = time.monotonic()
+        if now < self._next_line.get(about, 0.0):
+            return False
+        self._next_line[about] = now + _LINE_SECONDS
+        return True
 
 
 class Bars(Listener):
@@ -98,7 +111,7 @@ class Bars(Listener):
 
     def applied(self, result: CycleResult) -> None:
         if result.counts.total:
-            self._bars.update(self._idle, description=_cycle_text(result))
+            self._bars.update(self._idle, description=_counts_text(result.counts))
 
     def table_error(self, table: TableId, message: str, remedy: str) -> None:
         self._say(f"{table}: {message}\nRemedy: {remedy}")
@@ -120,7 +133,5 @@ def _bars() -> Iterator[Progress]:
         yield bars
 
 
-def _cycle_text(result: CycleResult) -> str:
-    counts = result.counts
-    what = f"{counts.inserted:,} inserted, {counts.updated:,} updated, {counts.deleted:,} deleted"
-    return f"{what} in {len(result.tables)} tables, {seconds_text(result.seconds)}"
+def _counts_text(counts: Counts) -> str:
+    return f"{counts.inserted:,} inserted, {counts.updated:,} updated, {counts.deleted:,} deleted"

@@ -18,7 +18,7 @@ import time
 from lakefeed.capture.base import ChangeCapture, Continuity
 from lakefeed.change.change_set import ReseedNeeded, TableBlocked, TableDropped
 from lakefeed.change.position import Position
-from lakefeed.errors import PositionLostError, SourceChangedError
+from lakefeed.errors import PositionLostError
 from lakefeed.flow.journal_checkpoint import JournalCheckpoint
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.runtime import Runtime
@@ -48,10 +48,11 @@ class CaptureSide:
     def open(self) -> None:
         """Steps 1 to 3, then ready to poll."""
         self._capture.open()
+        self._adopt()
         self._resume()
         self._stage_again()
         self.enrol()
-        self._journal.adopt(self._known_identity())
+        self._adopt()
         store = JournalCheckpoint(self._journal, self._capture.kind)
         self._runtime = Runtime(self._capture, store, key="journal")
         self._runtime.start()
@@ -119,11 +120,14 @@ class CaptureSide:
             # The process may have died between the append of the newest change set and its notices.
             self._act_on_notices(self._journal.commit(self._journal.head))
 
-    def _known_identity(self) -> str:
+    def _adopt(self) -> None:
+        """Another database than the journal's is refused before anything is changed in it.
+
+        A source has its identity from ``prepare`` at the latest, so this is done before and after it.
+        """
         identity = self._capture.identity()
-        if identity is None:
-            raise SourceChangedError("the source has lost its identity while the pipeline was starting")
-        return identity
+        if identity is not None:
+            self._journal.adopt(identity)
 
     def _stage_again(self) -> None:
         """Tables that the lake has lost; and those that were blocked: a person may have followed the remedy."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 _ERRORS_KEPT = 256
 """Enough to see how a failure began; bounded, because a source that is down for a week fails every few seconds."""
@@ -48,9 +50,19 @@ class ErrorLog:
     def __init__(self) -> None:
         self._records: deque[TaggedError] = deque(maxlen=_ERRORS_KEPT)
 
-    def record(self, tag: str, error: Exception) -> None:
+    def record(self, tag: str, error: Exception) -> Exception:
+        """Returns the error, so that it can be raised in the same line."""
         if not self._records or self._records[-1].error is not error:
             self._records.append(TaggedError(tag, error))
+        return error
+
+    def tagged(self, tag: str, call: Callable[[], T]) -> T:
+        """``call()``, with its error recorded on the way out."""
+        try:
+            return call()
+        except Exception as error:
+            self.record(tag, error)
+            raise
 
     def tags(self) -> tuple[str, ...]:
         return tuple(record.tag for record in self._records)

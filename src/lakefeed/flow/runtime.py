@@ -25,25 +25,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
 from lakefeed.errors import StateError
-from lakefeed.failpoint import hit
 from lakefeed.flow.barrier import CommitBarrier, Token
 from lakefeed.flow.observe import ErrorLog, NullTracer, Tracer
-from lakefeed.flow.runtime_feed import Feed, Step, make_feed
+from lakefeed.flow.runtime_feed import Step
+from lakefeed.flow.runtime_intake import Intake
 from lakefeed.flow.runtime_options import Delivery, RuntimeOptions, RuntimeState, RuntimeStats
 from lakefeed.flow.runtime_progress import Checkpoints, Progress
 from lakefeed.flow.runtime_queue import PendingQueue
-from lakefeed.flow.runtime_start import begin, check_continuity, check_options, usable
+from lakefeed.flow.runtime_start import check_options
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 _STARTED = {RuntimeState.RUNNING: "runtime already started", RuntimeState.STOPPING: "runtime is currently stopping"}
 
@@ -70,14 +67,13 @@ class Runtime:
         self._stats = RuntimeStats()
         self._kind: str | None = capture.kind if capture is not None else None
         self._identity: str | None = None
-        self._feed: Feed | None = None
-        self._broken = False
         self._queue = PendingQueue(self._options)
         self._idle: Progress | None = None
         self._durable = Progress()
         self._confirmed: Position | None = None
         self.barrier: CommitBarrier[Step] = CommitBarrier()
         self.errors = ErrorLog()
+        self._intake = Intake(capture, self._options, self.errors) if capture is not None else None
 
     @property
     def state(self) -> RuntimeState:
@@ -96,16 +92,16 @@ class Runtime:
         """Idle or Stopped → Running. After an error the state is what it was, and ``start`` may be called again."""
         with self._lock:
             if self._state in _STARTED:
-                raise self._record("runtime.start.state", StateError(_STARTED[self._state]))
+                raise self.errors.record("runtime.start.state", StateError(_STARTED[self._state]))
             if self._options.schema_history_retention is None:
                 log.warning(
                     "no schema_history_retention is configured; schema history will grow unboundedly. "
                     "Set RuntimeOptions.schema_history_retention to bound it."
                 )
-            committed = self._tagged("runtime.start.committed_count", self._load_committed)
-            self._tagged("runtime.start.barrier_hydrate", lambda: self.barrier.hydrate(committed))
-            if self._capture is not None:
-                self._start_source(self._capture)
+            committed = self.errors.tagged("runtime.start.committed_count", self._load_committed)
+            self.errors.tagged("runtime.start.barrier_hydrate", lambda: self.barrier.hydrate(committed))
+            if self._intake is not None:
+                self._start_source(self._intake)
             self._stats = RuntimeStats(started_at=self._options.clock())
             self._state = RuntimeState.RUNNING
             self._tracer.checkpoint_barrier("open")
@@ -120,7 +116,7 @@ class Runtime:
             self._require_running("runtime.poll.state")
             if self.barrier.in_flight >= self._options.max_in_flight:
                 message = f"{self.barrier.in_flight} deliveries are uncommitted; commit before the next poll"
-                raise self._record("runtime.poll.in_flight", StateError(message))
+                raise self.errors.record("runtime.poll.in_flight", StateError(message))
             self._stats = replace(self._stats, last_poll_at=self._options.clock())
             self._gather(self._options.wait_seconds if wait_seconds is None else wait_seconds)
             steps = self._queue.take()
@@ -140,7 +136,7 @@ class Runtime:
             try:
                 rows = self.barrier.accept(token, prefix, self._save_step)
             except StateError as error:
-                self._record("runtime.commit.token", error)
+                self.errors.record("runtime.commit.token", error)
                 raise
             now = self._options.clock()
             self._stats = replace(self._stats, committed=self._stats.committed + rows, last_commit_at=now)
@@ -161,7 +157,7 @@ class Runtime:
             if pending > 0:
                 choices = "commit acknowledgements before stop or call force_stop()"
                 error = StateError(f"runtime has {pending} uncommitted events; {choices}")
-                raise self._record("runtime.stop.uncommitted", error)
+                raise self.errors.record("runtime.stop.uncommitted", error)
             failed = self._shut_down("runtime.stop.close")
             if failed is not None:
                 raise failed
@@ -191,32 +187,24 @@ class Runtime:
             self._kind, self._identity = checkpoint.source_type, checkpoint.identity
         return checkpoint.committed
 
-    def _start_source(self, capture: ChangeCapture) -> None:
-        self._tagged("runtime.start.config", lambda: check_options(self._options))
-        load = lambda: usable(self._store.load(self._key), capture, self._options)  # noqa: E731
-        checkpoint = self._tagged("runtime.start.checkpoint", load)
-        try:
-            self._tagged("runtime.start.connect", capture.open)
-            progress = self._tagged("runtime.start.source", lambda: begin(capture, checkpoint, self._options))
-            self._identity = self._tagged("runtime.start.source", capture.identity)
-        except BaseException:
-            self._close_source("runtime.start.close")
-            raise
-        self._feed = make_feed(capture, progress, self._options)
+    def _start_source(self, intake: Intake) -> None:
+        self.errors.tagged("runtime.start.config", lambda: check_options(self._options))
+        checkpoint = self.errors.tagged("runtime.start.checkpoint", lambda: self._store.load(self._key))
+        progress = intake.open(checkpoint)
+        self._identity = intake.identity
         self._queue.tail = self._durable = progress
         self._idle = self._confirmed = None
-        self._broken = False
 
     def _gather(self, wait_seconds: float) -> None:
         """Pull until a delivery is full, the source has nothing more, or it is time to deliver what is there."""
-        if self._feed is None:
+        if self._intake is None:
             return
         deadline = None
         while not self._queue.full:
             if deadline is not None and wait_seconds > 0 and self._options.clock() >= deadline:
                 return
             try:
-                step = self._pull(wait_seconds)
+                step = self._intake.pull(wait_seconds)
             except Exception:
                 if self._queue.has_pulled:
                     return  # deliver that first; the error is recorded, and raised by the next poll if it stays
@@ -226,16 +214,6 @@ class Runtime:
                 return
             if self._queue.has_pulled and deadline is None:
                 deadline = self._options.clock() + self._options.linger_seconds
-
-    def _pull(self, wait_seconds: float) -> Step:
-        if self._broken:
-            self._tagged("runtime.poll.reconnect", self._reconnect)
-        feed = self._feed
-        assert feed is not None  # noqa: S101  # _gather looked
-        self._broken = True  # until the pull is back: an interrupted one leaves the feed in no known state
-        step = self._tagged("runtime.poll.source", lambda: feed.pull(wait_seconds))
-        self._broken = False
-        return step
 
     def _note(self, step: Step) -> None:
         if step.change_set is None:
@@ -247,17 +225,6 @@ class Runtime:
         self._queue.add(step)
         polled = self._stats.polled + step.rows
         self._stats = replace(self._stats, polled=polled, last_event_at=self._options.clock())
-
-    def _reconnect(self) -> None:
-        """The same kind of feed, behind the last step that was pulled (what is in flight stays in flight)."""
-        assert self._capture is not None  # noqa: S101  # there is a feed
-        assert self._feed is not None  # noqa: S101
-        progress = self._feed.progress
-        self._feed.close()
-        self._capture.close()
-        self._capture.open()
-        check_continuity(self._capture, progress.position, self._options)
-        self._feed = make_feed(self._capture, progress, self._options)
 
     def _deliver(self, steps: list[Step]) -> Delivery:
         token = self.barrier.open(steps)
@@ -281,7 +248,7 @@ class Runtime:
         kind = self._kind or (progress.position.kind if progress.position is not None else "")
         checkpoint = progress.to_checkpoint(kind, identity=self._identity, committed=committed)
         if checkpoint is not None:
-            self._tagged("runtime.commit.save", lambda: self._store.save(self._key, checkpoint))
+            self.errors.tagged("runtime.commit.save", lambda: self._store.save(self._key, checkpoint))
         self._durable = progress
 
     def _confirm(self) -> None:
@@ -290,18 +257,16 @@ class Runtime:
         if self._capture is None or position is None or position == self._confirmed:
             return
         try:
-            hit("capture.before_confirm")
             self._capture.confirm(position)
-            hit("capture.after_confirm")
         except Exception as error:  # noqa: BLE001  # recorded; told again with the next commit
-            self._record("runtime.commit.confirm", error)
+            self.errors.record("runtime.commit.confirm", error)
             return
         self._confirmed = position
 
     def _may_not_stop(self, tag: str) -> bool:
         """True if it is stopped already. StateError while another stop is under way."""
         if self._state is RuntimeState.STOPPING:
-            raise self._record(tag, StateError("runtime already stopping"))
+            raise self.errors.record(tag, StateError("runtime already stopping"))
         if self._state is RuntimeState.RUNNING:
             return False
         self._state = RuntimeState.STOPPED
@@ -311,36 +276,12 @@ class Runtime:
         """Ends Stopped whatever the source does; its error is the caller's to raise or not."""
         self._state = RuntimeState.STOPPING
         try:
-            return self._close_source(tag)
+            return self._intake.close(tag) if self._intake is not None else None
         finally:
             self._stats = replace(self._stats, started_at=None, last_event_at=None)
             self._tracer.checkpoint_barrier("stopped")
             self._state = RuntimeState.STOPPED
 
-    def _close_source(self, tag: str) -> Exception | None:
-        feed, self._feed = self._feed, None
-        try:
-            try:
-                if feed is not None:
-                    feed.close()
-            finally:
-                if self._capture is not None:
-                    self._capture.close()
-        except Exception as error:  # noqa: BLE001  # returned
-            return self._record(tag, error)
-        return None
-
     def _require_running(self, tag: str) -> None:
         if self._state is not RuntimeState.RUNNING:
-            raise self._record(tag, StateError(f"runtime is not running; it is {self._state.value}"))
-
-    def _tagged(self, tag: str, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except Exception as error:
-            self._record(tag, error)
-            raise
-
-    def _record(self, tag: str, error: Exception) -> Exception:
-        self.errors.record(tag, error)
-        return error
+            raise self.errors.record(tag, StateError(f"runtime is not running; it is {self._state.value}"))

@@ -91,7 +91,7 @@ def _as_changes(schema: TableSchema, batch: pa.RecordBatch, start: int, low: Pos
     known = {
         OP: pa.array(np.full(rows, int(Operation.READ), dtype=np.int8)),
         SEQ: pa.array(np.arange(start, start + rows, dtype=np.int64)),
-        POSITION: pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, dtype=np.int32)), pa.array([low.encode()])),
+        POSITION: pa.DictionaryArray.from_arrays(np.zeros(rows, dtype=np.int32), pa.array([low.encode()])),
     }
     metadata = [known.get(field.name, pa.nulls(rows, field.type)) for field in METADATA]
     own = [column.cast(layout.field(index).type) for index, column in enumerate(batch.columns)]

@@ -104,7 +104,10 @@ def _table_status(record: SeedRecord, journal: Journal, tables: TableFormat, pul
 
 def effective(record: SeedRecord, applied: Applied, journal: Journal) -> int:
     """Up to which change set the table is complete: its own number, or more where nothing for it came after that."""
-    number = max(applied.number, record.settled_effective)
+    settled = record.settled_effective if applied.number == record.settled_recorded else 0
+    number = max(applied.number, settled)
+    if number < journal.trimmed:
+        return number  # a table that somebody has put back to an older version
     window = journal.window(record.table, number, journal.head)
     nothing_new = not window.segments and window.target.version <= applied.schema_version
     return journal.head if nothing_new else number
@@ -130,7 +133,7 @@ def _verdict(
     if pulse.error:
         return "stalled", pulse.error
     if failed:
-        return "stalled", f"{len(failed)} of {len(tables)} tables wait for a person, {failed[0]} first"
+        return "stalled", f"{len(failed)} of {len(tables)} tables cannot go on, {failed[0]} first: {tables[failed[0]].error}"
     if now - max(pulse.at, holder.since.timestamp()) > STALE_SECONDS:
         return "stalled", f"process {holder.pid} has not finished a cycle for {now - pulse.at:.0f} s"
     copying = [table for table, status in tables.items() if status.state in ("staged", "copying")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,15 +30,16 @@ def trim_mark(head: int, applied: int, options: JournalOptions) -> int:
     return min(applied, head - max(options.keep_change_sets, 1))
 
 
-def remove_files(layout: Layout, commits: Iterable[Commit]) -> None:
+def remove_files(layout: Layout, commits: Sequence[Commit]) -> None:
     """Remove change sets that the durable trim mark already covers: first what names, then what is named.
 
     In this order a reader never finds a commit whose segments are gone. Recovery removes what a crash leaves.
     """
-    gone = list(commits)
-    for commit in gone:
+    if not commits:
+        return
+    for commit in commits:
         layout.commit(commit.number).unlink(missing_ok=True)
     hit("journal.during_trim")
-    for commit in gone:
+    for commit in commits:
         for stored in commit.stored:
             Path(stored.segment.path).unlink(missing_ok=True)

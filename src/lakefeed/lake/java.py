@@ -81,7 +81,9 @@ def _wrapped(java: Path) -> Path:
     script = home / "bin" / "java"
     text = (
         "#!/bin/sh\n"
-        'for argument do shift; [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"; done\n'
+        "for argument do shift\n"
+        '[ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"\n'
+        "done\n"
         f'exec "{java}" "$@"\n'
     )
     if not script.exists() or script.read_text() != text:

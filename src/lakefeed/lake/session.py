@@ -7,8 +7,10 @@ own output, with the page of noise of the jar resolver, goes to a log file that 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,10 +93,8 @@ def driver_memory_bytes() -> int:
     """A quarter of the memory this process may use, between 1 and 16 GiB: Python and the source need some too."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = Path("/sys/fs/cgroup/memory.max")
-    try:
+    with suppress(OSError, ValueError):  # no cgroup, or "max"
         total = min(total, int(limit.read_text()))
-    except (OSError, ValueError):
-        pass  # no cgroup, or "max"
     return max(_GIB, min(total // 4, 16 * _GIB))
 
 
@@ -106,7 +106,7 @@ def _start(conf: SparkConf, log: Path) -> SparkSession:
 
     with log.open("ab") as sink:
         try:
-            gateway = launch_gateway(conf, popen_kwargs={"stdout": sink, "stderr": sink})
+            gateway = launch_gateway(conf, popen_kwargs={"stdout": sink, "stderr": sink})  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
             raise _start_failure(log) from error
     context = SparkContext(conf=conf, gateway=gateway)
@@ -155,10 +155,12 @@ def checked_session(session: SparkSession) -> SparkSession:
 def _check_workers(session: SparkSession) -> None:
     """Local workers take the system's python3 unless told; then this environment's packages are not there."""
     context = session.sparkContext
-    if not context.master.startswith("local"):
+    if not str(context.master).startswith("local"):
         return
     worker = str(context.pythonExec)
-    if Path(worker).name == worker or Path(worker).resolve() != Path(sys.executable).resolve():
+    found = shutil.which(worker)
+    # Links are not followed: an environment's python is one, and it is the link that makes the environment.
+    if found is None or Path(found).absolute().parent != Path(sys.executable).absolute().parent:
         raise SparkSetupError(
             f"the Spark session runs its workers with '{worker}', not with this environment's interpreter",
             remedy=f"Set PYSPARK_PYTHON={sys.executable} before the session is built.",

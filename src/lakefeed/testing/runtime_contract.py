@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -28,15 +29,17 @@ PEOPLE = table("main.people", {"id": pa.int64(), "name": pa.string()}, key=("id"
 NOW = RuntimeOptions(wait_seconds=0)
 
 
+def values(change_sets: Iterable[ChangeSet], column: str) -> list[Any]:
+    """One column of all rows, in order."""
+    return [value for part in change_sets for batch in part.batches for value in batch.data.column(column).to_pylist()]
+
+
 def ids(change_sets: Iterable[ChangeSet]) -> list[int]:
-    """The ids of all rows, in order."""
-    return [row for part in change_sets for batch in part.batches for row in batch.data.column("id").to_pylist()]
+    return values(change_sets, "id")
 
 
 def operations(change_sets: Iterable[ChangeSet]) -> set[Operation]:
-    return {
-        Operation(code) for part in change_sets for batch in part.batches for code in batch.data.column(OP).to_pylist()
-    }
+    return {Operation(code) for code in values(change_sets, OP)}
 
 
 def transactions(*numbers: int) -> list[ScriptStep]:

@@ -72,6 +72,7 @@ class Confirmations:
             head = read_head(connection, self._names)
             if position > head:
                 # Pruning beyond the head would make the log count from 1 again.
+                self._wanted = self._written
                 raise StateError(f"cannot confirm {position}: the log's head is {head}")
             kept = SqliteSequence.parse(self._value(connection, "confirmed"))
             verified = max(self._verified, int(self._value(connection, "verified")))

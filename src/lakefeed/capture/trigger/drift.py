@@ -13,11 +13,12 @@ table it decides, from the text of its own triggers and from the catalog:
 | columns added, dropped, renamed              | new triggers, new schema announced; rows changed since the addition |
 |                                              | and logged without the new column are logged again                  |
 | a unique index more, and rows logged since   | new triggers, ReseedNeeded: REPLACE may have removed rows unseen    |
-| rowid as key, no index, rowids without gaps  | ReseedNeeded: VACUUM may have renumbered the rows                   |
+| rowid as key, no index, and VACUUM ran       | ReseedNeeded if its rowids can be those that VACUUM gave            |
+
+| nothing, but the last column may have been   | ReseedNeeded if no row disproves it: the catalog reads the same     |
+| dropped and added again in the same words    |                                                                     |
 
 Announcements are marks in the log, so that they are delivered in order, and again if they were not confirmed.
-Limit: a last column that was itself added by ALTER TABLE, then dropped and added again in the same words while the
-capture was not looking, cannot be told from one that never changed.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from lakefeed.capture.trigger.meta import (
     next_number,
     put_table,
     put_verified,
+    schema_version,
+    was_vacuumed,
 )
 from lakefeed.capture.trigger.names import NOW, Names
 from lakefeed.capture.trigger.shape import Reshaped, mixed_columns, new_capture, reshape
@@ -42,6 +45,7 @@ from lakefeed.capture.trigger.triggers import slot_names, trigger_statements
 from lakefeed.change.batch import Operation
 from lakefeed.change.change_set import ReseedNeeded, TableDropped
 
+_DROP_AND_ADD = 2  # schema changes
 _ALWAYS = frozenset({"ai", "au", "ad"})
 _IMAGES = f"({int(Operation.INSERT)}, {int(Operation.UPDATE)})"
 
@@ -49,9 +53,11 @@ _IMAGES = f"({int(Operation.INSERT)}, {int(Operation.UPDATE)})"
 def follow_schema(connection: sqlite3.Connection, names: Names, meta: Meta, verified: int) -> None:
     """Bring every capture in line with the schema as it is. ``verified``: see Meta."""
     triggers = read_triggers(connection, names)
+    steps = schema_version(connection) - meta.schema_version
     for captured in meta.tables:
         if captured.state is not State.DROPPED:
-            _Table(connection, names, captured, verified).follow(triggers_of(triggers, names, captured.number))
+            one = _Table(connection, names, captured, verified, steps)
+            one.follow(triggers_of(triggers, names, captured.number))
         elif not _has_rows(connection, names, captured.number):
             forget_table(connection, names, captured.number)
     put_verified(connection, names)
@@ -73,12 +79,15 @@ def _has_rows(connection: sqlite3.Connection, names: Names, number: int) -> bool
 
 
 class _Table:
-    """One captured table and the log since ``verified``."""
+    """One captured table and the log since ``verified``. ``steps``: schema changes since then, each counts one."""
 
-    def __init__(self, connection: sqlite3.Connection, names: Names, captured: Captured, verified: int) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, names: Names, captured: Captured, verified: int, steps: int
+    ) -> None:
         self._connection = connection
         self._names = names
         self._old = captured
+        self._steps = steps
         self._since = f"seq > {verified} AND tab = {captured.number}"
 
     def follow(self, installed: dict[str, Installed]) -> None:
@@ -125,8 +134,10 @@ class _Table:
         """Why changes may have gone unseen since ``verified``, if they may."""
         if "bi" in wanted and wanted["bi"] != have.get("bi") and self._count(f"op IN {_IMAGES}"):
             return "rows changed after a unique index was made, and REPLACE may have removed some unseen"
-        if source.renumbered_by_vacuum and self._dense(source):
+        if source.renumbered_by_vacuum and was_vacuumed(self._connection, self._names) and self._dense(source):
             return "VACUUM may have renumbered the rows of this table, which has no key"
+        if self._steps >= _DROP_AND_ADD and source.sql == self._old.sql and self._may_be_readded(source):
+            return f"the column {source.columns[-1].name} may have been dropped and added again"
         return None
 
     def _announce(self, captured: Captured, reason: str | None) -> None:
@@ -157,6 +168,25 @@ class _Table:
     def _count(self, condition: str) -> int:
         query = f"SELECT count(*) FROM {self._names.log} WHERE {self._since} AND {condition}"
         return int(self._connection.execute(query).fetchone()[0])
+
+    def _may_be_readded(self, source: SourceTable) -> bool:
+        """Whether the last column can be a new one of the same name.
+
+        Then every row that was not written since has the default in it. A row that has not disproves it; most often
+        the first one does.
+        """
+        last = source.columns[-1]
+        if last.generated or last.name in source.key:
+            return False
+        key = ", ".join(quoted(name) for name in source.key or (source.rowid or "",))
+        logged = ", ".join(f"c{slot}" for slot in self._old.key_slots)
+        written = f"SELECT {logged} FROM {self._names.log} WHERE {self._since} AND op IN {_IMAGES}"
+        untouched = f"SELECT 1 FROM {quoted(source.name)} WHERE ({key}) NOT IN ({written})"
+        set_here = f"{untouched} AND {quoted(last.name)} IS NOT ({last.default or 'NULL'})"
+        disproved, any_row = (
+            self._connection.execute(f"{query} LIMIT 1").fetchone() is not None for query in (set_here, untouched)
+        )
+        return any_row and not disproved
 
     def _dense(self, source: SourceTable) -> bool:
         """Whether the rowids can be the 1, 2, 3 … that VACUUM gives, apart from what happened after it."""

@@ -54,8 +54,7 @@ def uninstall(connection: sqlite3.Connection, names: Names) -> tuple[str, ...]:
     """Remove all that this pipeline has in the source, and nothing else. Returns what was there."""
     triggers = sorted(read_triggers(connection, names))
     tables = connection.execute(
-        "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN (?, ?) ORDER BY name",
-        (names.log_name, names.meta_name),
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN (?, ?, ?) ORDER BY name", names.tables
     ).fetchall()
     for name in triggers:
         connection.execute(f"DROP TRIGGER {quoted(name)}")

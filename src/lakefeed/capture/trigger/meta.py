@@ -18,6 +18,7 @@ from lakefeed.errors import SourceSetupError
 
 FORMAT = 1
 _TABLE = "table/"
+_HIGH_ROWID = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,15 @@ def next_number(connection: sqlite3.Connection, names: Names) -> int:
 def put_verified(connection: sqlite3.Connection, names: Names) -> None:
     """From here on the triggers are right: call at the end of a transaction that made them so."""
     version = schema_version(connection)
+    connection.execute(f"DELETE FROM {names.vacuum}")
+    connection.execute(f"INSERT INTO {names.vacuum} (rowid) VALUES ({_HIGH_ROWID})")
     put(connection, names, {"schema_version": version, "verified": read_head(connection, names).sequence})
+
+
+def was_vacuumed(connection: sqlite3.Connection, names: Names) -> bool:
+    """Whether VACUUM ran since ``put_verified``: it renumbers the rows of tables without key and index."""
+    row = connection.execute(f"SELECT rowid FROM {names.vacuum}").fetchone()
+    return row != (_HIGH_ROWID,)
 
 
 def schema_version(connection: sqlite3.Connection) -> int:

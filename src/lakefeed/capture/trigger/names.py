@@ -3,6 +3,7 @@
     _lakefeed_<pipeline>_log          the change log, all tables in one order
     _lakefeed_<pipeline>_pending      index over its few unresolved candidates (see triggers)
     _lakefeed_<pipeline>_meta         key → value: identity, format, confirmed sequence, captured tables
+    _lakefeed_<pipeline>_vacuum       one row with a high rowid and no key: VACUUM renumbers it, which tells of VACUUM
     _lakefeed_<pipeline>_<n>_<event>  the triggers of captured table number n
 
 Two pipelines can live in one database. No name can belong to two of them: a trigger's name ends in number and event,
@@ -43,12 +44,24 @@ class Names:
         return f"_lakefeed_{self.pipeline}_meta"
 
     @property
+    def vacuum_name(self) -> str:
+        return f"_lakefeed_{self.pipeline}_vacuum"
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return (self.log_name, self.meta_name, self.vacuum_name)
+
+    @property
     def log(self) -> str:
         return quoted(self.log_name)
 
     @property
     def meta(self) -> str:
         return quoted(self.meta_name)
+
+    @property
+    def vacuum(self) -> str:
+        return quoted(self.vacuum_name)
 
     @property
     def pending(self) -> str:
@@ -70,7 +83,8 @@ class Names:
             f"CREATE TABLE {self.meta} (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
             f"CREATE TABLE {self.log} (seq INTEGER PRIMARY KEY, tab INTEGER, op INTEGER, ts INTEGER, c0)",
             f"CREATE INDEX {self.pending} ON {self.log} (tab) WHERE op = {CANDIDATE}",
+            f"CREATE TABLE {self.vacuum} (x)",
         )
 
     def drop(self) -> tuple[str, ...]:
-        return (f"DROP TABLE IF EXISTS {self.log}", f"DROP TABLE IF EXISTS {self.meta}")
+        return tuple(f"DROP TABLE IF EXISTS {quoted(name)}" for name in self.tables)

@@ -181,6 +181,8 @@ def _explained(old: Captured, source: SourceTable, kept: Mapping[str, int], adde
     dropped = len(old.slots) - old.rowid_key - len(kept)
     if renamed or dropped > 1 or (dropped and added):
         return True  # the texts cannot be compared; the slots and the order have told what happened
+    if not dropped and not added:
+        return old.sql == source.sql
     return _grows(source.sql, old.sql) if dropped else _grows(old.sql, source.sql)
 
 

@@ -29,8 +29,8 @@ from lakefeed.capture.trigger.database import quoted
 from lakefeed.capture.trigger.names import CANDIDATE, NOW, Names
 from lakefeed.change.batch import Operation
 
-# Candidates that are still there may belong to a statement around this one (a user's trigger on the same table); the
-# newest few are therefore left for it.
+# Candidates that nobody has resolved may belong to a statement around this one (a user's trigger on the same table),
+# so the newest few are left for it; older ones are of INSERTs that were ignored.
 _CANDIDATES_KEPT = 16
 _SLOT = re.compile(r"""/\*(\d+)\*/(?:\(SELECT |NEW\.)"((?:[^"]|"")*)\"""")
 
@@ -55,6 +55,7 @@ class _Writer:
         self._locator = (quoted(source.rowid),) if source.rowid else tuple(map(quoted, source.key))
         self._key = (quoted(source.rowid or ""),) if captured.rowid_key else tuple(map(quoted, source.key))
         self._key_slots = [f"c{slot}" for slot in captured.key_slots]
+        self._mine = f"op = {CANDIDATE} AND tab = {captured.number}"
 
     def statements(self) -> dict[str, str]:
         resolve = self._resolve() if self._source.conflicts else []
@@ -97,17 +98,18 @@ class _Writer:
         return self._insert(operation, slots, values, f"FROM (SELECT {', '.join(scope)}) WHERE {there}")
 
     def _update(self) -> list[str]:
-        changed = " OR ".join(
-            f"NOT ({_identical(f'OLD.{name}', f'NEW.{name}')})" for name in self._key
-        )  # fmt: skip
+        changed = " OR ".join(f"NOT ({_identical(f'OLD.{name}', f'NEW.{name}')})" for name in self._key)
         image = self._image(f"CASE WHEN {changed} THEN {int(Operation.INSERT)} ELSE {int(Operation.UPDATE)} END")
         return [self._delete(f"({changed})"), image]
 
     def _delete(self, condition: str) -> str:
         values = [f"OLD.{name}" for name in self._key]
-        return self._insert(
-            str(int(Operation.DELETE)), self._key_slots, values, f"WHERE {condition} AND {self._gone(values)}"
-        )
+        rest = f"WHERE {condition} AND {self._known(values)} AND {self._gone(values)}"
+        return self._insert(str(int(Operation.DELETE)), self._key_slots, values, rest)
+
+    def _known(self, key: list[str]) -> str:
+        """SQL: a whole key. Rows with a NULL in it are never delivered, so there is nothing to delete."""
+        return " AND ".join(f"{value} IS NOT NULL" for value in key) if self._source.nullable_key else "1"
 
     def _gone(self, key: list[str]) -> str:
         """SQL: no row has this very key. The plain comparison lets SQLite use the index, the rest makes it exact."""
@@ -119,24 +121,26 @@ class _Writer:
     def _candidates(self, itself: str) -> list[str]:
         """Log the keys of rows that conflict with the new one; the row itself (by its key) is none."""
         other = " OR ".join(f"NOT ({_identical(name, f'{itself}.{name}')})" for name in self._key)
-        return [
+        log = self._names.log
+        where = f"({other}) AND {self._known(list(self._key))}"
+        found = [
             self._insert(
-                str(CANDIDATE), self._key_slots, list(self._key),
-                f"FROM {self._table} WHERE {_conflict(index)} AND ({other})",
+                str(CANDIDATE),
+                self._key_slots,
+                list(self._key),
+                f"FROM {self._table} WHERE {_conflict(index)} AND {where}",
             )
             for index in self._source.conflicts
-        ]  # fmt: skip
+        ]
+        old = f"DELETE FROM {log} WHERE {self._mine} AND seq <= (SELECT max(seq) FROM {log}) - {_CANDIDATES_KEPT}"
+        return [old, *found]
 
     def _resolve(self) -> list[str]:
         log = self._names.log
-        mine = f"op = {CANDIDATE} AND tab = {self._captured.number}"
         victims = [f"{log}.{slot}" for slot in self._key_slots]
         gone = self._gone(victims)
-        old = f"seq < (SELECT max(seq) FROM {log}) - {_CANDIDATES_KEPT}"
-        return [
-            self._insert(str(int(Operation.DELETE)), self._key_slots, victims, f"FROM {log} WHERE {mine} AND {gone}"),
-            f"DELETE FROM {log} WHERE {mine} AND ({old} OR {gone})",
-        ]
+        rest = f"FROM {log} WHERE {self._mine} AND {gone}"
+        return [self._insert(str(int(Operation.DELETE)), self._key_slots, victims, rest), f"DELETE {rest}"]
 
 
 def _identical(a: str, b: str) -> str:

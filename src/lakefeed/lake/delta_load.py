@@ -1,0 +1,118 @@
+"""The copy of one table into Delta: Spark tasks write the files, one commit per group of chunks adds them.
+
+  1 a group's chunks are read and written in parallel, each to a file of its own name
+  2 one commit adds the files and records how many chunks the table has; the first also replaces what was there
+  3 the last commit records the applied number: from then on, and not before, the table counts as copied
+A restart goes on after the last recorded chunk. Files of a group that was not committed belong to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lakefeed.errors import LakefeedError, TableStoppedError
+from lakefeed.failpoint import hit
+from lakefeed.lake.base import ChunkSource, Loaded, Seed
+from lakefeed.lake.delta_log import AppIds, DeltaLog, Group, highest
+from lakefeed.lake.loader import ChunkFile, attempt_chunk
+from lakefeed.lake.outcome import explained
+from lakefeed.lake.sparktype import lake_arrow, refuse_unstorable
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+GROUP_CHUNKS = 8
+"""Per commit. What an interruption can cost is one group; what a commit costs is milliseconds."""
+
+
+def load_table(
+    seed: Seed,
+    log: DeltaLog,
+    ids: AppIds,
+    *,
+    directory: str,
+    properties: Mapping[str, str],
+    context: Callable[[], SparkContext],
+    progress: Callable[[int], None],
+) -> Loaded:
+    """Copy ``seed`` into the table whose log is ``log``; ``context`` is asked for only if there is much to read."""
+    hit("lake.before_load")
+    refuse_unstorable(seed.schema)
+    done = log.chunks_done(ids)
+    if done is None and log.is_foreign(ids):
+        raise TableStoppedError(
+            f"table {seed.table}: there is a Delta table at {directory} that this pipeline did not make",
+            remedy="Choose another lake path or pipeline name, or remove that table.",
+            table=str(seed.table),
+        )
+    total = len(seed.chunks)
+    while done is None or done < total:
+        start = done or 0
+        files = _written(seed.chunks[start : start + GROUP_CHUNKS], seed, directory, context)
+        end = min(start + GROUP_CHUNKS, total)
+        log.commit(_group(seed, ids, files, end, first=done is None, properties=properties))
+        done = end
+        progress(sum(file.rows for file in files))
+        hit("lake.during_load")
+    hit("lake.after_load")
+    return log.loaded(seed.generation)
+
+
+def _written(
+    chunks: Sequence[ChunkSource], seed: Seed, directory: str, context: Callable[[], SparkContext]
+) -> list[ChunkFile]:
+    write = partial(attempt_chunk, directory=directory, schema=lake_arrow(seed.schema))
+    try:
+        # A single chunk is sooner written here than sent to a worker, and needs no JVM at all.
+        if len(chunks) < 2:
+            results = [write(chunk) for chunk in chunks]
+        else:
+            results = context().parallelize(list(chunks), len(chunks)).map(write).collect()
+    except Exception as error:
+        raise explained(error, seed.table) from error
+    for result in results:
+        if isinstance(result, LakefeedError):
+            raise result
+    return [result for result in results if isinstance(result, ChunkFile)]
+
+
+def _group(
+    seed: Seed, ids: AppIds, files: Sequence[ChunkFile], done: int, *, first: bool, properties: Mapping[str, str]
+) -> Group:
+    transactions = {ids.seed: done}
+    if first:
+        transactions |= {ids.owner: seed.generation, ids.schema: seed.schema.version}
+    if done == len(seed.chunks):
+        transactions[ids.applied] = seed.base
+    key = ", ".join(seed.schema.key) or "none"
+    return Group(
+        files=files,
+        schema=lake_arrow(seed.schema),
+        chunks_done=done,
+        transactions=transactions,
+        metadata=_metadata(seed, ids, files, done),
+        first=first,
+        description=f"Mirror of {seed.table}, kept by Lakefeed. Key: {key}.",
+        properties=properties,
+    )
+
+
+def _metadata(seed: Seed, ids: AppIds, files: Sequence[ChunkFile], done: int) -> dict[str, Any]:
+    high = None
+    for file in files:
+        high = highest(high, file.high)
+    return {
+        "pipeline": ids.owner.split("/")[1],
+        "table": str(seed.table),
+        "generation": seed.generation,
+        "change_sets": {"after": 0, "upto": seed.base},
+        "schema_version": seed.schema.version,
+        "position": seed.position.encode() if seed.position else None,
+        "seed": {
+            "chunks": done,
+            "rows": sum(file.rows for file in files),
+            "high": high.encode() if high else None,
+        },
+    }

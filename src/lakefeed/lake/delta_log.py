@@ -1,0 +1,184 @@
+"""One Delta table's log through the deltalake package: what is recorded, and commits of finished files. No JVM.
+
+What a table's commits record, as Delta application transactions (appId → version):
+
+    lakefeed/<pipeline>/<table>                         the generation that the table is of
+    lakefeed/<pipeline>/<table>/<generation>            applied change set number; there once the copy is complete
+    lakefeed/<pipeline>/<table>/<generation>/schema     schema version
+    lakefeed/<pipeline>/<table>/<generation>/seed       chunks of the copy that are in the table
+
+Delta keeps these through overwrites, so each life of a table has ids of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakefeed.change.position import Position, decode_position
+from lakefeed.errors import LakeError
+from lakefeed.lake.base import Applied, Loaded
+from lakefeed.lake.loader import ChunkFile
+from lakefeed.lake.location import delta_uri
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+
+@dataclass(frozen=True, slots=True)
+class AppIds:
+    """The application ids of one table in one pipeline: see the module."""
+
+    owner: str
+    generation: int
+
+    @property
+    def applied(self) -> str:
+        return f"{self.owner}/{self.generation}"
+
+    @property
+    def schema(self) -> str:
+        return f"{self.applied}/schema"
+
+    @property
+    def seed(self) -> str:
+        return f"{self.applied}/seed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Finished files of some chunks, and what their commit records."""
+
+    files: Sequence[ChunkFile]
+    schema: pa.Schema
+    chunks_done: int
+    transactions: Mapping[str, int]
+    metadata: Mapping[str, Any]
+    first: bool
+    description: str = ""
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+class DeltaLog:
+    """See the module. One thread at a time writes; ``applied`` may be asked by any."""
+
+    def __init__(self, path: str, storage_options: Mapping[str, str]) -> None:
+        self._uri = delta_uri(path)
+        self._options = dict(storage_options)
+        self._lock = threading.Lock()
+        self._table: DeltaTable | None = None
+        self._rows: tuple[int, int | None] = (-1, None)
+
+    def applied(self, ids: AppIds) -> Applied | None:
+        """What the table's commits say of this generation; None before its copy is complete."""
+        with self._lock:
+            table = self._current()
+            if table is None or table.transaction_version(ids.owner) != ids.generation:
+                return None
+            number = table.transaction_version(ids.applied)
+            version = table.transaction_version(ids.schema)
+            if number is None or version is None:
+                return None
+            return Applied(number=number, schema_version=version, rows=self._count(table))
+
+    def chunks_done(self, ids: AppIds) -> int | None:
+        """How many chunks of this generation's copy are in the table; None if it has not begun."""
+        with self._lock:
+            table = self._current()
+            if table is None or table.transaction_version(ids.owner) != ids.generation:
+                return None
+            found: int | None = table.transaction_version(ids.seed)
+            return found
+
+    def is_foreign(self, ids: AppIds) -> bool:
+        """There is a table that this pipeline did not make."""
+        with self._lock:
+            table = self._current()
+            return table is not None and table.transaction_version(ids.owner) is None
+
+    def loaded(self, generation: int) -> Loaded:
+        """The sum of what the commits of this generation's copy say."""
+        rows, high = 0, None
+        for seed in self._seed_commits(generation):
+            rows += seed["rows"]
+            high = highest(high, decode_position(seed["high"]) if seed["high"] else None)
+        return Loaded(rows=rows, high=high)
+
+    def commit(self, group: Group) -> None:
+        """Add a group's files in one commit. The first one replaces whatever table was there, in the same step."""
+        from deltalake import Schema
+        from deltalake.transaction import CommitProperties, Transaction, create_table_with_add_actions
+
+        actions = [_add_action(file) for file in group.files if file.name is not None]
+        properties = CommitProperties(
+            custom_metadata={"userMetadata": json.dumps(group.metadata)},
+            app_transactions=[Transaction(app, version) for app, version in group.transactions.items()],
+        )
+        schema = Schema.from_arrow(group.schema)
+        with self._lock:
+            if group.first:
+                create_table_with_add_actions(
+                    self._uri, schema, actions, mode="overwrite", description=group.description,
+                    configuration=dict(group.properties), storage_options=self._options or None,
+                    commit_properties=properties,
+                )  # fmt: skip
+                self._table = None
+                return
+            table = self._current()
+            if table is None:
+                raise LakeError(f"the table at {self._uri} is gone in the middle of its copy")
+            table.create_write_transaction(actions, "append", schema, commit_properties=properties)
+
+    def _current(self) -> DeltaTable | None:
+        """The table at its newest version. Another process may have committed, or removed it."""
+        from deltalake import DeltaTable
+
+        if not DeltaTable.is_deltatable(self._uri, self._options or None):
+            self._table = None
+        elif self._table is None:
+            self._table = DeltaTable(self._uri, storage_options=self._options or None)
+        else:
+            self._table.update_incremental()
+        return self._table
+
+    def _count(self, table: DeltaTable) -> int | None:
+        """Rows by the files' statistics; None where they do not tell, as with deletion vectors."""
+        version = table.version()
+        if self._rows[0] != version:
+            self._rows = (version, _count_rows(table))
+        return self._rows[1]
+
+    def _seed_commits(self, generation: int) -> Iterator[Mapping[str, Any]]:
+        with self._lock:
+            table = self._current()
+            history = table.history() if table is not None else []
+        for commit in history:
+            metadata = json.loads(commit.get("userMetadata") or "{}")
+            if isinstance(metadata, dict) and metadata.get("generation") == generation and "seed" in metadata:
+                yield metadata["seed"]
+
+
+def highest(one: Position | None, other: Position | None) -> Position | None:
+    if one is None or other is None:
+        return one or other
+    return max(one, other)
+
+
+def _add_action(file: ChunkFile) -> Any:
+    from deltalake.transaction import AddAction
+
+    return AddAction(file.name or "", file.bytes, {}, file.written_ms, True, file.statistics)
+
+
+def _count_rows(table: DeltaTable) -> int | None:
+    features = table.protocol().reader_features or []
+    if "deletionVectors" in features and table.metadata().configuration.get("delta.enableDeletionVectors") == "true":
+        return None
+    counts = pa.table(table.get_add_actions(flatten=True)).column("num_records")
+    return None if counts.null_count else int(pc.sum(counts, min_count=0).as_py())

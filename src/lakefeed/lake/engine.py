@@ -1,0 +1,200 @@
+"""The SyncEngine: applies the journal to every table of a lake. Knows no Spark; the table format does.
+
+``complete`` and ``recorded``. A table is *complete* up to a change set if everything for it up to there is in it; what
+its own commits *record* may be less, because change sets without changes for a table make no commit there. The engine
+keeps the first in memory. Before the journal is trimmed the flow saves both (``Enrolled``), so that a restart does not
+ask for change sets that are gone and had nothing for that table.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from lakefeed.change.segment import Counts, Window
+from lakefeed.change.table import TableId
+from lakefeed.errors import LakeError, LakefeedError, LeaseError, SparkSetupError
+from lakefeed.lake.base import Applied, ChangeLog, SyncResult, SyncStatus, TableFormat, TableResult
+
+CONCERNS_ALL = (SparkSetupError, LeaseError)
+"""Errors that are no table's own: the whole sync fails with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """A table that the engine is to keep up: its generation, and what was saved when the journal was last trimmed."""
+
+    generation: int
+    settled_recorded: int = 0
+    settled_effective: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the engine knows of one table."""
+
+    generation: int
+    applied: Applied
+    complete: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    result: TableResult
+    window: Window | None = None
+
+
+class Engine:
+    """See ``lake.base.SyncEngine`` for the contract and the module for the two numbers."""
+
+    def __init__(
+        self,
+        tables: TableFormat,
+        log: ChangeLog,
+        enrolled: Callable[[], Mapping[TableId, Enrolled]],
+        *,
+        parallel: int = 2,
+    ) -> None:
+        self._tables = tables
+        self._log = log
+        self._enrolled = enrolled
+        self._parallel = max(1, parallel)
+        self._syncing = threading.Lock()
+        self._known: dict[TableId, _Known | None] = {}  # replaced entry by entry, read by any thread
+        self._doubtful: set[TableId] = set()  # the last attempt failed: the table itself must be asked
+        self._running = False
+        self._synced_once = False
+
+    def sync_once(self) -> SyncResult:
+        with self._syncing:
+            self._running = True
+            try:
+                return self._sync(self._log.head, self._enrolled())
+            finally:
+                self._running = False
+                self._synced_once = True
+
+    def status(self) -> SyncStatus:
+        known = dict(self._known)
+        latest = self._log.head
+        last = min((found.complete if found else 0 for found in known.values()), default=latest)
+        return SyncStatus(
+            running=self._running,
+            last_synced=last if self._synced_once else None,
+            latest_available=latest,
+            tables={table: found.applied if found else None for table, found in known.items()},
+        )
+
+    def complete(self, table: TableId, generation: int) -> int | None:
+        """Up to where the table has everything; None before the engine has looked at that generation."""
+        known = self._known.get(table)
+        return known.complete if known is not None and known.generation == generation else None
+
+    def recorded(self, table: TableId, generation: int) -> int | None:
+        """What the table's own commits say; None before the engine has looked at that generation."""
+        known = self._known.get(table)
+        return known.applied.number if known is not None and known.generation == generation else None
+
+    def min_applied(self) -> int:
+        """The change set up to which every enrolled table is complete: nothing above it may be trimmed."""
+        numbers = [self.complete(table, entry.generation) or 0 for table, entry in self._enrolled().items()]
+        return min(numbers, default=0)
+
+    def _sync(self, head: int, enrolled: Mapping[TableId, Enrolled]) -> SyncResult:
+        for table in self._known.keys() - enrolled.keys():
+            self._known.pop(table)
+        behind = {table: entry for table, entry in enrolled.items() if self._is_behind(table, entry, head)}
+        return _summed(self._bring(behind, head)) if behind else SyncResult()
+
+    def _is_behind(self, table: TableId, entry: Enrolled, head: int) -> bool:
+        complete = self.complete(table, entry.generation)
+        return complete is None or complete < head or table in self._doubtful
+
+    def _bring(self, behind: Mapping[TableId, Enrolled], head: int) -> dict[TableId, _Outcome]:
+        """Each table on its own, several at a time; tables with nothing to do need no thread."""
+        outcomes: dict[TableId, _Outcome] = {}
+        work: dict[TableId, Window] = {}
+        for table, entry in behind.items():
+            try:
+                window = self._window(table, entry, head)
+            except LakefeedError as error:
+                outcomes[table] = self._failed(table, entry, error)
+                continue
+            if window is not None:
+                work[table] = window
+        if len(work) == 1:
+            outcomes |= {table: self._apply(window, behind[table]) for table, window in work.items()}
+        elif work:
+            with ThreadPoolExecutor(self._parallel, thread_name_prefix="lakefeed-sync") as pool:
+                futures = {table: pool.submit(self._apply, window, behind[table]) for table, window in work.items()}
+            outcomes |= {table: future.result() for table, future in futures.items()}
+        return outcomes
+
+    def _window(self, table: TableId, entry: Enrolled, head: int) -> Window | None:
+        """What is new for a table; None if nothing is, which is then known."""
+        known = self._look(table, entry)
+        if known.complete >= head:
+            return None
+        window = self._log.window(table, known.complete, head)
+        if window.segments or window.target.version > known.applied.schema_version:
+            return window
+        self._known[table] = _Known(entry.generation, known.applied, head)
+        return None
+
+    def _look(self, table: TableId, entry: Enrolled) -> _Known:
+        known = self._known.get(table)
+        if known is not None and known.generation == entry.generation and table not in self._doubtful:
+            return known
+        applied = self._tables.applied(table, entry.generation)
+        if applied is None:
+            raise LakeError(
+                f"the lake has no table {table} of generation {entry.generation} at {self._tables.location(table)}",
+                remedy=f"Start the pipeline again: {table} is then copied anew.",
+            )
+        settled = entry.settled_effective if applied.number == entry.settled_recorded else 0
+        if known is not None and known.applied.number == applied.number and known.generation == entry.generation:
+            settled = max(settled, known.complete)
+        found = _Known(entry.generation, applied, max(applied.number, settled))
+        self._known[table] = found
+        self._doubtful.discard(table)
+        return found
+
+    def _apply(self, window: Window, entry: Enrolled) -> _Outcome:
+        table = window.table
+        try:
+            self._tables.apply(window, entry.generation)
+            applied = self._tables.applied(table, entry.generation)
+            if applied is None or (window.segments and applied.number < window.upto):
+                raise LakeError(f"table {table} does not record change set {window.upto} after its commit")
+        except CONCERNS_ALL:
+            raise
+        except Exception as error:  # noqa: BLE001  # one table must not hold up the others; the next sync tries again
+            return self._failed(table, entry, error)
+        self._known[table] = _Known(entry.generation, applied, window.upto)
+        return _Outcome(TableResult(applied=window.upto, counts=window.counts), window)
+
+    def _failed(self, table: TableId, entry: Enrolled, error: Exception) -> _Outcome:
+        # The commit may or may not have happened: the next sync asks the table itself.
+        number = self.complete(table, entry.generation) or 0
+        self._known.setdefault(table, None)
+        self._doubtful.add(table)
+        message = error.message if isinstance(error, LakefeedError) else f"{type(error).__name__}: {error}"
+        remedy = error.remedy if isinstance(error, LakefeedError) else LakeError.default_remedy
+        return _Outcome(TableResult(applied=number, error=message, remedy=remedy))
+
+
+def _summed(outcomes: Mapping[TableId, _Outcome]) -> SyncResult:
+    windows = [outcome.window for outcome in outcomes.values() if outcome.window is not None]
+    tables = {table: outcome.result for table, outcome in outcomes.items()}
+    if not windows:
+        return SyncResult(tables=tables)
+    newest = max(windows, key=lambda window: window.upto)
+    return SyncResult(
+        change_sets=newest.upto - min(window.after for window in windows),
+        counts=sum((window.counts for window in windows), Counts()),
+        tables=tables,
+        last_seq=max((window.last_seq for window in windows if window.last_seq is not None), default=None),
+        last_position=newest.end,
+    )

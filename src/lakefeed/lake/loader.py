@@ -1,0 +1,92 @@
+"""The work of one snapshot task: read a chunk's Arrow batches, write one Parquet file of the lake table.
+
+Runs in a Spark task (or in this process for a single chunk), so everything it takes and gives pickles. The file has a
+name of its own: if the task fails or is tried again, what it leaves behind is named by no commit and therefore is not
+part of the table.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lakefeed.change.position import Position
+from lakefeed.errors import DecodeError, LakefeedError
+from lakefeed.lake.base import ChunkSource
+from lakefeed.lake.location import filesystem
+from lakefeed.lake.statistics import file_statistics
+
+ROW_GROUP_ROWS = 128 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFile:
+    """What a task wrote. ``name`` is None for a chunk without rows: then there is no file."""
+
+    name: str | None
+    rows: int
+    bytes: int
+    statistics: str
+    written_ms: int
+    high: Position
+
+
+def write_chunk(chunk: ChunkSource, directory: str, schema: pa.Schema) -> ChunkFile:
+    """Read ``chunk`` once and write its rows below ``directory``."""
+    files, root = filesystem(directory)
+    name = f"part-{uuid.uuid4()}.zstd.parquet"
+    with chunk.open() as reader:
+        groups = _row_groups(reader, schema)
+        first = next(groups, None)
+        if first is None:
+            return ChunkFile(None, 0, 0, "", 0, reader.high)
+        files.create_dir(root, recursive=True)
+        collected: list[object] = []
+        # The Arrow schema in the footer would tell readers types that are not the table's.
+        with pq.ParquetWriter(
+            f"{root}/{name}", schema, filesystem=files, compression="zstd", compression_level=1,
+            store_schema=False, metadata_collector=collected,
+        ) as writer:  # fmt: skip
+            writer.write_table(first, row_group_size=first.num_rows)
+            for group in groups:
+                writer.write_table(group, row_group_size=group.num_rows)
+        footer = pq.read_metadata(f"{root}/{name}", filesystem=files)
+        size = files.get_file_info(f"{root}/{name}").size
+        statistics = file_statistics(footer, schema)
+        return ChunkFile(name, footer.num_rows, size, statistics, int(time.time() * 1000), reader.high)
+
+
+def attempt_chunk(chunk: ChunkSource, directory: str, schema: pa.Schema) -> ChunkFile | LakefeedError:
+    """As ``write_chunk``, but our own errors come back as values: Spark would turn them into text."""
+    try:
+        return write_chunk(chunk, directory, schema)
+    except LakefeedError as error:
+        return error
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Batches of any size as tables of about ROW_GROUP_ROWS: small row groups make files big and slow."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        waiting.append(_as_stored(batch, schema))
+        rows += batch.num_rows
+        if rows >= ROW_GROUP_ROWS:
+            yield pa.Table.from_batches(waiting, schema)
+            waiting, rows = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting, schema)
+
+
+def _as_stored(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The same columns under the stored schema, which differs in nullability only."""
+    if batch.schema.names != schema.names or batch.schema.types != schema.types:
+        raise DecodeError(f"a chunk has the columns {batch.schema}, the table {schema}")
+    return pa.RecordBatch.from_arrays(batch.columns, schema=schema)

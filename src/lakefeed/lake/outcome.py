@@ -1,0 +1,39 @@
+"""What Spark, Delta and the JVM bridge raise, as our own errors. The one place where their texts are known."""
+
+from __future__ import annotations
+
+from lakefeed.change.table import TableId
+from lakefeed.errors import CommitFailedError, LakefeedError, SparkSetupError, TableStoppedError
+from lakefeed.lake.mirror import INCOMPLETE
+
+_DEAD_JVM = ("Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetError", "Java gateway process exited")
+_SCHEMA = ("DELTA_FAILED_TO_MERGE_FIELDS", "DELTA_MERGE_INCOMPATIBLE", "_LEGACY_ERROR_TEMP_DELTA", "DELTA_SCHEMA")
+
+
+def explained(error: BaseException, table: TableId) -> LakefeedError:
+    """Our error for one that a commit raised. The caller has found that the commit did not happen."""
+    if isinstance(error, LakefeedError):
+        return error
+    text = f"{type(error).__name__}: {error}"
+    if INCOMPLETE in text:
+        return TableStoppedError(
+            f"table {table}: an update did not carry all columns of a row that the lake table does not have",
+            remedy=f"Run `lakefeed snapshot` for {table}; a source that sends whole rows avoids this.",
+            table=str(table),
+        )
+    if any(mark in text for mark in _DEAD_JVM):
+        return SparkSetupError("Spark's JVM is gone", remedy="Start the process again; nothing is lost.")
+    if "AnalysisException" in text or any(mark in text for mark in _SCHEMA):
+        return TableStoppedError(
+            f"table {table}: {first_line(error)}",
+            remedy=f"Somebody changed the lake table; undo that, or run `lakefeed snapshot` for {table}.",
+            table=str(table),
+        )
+    return CommitFailedError(f"table {table}: {first_line(error)}")
+
+
+def first_line(error: BaseException) -> str:
+    """The sentence in an error that may be followed by pages of Java."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if not line.startswith(("An error occurred while calling", "at ", "Traceback"))]
+    return (told or lines or [type(error).__name__])[0][:300]

@@ -1,0 +1,107 @@
+"""Changes of any schema version as rows of one target schema: renamed columns follow, dropped ones go.
+
+A column that was added later reads as its default in rows from before: that is what the source shows for them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from lakefeed.change.batch import ABSENT, OP, SEQ
+from lakefeed.change.schema_change import origins
+from lakefeed.change.segment import Segment, Window
+from lakefeed.change.table import Column, TableSchema
+from lakefeed.errors import LakeError
+from lakefeed.lake.location import spark_glob
+from lakefeed.lake.sparktype import quoted, spark_columns, spark_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame, SparkSession
+
+CARRIED = "_lakefeed_carried_"
+"""Prefix of a boolean column: did this change carry that column? Only for columns that some change did not."""
+
+
+def steps(schemas: Mapping[int, TableSchema], start: int, end: int) -> list[TableSchema]:
+    """The schemas from version ``start`` to version ``end``, each one step after the other."""
+    if start > end:
+        raise LakeError(f"schema version {start} is newer than {end}")
+    found = [schemas[version] for version in sorted(schemas) if start <= version <= end]
+    if not found or found[0].version != start or found[-1].version != end:
+        known = ", ".join(map(str, sorted(schemas)))
+        raise LakeError(f"the journal gave the schema versions {known}; {start} to {end} are needed")
+    return found
+
+
+def lineage(path: Sequence[TableSchema]) -> dict[str, str | None]:
+    """For each column of the last schema its name in the first, or None if it was added on the way.
+
+    Followed step by step: a column dropped and added again under its old name is a new one.
+    """
+    names: dict[str, str | None] = {name: name for name in path[0].names}
+    for before, after in pairwise(path):
+        came_from = origins(before, after)
+        names = {name: names[was] if was is not None else None for name, was in came_from.items()}
+    return names
+
+
+def projected(path: Sequence[TableSchema]) -> list[SparkColumn]:
+    """Expressions that turn a row of the first schema into a row of the last."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    target = path[-1]
+    return [
+        default(target.column(name)) if was is None else F.col(quoted(was)).alias(name)
+        for name, was in lineage(path).items()
+    ]
+
+
+def default(column: Column) -> SparkColumn:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.lit(column.default).cast(spark_type(column.type) or "string").alias(column.name)
+
+
+def incomplete_columns(window: Window) -> tuple[str, ...]:
+    """Columns of the target that some change of the window did not carry, in the target's order."""
+    found: set[str] = set()
+    for segment in window.segments:
+        origin = lineage(steps(window.schemas, segment.schema_version, window.target.version))
+        found |= {name for name, was in origin.items() if was in segment.absent}
+    return tuple(name for name in window.target.names if name in found)
+
+
+def read_changes(session: SparkSession, window: Window) -> DataFrame:
+    """All changes of a window as rows of its target schema, with operation, seq and what they carried."""
+    incomplete = incomplete_columns(window)
+    by_version: dict[int, list[Segment]] = {}
+    for segment in window.segments:
+        by_version.setdefault(segment.schema_version, []).append(segment)
+    parts = [_read_version(session, window, segments, incomplete) for segments in by_version.values()]
+    return reduce(lambda one, other: one.unionByName(other), parts)
+
+
+def _read_version(
+    session: SparkSession, window: Window, segments: Sequence[Segment], incomplete: Sequence[str]
+) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    path = steps(window.schemas, segments[0].schema_version, window.target.version)
+    columns = f"{spark_columns(path[0])}, {OP} tinyint, {SEQ} bigint, {ABSENT} array<string>"
+    # The schema is given, so that Spark does not open a file to guess it.
+    changes = session.read.schema(columns).parquet(*(spark_glob(segment.path) for segment in segments))
+    origin = lineage(path)
+    flags = [_carried(origin[name]).alias(CARRIED + str(index)) for index, name in enumerate(incomplete)]
+    return changes.select(*projected(path), F.col(OP), F.col(SEQ), *flags)
+
+
+def _carried(name: str | None) -> SparkColumn:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if name is None:
+        return F.lit(True)
+    return ~F.coalesce(F.array_contains(F.col(ABSENT), name), F.lit(False))

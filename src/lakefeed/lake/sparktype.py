@@ -1,0 +1,79 @@
+"""Spark's names for the column types that Lakefeed stores, and the tables that Delta cannot hold."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from lakefeed.change.table import TableSchema
+from lakefeed.errors import TableStoppedError
+
+_SCALARS: dict[pa.DataType, str] = {
+    pa.bool_(): "boolean",
+    pa.int8(): "tinyint",
+    pa.int16(): "smallint",
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.date32(): "date",
+    pa.timestamp("us"): "timestamp_ntz",
+    pa.timestamp("us", tz="UTC"): "timestamp",
+}
+_HOSTILE = " ,;{}()\n\t="
+"""Delta refuses column names with these unless column mapping is on, which some readers do not know."""
+
+
+def spark_type(kind: pa.DataType) -> str | None:
+    """The type's name in Spark SQL; None if Delta has no such type."""
+    if pa.types.is_decimal128(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pa.types.is_list(kind):
+        item = spark_type(kind.value_type)
+        return f"array<{item}>" if item else None
+    return _SCALARS.get(kind)
+
+
+def spark_columns(schema: TableSchema) -> str:
+    """The table's own columns as Spark SQL declares them."""
+    return ", ".join(f"{quoted(column.name)} {spark_type(column.type)}" for column in schema.columns)
+
+
+def quoted(name: str) -> str:
+    """A name as Spark SQL reads it, whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def lake_arrow(schema: TableSchema) -> pa.Schema:
+    """The table's own columns as its files have them.
+
+    All are nullable: a source may lift NOT NULL at any time, and a mirror must not fail on that.
+    """
+    return pa.schema([pa.field(column.name, column.type) for column in schema.columns])
+
+
+def refuse_unstorable(schema: TableSchema) -> None:
+    """TableStoppedError for a table whose columns Delta cannot hold under their own names."""
+    problem = _problem(schema)
+    if problem:
+        raise TableStoppedError(
+            f"table {schema.table}: {problem}",
+            remedy=f"Rename or change the column in the source, or leave {schema.table} out of the table patterns.",
+            table=str(schema.table),
+        )
+
+
+def _problem(schema: TableSchema) -> str | None:
+    seen: dict[str, str] = {}
+    for column in schema.columns:
+        if spark_type(column.type) is None:
+            return f"column '{column.name}' is {column.type}, which Delta has no type for"
+        if any(char in _HOSTILE for char in column.name):
+            return f"Delta refuses a column named '{column.name}'"
+        if column.name.lower().startswith("_lakefeed_"):
+            return f"column '{column.name}' has a name that Lakefeed uses for itself"
+        if twin := seen.get(column.name.lower()):
+            return f"columns '{twin}' and '{column.name}' differ only in case, which Spark does not tell apart"
+        seen[column.name.lower()] = column.name
+    return None

@@ -1,0 +1,411 @@
+"""CaptureContract: what every ChangeCapture promises. Subclass it in a test module:
+
+    class TestMyCapture(CaptureContract):
+        def make_subject(self, place: Path) -> Subject:
+            ...
+            return Subject(capture=lambda: MyCapture(...), actor=MyActor(...))
+
+``Subject.capture`` is called again within one test to stand for another process on the same source and pipeline: it
+must find what the first one left in the source. The ``Actor`` is the application that writes to the database.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from lakefeed.capture.base import ChangeCapture, Continuity, Level
+from lakefeed.change.batch import OP, POSITION, SEQ, Operation
+from lakefeed.change.change_set import ChangeSet
+from lakefeed.change.position import Position, decode_position
+from lakefeed.change.table import TableId
+from lakefeed.errors import SourceSetupError, StateError
+from lakefeed.testing.replica import Replica
+
+
+class Actor(Protocol):
+    """The application. Its two tables have an integer key ``id`` and a text column ``name``, and begin empty.
+
+    ``put`` inserts the row or updates it, ``delete`` removes it; each is a transaction of its own unless it happens
+    inside ``together``. ``rows`` is what the database itself says: id → name.
+    """
+
+    table: TableId
+    other: TableId
+
+    def put(self, table: TableId, key: int, name: str | None) -> None: ...
+
+    def delete(self, table: TableId, key: int) -> None: ...
+
+    def together(self) -> AbstractContextManager[None]: ...
+
+    def rows(self, table: TableId) -> dict[int, str | None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A source: how to reach it, and who writes to it."""
+
+    capture: Callable[[], ChangeCapture]
+    actor: Actor
+
+
+@contextmanager
+def opened(subject: Subject) -> Iterator[ChangeCapture]:
+    capture = subject.capture()
+    capture.open()
+    try:
+        yield capture
+    finally:
+        capture.close()
+
+
+def drain(capture: ChangeCapture, after: Position | None) -> list[ChangeSet]:
+    """The change sets that are there now."""
+    found = []
+    for change_set in capture.live(after, wait_seconds=0):
+        if change_set.start == change_set.end:
+            return found
+        found.append(change_set)
+    return found
+
+
+def names(replica: Replica, table: TableId) -> dict[int, str | None]:
+    return {row["id"]: row["name"] for row in replica.rows(table)}
+
+
+def changes(change_sets: list[ChangeSet]) -> list[tuple[Operation, int]]:
+    """Operation and id of every row, in source order."""
+    rows = [row for one in change_sets for row in sorted(_rows(one), key=lambda row: int(row[SEQ]))]
+    return [(Operation(row[OP]), row["id"]) for row in rows]
+
+
+def _rows(change_set: ChangeSet) -> list[dict[str, Any]]:
+    return [row for batch in change_set.batches for row in batch.data.to_pylist()]
+
+
+class CaptureContract(ABC):
+    """See the module."""
+
+    @abstractmethod
+    def make_subject(self, place: Path) -> Subject:
+        """A new source with two empty tables. Nothing is prepared in it."""
+
+    @pytest.fixture
+    def subject(self, tmp_path: Path) -> Subject:
+        return self.make_subject(tmp_path)
+
+    def test_e01_live_and_snapshot_are_independent_abilities(self, subject: Subject) -> None:
+        actor = subject.actor
+        with opened(subject) as capture:
+            start = capture.prepare([actor.table])
+            actor.put(actor.table, 1, "a")
+            assert changes(drain(capture, start)) == [(Operation.INSERT, 1)]  # no snapshot was ever asked for
+            copy = Replica()
+            copy.copy(capture.snapshot(actor.table))  # and this one does not need live
+            assert names(copy, actor.table) == {1: "a"}
+            assert capture.capabilities.deletes
+
+    def test_e02_live_without_a_position_goes_on_from_the_sources_own_resume_point(self, subject: Subject) -> None:
+        actor = subject.actor
+        with opened(subject) as capture:
+            capture.prepare([actor.table])
+            actor.put(actor.table, 1, "a")
+            assert changes(drain(capture, None)) == [(Operation.INSERT, 1)]
+
+    def test_e03_a_snapshot_is_finite_and_has_the_current_rows(self, subject: Subject) -> None:
+        actor = subject.actor
+        for key in range(10):
+            actor.put(actor.table, key, f"n{key}")
+        with opened(subject) as capture:
+            capture.prepare([actor.table])
+            copy = Replica()
+            plan = capture.snapshot(actor.table, chunk_rows=3)
+            copy.copy(plan)
+            assert names(copy, actor.table) == actor.rows(actor.table)
+            assert len(plan.chunks) > 1
+            assert plan.rows_estimate == 10
+
+    def test_e03_an_empty_table_has_an_empty_snapshot(self, subject: Subject) -> None:
+        with opened(subject) as capture:
+            capture.prepare([subject.actor.table])
+            copy = Replica()
+            copy.copy(capture.snapshot(subject.actor.table))
+            assert copy.rows(subject.actor.table) == []
+
+    def test_e04_a_capture_says_nothing_of_whether_a_table_is_seeded(self, subject: Subject) -> None:
+        """The same answer, whoever copied the table, and as often as one asks."""
+        actor = subject.actor
+        with opened(subject) as capture:
+            position = capture.prepare([actor.table])
+            before = capture.continuity(position, [actor.table])
+            Replica().copy(capture.snapshot(actor.table))
+            assert capture.continuity(position, [actor.table]) is before is Continuity.RESUMED
+
+    def test_e05_what_was_not_confirmed_is_delivered_again(self, subject: Subject) -> None:
+        actor = subject.actor
+        with opened(subject) as capture:
+            capture.prepare([actor.table])
+            actor.put(actor.table, 1, "a")
+            first = drain(capture, None)
+        with opened(subject) as capture:
+            assert changes(drain(capture, None)) == changes(first) == [(Operation.INSERT, 1)]
+
+    def test_e05_what_was_confirmed_is_not_delivered_again(self, subject: Subject) -> None:
+        actor = subject.actor
+        with opened(subject) as capture:
+            capture.prepare([actor.table])
+            actor.put(actor.table, 1, "a")
+            capture.confirm(drain(capture, None)[-1].end)
+            actor.put(actor.table, 2, "b")
+        with opened(subject) as capture:
+            assert changes(drain(capture, None)) == [(Operation.INSERT, 2)]
+
+    def test_e06_a_chunk_survives_a_restart_and_reads_the_same(self, subject: Subject) -> None:
+        actor = subject.actor
+        for key in range(5):
+            actor.put(actor.table, key, "x")
+        with opened(subject) as capture:
+            capture.prepare([actor.table])
+            chunks = capture.snapshot(actor.table, chunk_rows=2).chunks
+            saved = [chunk.to_json() for chunk in chunks]
+        with opened(subject) as capture:
+            again = [capture.chunk(data) for data in saved]
+            assert again == list(chunks)
+            with again[0].open() as one, pickle.loads(pickle.dumps(chunks[0])).open() as two:  # noqa: S301
+                assert [batch.to_pylist() for batch in one] == [batch.to_pylist() for batch in two]
+
+    def test_e06_a_chunk_says_between_which_positions_it_was_read(self, subject: Subject) -> None:
+        actor = subject.actor
+        with opened(subject) as capture:
+            start = capture.prepare([actor.table])
+            actor.put(actor.table, 1, "a")
+            with capture.snapshot(actor.table).chunks[0].open() as reader:
+                list(reader)
+                assert start <= reader.low <= reader.high
+                if capture.capabilities.exact_snapshot:
+                    assert reader.low == reader.high
+
+    def test_e07_a_stream_can_be_read_by_another_thread(self, subject: Subject) -> None:
+        actor = subject.actor
+        with opened(subject) as capture:
+            stream = capture.live(capture.prepare([actor.table]), wait_seconds=0)
+            actor.put(actor.table, 1, "a")
+            found: list[tuple[Operation, int]] = []
+            thread = threading.Thread(target=lambda: found.extend(changes([next(stream)])))
+            thread.start()
+            thread.join(10)
+            assert found == [(Operation.INSERT, 1)]
+
+    def test_e07_batches_can_be_read_twice_and_while_the_stream_goes_on(self, subject: Subject) -> None:
+        actor = subject.actor
+        with opened(subject) as capture:
+            stream = capture.live(capture.prepare([actor.table]), wait_seconds=0)
+            actor.put(actor.table, 1, "a")
+            first = next(stream)
+            once = _rows(first)
+            actor.put(actor.table, 1, "b")
+            next(stream)
+            assert _rows(first) == once
+            assert len(once) == first.rows
+
+    def test_e08_lag_is_never_negative_and_shrinks_with_confirm(self, subject: Subject) -> None:
+        actor = subject.actor
+        with opened(subject) as capture:
+            start = capture.prepare([actor.table])
+            actor.put(actor.table, 1, "a")
+            actor.put(actor.table, 2, "b")
+            behind = capture.lag()
+            end = drain(capture, start)[-1].end
+            capture.confirm(end)
+            capture.close()  # whatever was put off is written now
+            after = capture.lag()
+        assert behind.rows is None or behind.rows >= 2
+        assert after.rows in (None, 0)
+        assert all(value is None or value >= 0 for value in (behind.seconds, behind.bytes, after.seconds, after.bytes))
+
+    def test_e08_lag_can_be_asked_from_another_thread_while_live_waits(self, subject: Subject) -> None:
+        with opened(subject) as capture:
+            stream = capture.live(capture.prepare([subject.actor.table]), wait_seconds=0.5)
+            answered: list[float] = []
+
+            def ask() -> None:
+                capture.lag()
+                answered.append(time.monotonic())
+
+            thread = threading.Timer(0.1, ask)
+            thread.start()
+            next(stream)
+            waited = time.monotonic()
+            thread.join(10)
+            assert len(answered) == 1
+            assert answered[0] <= waited + 0.3
+
+    def test_e09_a_capture_names_its_kind_as_its_positions_do(self, subject: Subject) -> None:
+        with opened(subject) as capture:
+            assert capture.prepare([subject.actor.table]).encode().partition("=")[0] == capture.kind
+
+    def test_e10_confirming_an_old_position_again_is_harmless(self, subject: Subject) -> None:
+        actor = subject.actor
+        with opened(subject) as capture:
+            start = capture.prepare([actor.table])
+            actor.put(actor.table, 1, "a")
+            end = drain(capture, start)[-1].end
+            for position in (end, start, end):
+                capture.confirm(position)
+        with opened(subject) as capture:
+            assert drain(capture, None) == []
+
+    def test_e10_nothing_is_confirmed_by_reading_on(self, subject: Subject) -> None:
+        actor = subject.actor
+        with opened(subject) as capture:
+            capture.prepare([actor.table])
+            stream = capture.live(None, wait_seconds=0)
+            for key in (1, 2):
+                actor.put(actor.table, key, "a")
+                next(stream)
+        with opened(subject) as capture:
+            assert changes(drain(capture, None)) == [(Operation.INSERT, 1), (Operation.INSERT, 2)]
+
+    def test_e11_continuity_is_fresh_until_prepare_and_asking_changes_nothing(self, subject: Subject) -> None:
+        actor = subject.actor
+        with opened(subject) as capture:
+            assert capture.continuity(None, [actor.table]) is Continuity.FRESH
+            assert capture.continuity(None, [actor.table]) is Continuity.FRESH
+            assert capture.identity() is None
+            position = capture.prepare([actor.table])
+            assert capture.continuity(position, [actor.table]) is Continuity.RESUMED
+            identity = capture.identity()
+        with opened(subject) as capture:
+            assert capture.identity() == identity is not None
+
+    def test_e11_prepare_again_keeps_what_was_not_delivered(self, subject: Subject) -> None:
+        actor = subject.actor
+        with opened(subject) as capture:
+            capture.prepare([actor.table])
+            actor.put(actor.table, 1, "a")
+            capture.prepare([actor.table])
+            capture.prepare([actor.table, actor.other])
+            actor.put(actor.other, 2, "b")
+            assert sorted(changes(drain(capture, None))) == [(Operation.INSERT, 1), (Operation.INSERT, 2)]
+
+    def test_e11_a_write_between_snapshot_and_first_live_read_is_not_lost(self, subject: Subject) -> None:
+        actor = subject.actor
+        actor.put(actor.table, 1, "before")
+        with opened(subject) as capture:
+            start = capture.prepare([actor.table])
+            actor.put(actor.table, 2, "between prepare and snapshot")
+            copy = Replica()
+            copy.copy(capture.snapshot(actor.table))
+            actor.put(actor.table, 1, "after")
+            actor.delete(actor.table, 2)
+            for change_set in drain(capture, start):
+                copy.apply(change_set)
+            assert names(copy, actor.table) == actor.rows(actor.table) == {1: "after"}
+
+    def test_e12_a_transaction_is_delivered_whole(self, subject: Subject) -> None:
+        actor = subject.actor
+        with opened(subject) as capture:
+            start = capture.prepare([actor.table, actor.other])
+            with actor.together():
+                for key in range(5):
+                    actor.put(actor.table, key, "a")
+                    actor.put(actor.other, key, "b")
+                assert drain(capture, start) == []
+            assert [one.rows for one in drain(capture, start)] == [10]
+
+    def test_e12_change_sets_follow_each_other_without_gap_or_overlap(self, subject: Subject) -> None:
+        actor = subject.actor
+        with opened(subject) as capture:
+            start = capture.prepare([actor.table])
+            stream = capture.live(start, wait_seconds=0)
+            end = start
+            for key in range(3):
+                actor.put(actor.table, key, "a")
+                change_set = next(stream)
+                assert change_set.start == end
+                assert changes([change_set]) == [(Operation.INSERT, key)]
+                end = change_set.end
+
+    def test_e12_rows_are_in_source_order_over_all_tables(self, subject: Subject) -> None:
+        actor = subject.actor
+        with opened(subject) as capture:
+            start = capture.prepare([actor.table, actor.other])
+            with actor.together():
+                actor.put(actor.table, 1, "a")
+                actor.put(actor.other, 2, "b")
+                actor.put(actor.table, 1, "c")
+                actor.delete(actor.other, 2)
+            (change_set,) = drain(capture, start)
+            places = [row[SEQ] for row in _rows(change_set)]
+            assert len(set(places)) == len(places)
+            assert min(places) >= 0
+            assert changes([change_set]) == [
+                (Operation.INSERT, 1), (Operation.INSERT, 2), (Operation.UPDATE, 1), (Operation.DELETE, 2),
+            ]  # fmt: skip
+            positions = {row[POSITION] for row in _rows(change_set)}
+            assert {decode_position(text) for text in positions} == {change_set.end}
+
+    def test_e13_check_finds_no_error_in_a_sound_source(self, subject: Subject) -> None:
+        with opened(subject) as capture:
+            assert [finding for finding in capture.check() if finding.level is Level.ERROR] == []
+
+    def test_e14_uninstall_removes_the_resume_point_and_nothing_else(self, subject: Subject) -> None:
+        actor = subject.actor
+        actor.put(actor.table, 1, "a")
+        with opened(subject) as capture:
+            capture.prepare([actor.table])
+            assert capture.uninstall()
+            assert capture.uninstall() == ()
+            assert capture.continuity(None, [actor.table]) is Continuity.FRESH
+        assert actor.rows(actor.table) == {1: "a"}
+        actor.put(actor.table, 2, "b")
+
+    def test_e15_a_table_that_is_not_there_is_a_setup_error_and_not_an_empty_copy(self, subject: Subject) -> None:
+        with opened(subject) as capture:
+            capture.prepare([subject.actor.table])
+            missing = TableId(subject.actor.table.schema, "no_such_table")
+            with pytest.raises(SourceSetupError, match="no_such_table"):
+                capture.snapshot(missing)
+
+    def test_e15_a_capture_that_is_not_open_says_so(self, subject: Subject) -> None:
+        with pytest.raises(StateError):
+            subject.capture().continuity(None, [])
+
+    def test_an_idle_source_gives_a_heartbeat_in_time(self, subject: Subject) -> None:
+        with opened(subject) as capture:
+            start = capture.prepare([subject.actor.table])
+            began = time.monotonic()
+            beat = next(capture.live(start, wait_seconds=0))
+            assert beat.is_heartbeat
+            assert beat.start == beat.end == start
+            assert time.monotonic() - began < 0.5
+
+    def test_open_and_close_can_be_called_again(self, subject: Subject) -> None:
+        actor = subject.actor
+        capture = subject.capture()
+        capture.open()
+        start = capture.prepare([actor.table])
+        capture.close()
+        capture.close()
+        capture.open()
+        actor.put(actor.table, 1, "a")
+        assert changes(drain(capture, start)) == [(Operation.INSERT, 1)]
+        capture.close()
+
+    def test_discover_tells_the_tables_with_their_keys(self, subject: Subject) -> None:
+        actor = subject.actor
+        with opened(subject) as capture:
+            found = {schema.table: schema for schema in capture.discover()}
+            assert {actor.table, actor.other} <= set(found)
+            assert found[actor.table].key == ("id",)
+            assert set(found[actor.table].names) == {"id", "name"}

@@ -1,0 +1,212 @@
+"""A pipeline's whole life through the commands, each of them a real process, from init to uninstall."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakefeed.app.verify import compare_sqlite_table
+from lakefeed.change.table import TableId
+
+LAKEFEED = [sys.executable, "-c", "from lakefeed.app.cli import main; main()"]
+ITEMS = TableId("main", "items")
+
+
+def lakefeed(shop: Path, *arguments: str, expected: int = 0) -> str:
+    result = subprocess.run([*LAKEFEED, *arguments], cwd=shop, capture_output=True, text=True, timeout=200, check=False)
+    assert result.returncode == expected, result.stdout + result.stderr
+    assert "Traceback" not in result.stdout + result.stderr
+    return result.stdout
+
+
+def answer(shop: Path, *arguments: str, expected: int = 0) -> dict[str, Any]:
+    found = json.loads(lakefeed(shop, *arguments, "--json", expected=expected))
+    assert isinstance(found, dict)
+    return found
+
+
+def change(shop: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(shop / "shop.db", timeout=30)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def assert_equal(shop: Path) -> None:
+    assert compare_sqlite_table(shop / "shop.db", ITEMS, shop / "lake" / "main" / "items").differences == ()
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    change(
+        tmp_path,
+        "CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT)",
+        "INSERT INTO items VALUES (1, 'a'), (2, 'b'), (3, 'c')",
+    )
+    lakefeed(tmp_path, "init", "shop.yaml")
+    return tmp_path
+
+
+def test_check_and_status_of_a_pipeline_that_never_ran_change_nothing(shop: Path) -> None:
+    before = sorted(path.name for path in shop.iterdir())
+    assert answer(shop, "check", "shop.yaml") == {"ready": True, "findings": []}
+    assert lakefeed(shop, "check", "shop.yaml") == "shop is ready.\n"
+    status = answer(shop, "status", "shop.yaml")
+    assert set(status) == {"verdict", "reason", "journal_head", "lag", "tables"}
+    assert (status["verdict"], status["journal_head"], status["tables"]) == ("stopped", 0, {})
+    assert set(status["lag"]) == {"rows", "bytes", "seconds"}
+    assert answer(shop, "journal", "shop.yaml") == {"pipeline": "shop", "change_sets": []}
+    assert sorted(path.name for path in shop.iterdir()) == before
+
+
+def test_a_warning_of_check_is_shown_and_leaves_the_exit_code_0(shop: Path) -> None:
+    with closing(sqlite3.connect(shop / "shop.db")) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    text = lakefeed(shop, "check", "shop.yaml")
+    assert text.startswith("Warning: ")
+    assert "\nRemedy: PRAGMA journal_mode=WAL;\n" in text
+    assert text.endswith("shop is ready.\n")
+
+
+def test_check_finds_a_lake_that_cannot_be_written_and_exits_1(shop: Path) -> None:
+    (shop / "lake").write_text("in the way")
+    found = answer(shop, "check", "shop.yaml", expected=1)
+    assert not found["ready"]
+    assert "is a file" in found["findings"][0]["problem"]
+    assert set(found["findings"][0]) == {"level", "table", "problem", "remedy"}
+    assert "shop is not ready." in lakefeed(shop, "check", "shop.yaml", expected=1)
+
+
+def test_a_pattern_that_matches_no_table_is_exit_code_2_and_names_pattern_and_tables(shop: Path) -> None:
+    file = shop / "shop.yaml"
+    file.write_text(file.read_text().replace('["*"]', '["itms"]'))
+    found = answer(shop, "sync", "shop.yaml", expected=2)
+    assert "itms" in found["error"]
+    assert "items" in found["error"] + found["remedy"]
+
+
+def test_a_source_that_is_not_there_is_exit_code_2_and_named(shop: Path) -> None:
+    (shop / "shop.db").unlink()
+    for command in ("check", "sync", "run", "status", "uninstall"):
+        assert "shop.db" in answer(shop, command, "shop.yaml", expected=2)["error"]
+
+
+def test_status_starts_no_spark(shop: Path) -> None:
+    code = (
+        "import sys; from lakefeed.app import cli; assert cli.execute(['status', 'shop.yaml']) == 0; "
+        "assert 'pyspark' not in sys.modules and 'py4j' not in sys.modules"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=shop, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(120)
+def test_sync_status_journal_and_uninstall_tell_one_story(shop: Path) -> None:
+    first = answer(shop, "sync", "shop.yaml")
+    assert set(first) == {"change_sets", "rows", "tables", "last_position", "last_seq", "seconds"}
+    assert first["rows"] == {"inserted": 3, "updated": 0, "deleted": 0}
+    assert first["tables"]["main.items"]["rows"] == 3
+    assert_equal(shop)
+
+    change(
+        shop,
+        "INSERT INTO items VALUES (4, 'd')",
+        "UPDATE items SET name = 'B' WHERE id = 2",
+        "DELETE FROM items WHERE id = 1",
+    )
+    second = answer(shop, "sync", "shop.yaml")
+    assert second["rows"] == {"inserted": 1, "updated": 1, "deleted": 1}
+    assert second["change_sets"] >= 1
+    assert second["last_position"].startswith("sqlite=")
+    assert second["last_seq"] is not None
+    assert set(second["tables"]["main.items"]) == {"applied", "rows"}
+    assert second["tables"]["main.items"]["rows"] == 3
+    assert_equal(shop)
+
+    third = answer(shop, "sync", "shop.yaml")
+    assert (third["change_sets"], third["last_seq"]) == (0, None)
+    assert third["rows"] == {"inserted": 0, "updated": 0, "deleted": 0}
+
+    status = answer(shop, "status", "shop.yaml")
+    assert status["verdict"] == "stopped"
+    items = status["tables"]["main.items"]
+    assert set(items) == {"state", "applied", "rows", "error", "remedy"}
+    assert (items["applied"], items["rows"], items["error"]) == (status["journal_head"], 3, None)
+    assert "main.items" in lakefeed(shop, "status", "shop.yaml")
+
+    listed = answer(shop, "journal", "shop.yaml")["change_sets"]
+    assert [entry["number"] for entry in listed] == list(range(1, status["journal_head"] + 1))
+    assert sum(entry["rows"] for entry in listed) == 3
+    assert "main.items" in lakefeed(shop, "journal", "shop.yaml", "--last", "50")
+
+    assert answer(shop, "uninstall", "shop.yaml")["removed"]
+    with closing(sqlite3.connect(shop / "shop.db")) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("items",)]
+    assert answer(shop, "uninstall", "shop.yaml") == {"removed": []}
+    assert_equal(shop)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(120)
+def test_run_follows_the_source_refuses_a_second_process_and_stops_cleanly_on_sigterm(shop: Path) -> None:
+    with subprocess.Popen(
+        [*LAKEFEED, "run", "shop.yaml", "--json"], cwd=shop, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            first = json.loads(process.stdout.readline())
+            assert first["tables"]["main.items"]["rows"] == 3
+            change(shop, "INSERT INTO items VALUES (4, 'd')")
+            while json.loads(process.stdout.readline())["rows"]["inserted"] == 0:
+                pass
+            assert answer(shop, "status", "shop.yaml")["verdict"] in ("healthy", "idle")
+            refused = answer(shop, "sync", "shop.yaml", expected=3)
+            assert str(process.pid) in refused["error"]
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert_equal(shop)
+    assert answer(shop, "status", "shop.yaml")["verdict"] == "stopped"
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(120)
+def test_run_for_some_seconds_ends_by_itself_with_lines_for_people(shop: Path) -> None:
+    started = time.monotonic()
+    result = subprocess.run(
+        [*LAKEFEED, "run", "shop.yaml", "--for", "2"], cwd=shop, capture_output=True, text=True, timeout=200, check=True
+    )
+    assert time.monotonic() - started >= 2
+    assert result.stdout == "Stopped cleanly.\n"
+    assert "main.items: copied 3 rows" in result.stderr
+    assert_equal(shop)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(120)
+def test_the_demo_proves_itself_twice_in_the_same_directory(tmp_path: Path) -> None:
+    directory = tmp_path / "demo"
+    first = answer(tmp_path, "demo", "--seconds", "3", "--directory", str(directory))
+    assert first["equal"]
+    assert set(first["tables"]) == {"main.customers", "main.products", "main.orders", "main.order_items"}
+    assert first["transactions"] > 0
+    assert first["changes"] > 0
+    text = lakefeed(tmp_path, "demo", "--seconds", "1", "--directory", str(directory))
+    assert "Every lake table equals its source table." in text
+    query = next(line.strip() for line in text.splitlines() if "QueryBuilder" in line)
+    printed = subprocess.run(query, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "status" in printed.stdout

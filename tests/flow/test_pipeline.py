@@ -1,0 +1,409 @@
+"""The pipeline with a real database and a real journal; the lake is the one in memory."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lakefeed import Listener, Pipeline, PipelineOptions, Sqlite
+from lakefeed.change.segment import Window
+from lakefeed.change.table import TableId
+from lakefeed.errors import (
+    CommitFailedError,
+    ConfigError,
+    LakefeedError,
+    LeaseError,
+    PositionLostError,
+    SourceChangedError,
+    StateError,
+    TableStoppedError,
+)
+from lakefeed.failpoint import armed
+from lakefeed.flow.seed import Phase, SeedStore
+from lakefeed.journal.journal import Journal
+from lakefeed.journal.options import JournalOptions
+from lakefeed.testing.memory_lake import MemoryLake
+
+T, U = TableId("main", "t"), TableId("main", "u")
+QUICK = PipelineOptions(interval_seconds=0.01, enrol_seconds=0.05, journal=JournalOptions(fsync=False))
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
+    connection.executescript(
+        "CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT); INSERT INTO t VALUES (1, 'a'), (2, 'b');"
+        "CREATE TABLE u (id INTEGER PRIMARY KEY, v TEXT);"
+    )
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> MemoryLake:
+    return MemoryLake(str(tmp_path / "lake"))
+
+
+Make = Callable[..., Pipeline]
+
+
+@pytest.fixture
+def make(tmp_path: Path, lake: MemoryLake, database: sqlite3.Connection) -> Iterator[Make]:
+    made: list[Pipeline] = []
+
+    def factory(options: PipelineOptions = QUICK, listener: Listener | None = None, name: str = "p") -> Pipeline:
+        made.append(Pipeline(Sqlite(tmp_path / "s.db"), lake, name=name, options=options, listener=listener))
+        return made[-1]
+
+    yield factory
+    for pipeline in made:
+        pipeline.close()
+
+
+def rows(lake: MemoryLake, table: str = "main.t") -> dict[int, str]:
+    return {row["id"]: row["v"] for row in lake.rows(table)}
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_the_first_sync_copies_and_the_next_ones_follow(
+    make: Make, lake: MemoryLake, database: sqlite3.Connection
+) -> None:
+    pipeline = make()
+    first = pipeline.sync_once()
+    assert (first.counts.inserted, first.last_seq) == (2, None)
+    database.executescript(
+        "INSERT INTO t VALUES (3, 'c'); UPDATE t SET v = 'x' WHERE id = 1; DELETE FROM t WHERE id = 2;"
+    )
+    second = pipeline.sync_once()
+    assert (second.counts.inserted, second.counts.updated, second.counts.deleted) == (1, 1, 1)
+    assert (second.change_sets, second.last_seq) == (1, 3)
+    assert rows(lake) == {1: "x", 3: "c"}
+
+
+def test_a_sync_with_nothing_new_says_so_and_touches_nothing(make: Make, lake: MemoryLake) -> None:
+    pipeline = make()
+    pipeline.sync_once()
+    commits = lake.commits
+    result = pipeline.sync_once()
+    assert (result.change_sets, result.counts.total, result.tables, result.last_seq) == (0, 0, {}, None)
+    assert lake.commits == commits
+
+
+def test_two_threads_that_sync_at_once_apply_everything_once(
+    make: Make, lake: MemoryLake, database: sqlite3.Connection
+) -> None:
+    pipeline = make()
+    pipeline.sync_once()
+    commits = lake.commits
+    database.execute("INSERT INTO t VALUES (9, 'z')")
+    threads = [threading.Thread(target=pipeline.sync_once) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (rows(lake)[9], lake.commits) == ("z", commits + 1)
+
+
+def test_a_second_pipeline_object_on_the_same_state_is_refused(make: Make) -> None:
+    make().sync_once()
+    with pytest.raises(LeaseError, match="written by process"):
+        make().sync_once()
+
+
+def test_a_second_process_on_the_same_state_is_refused(make: Make, tmp_path: Path) -> None:
+    make().sync_once()
+    program = (
+        "from lakefeed import Pipeline, Sqlite\nfrom lakefeed.testing.memory_lake import MemoryLake\n"
+        "from lakefeed.errors import LeaseError\nimport sys\n"
+        "try: Pipeline(Sqlite(sys.argv[1]), MemoryLake(sys.argv[2]), name='p').sync_once()\n"
+        "except LeaseError as error: print(error, error.remedy)"
+    )
+    arguments = [str(tmp_path / "s.db"), str(tmp_path / "lake")]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+    assert "is written by process" in done.stdout
+    assert "Stop the other process first" in done.stdout
+
+
+def test_two_pipelines_follow_one_database_side_by_side(
+    make: Make, lake: MemoryLake, database: sqlite3.Connection, tmp_path: Path
+) -> None:
+    other_lake = MemoryLake(str(tmp_path / "other"))
+    first = make()
+    with Pipeline(Sqlite(tmp_path / "s.db"), other_lake, name="other", options=QUICK) as second:
+        first.sync_once()
+        second.sync_once()
+        database.execute("DELETE FROM t WHERE id = 1")
+        first.sync_once()
+        second.sync_once()
+    assert rows(lake) == rows(other_lake) == {2: "b"}
+
+
+def test_a_table_that_appears_later_is_taken_in(make: Make, lake: MemoryLake, database: sqlite3.Connection) -> None:
+    pipeline = make()
+    pipeline.sync_once()
+    database.executescript("CREATE TABLE w (id INTEGER PRIMARY KEY, v TEXT); INSERT INTO w VALUES (1, 'w');")
+    pipeline.sync_once()
+    assert rows(lake, "main.w") == {1: "w"}
+
+
+def test_a_dropped_table_stays_in_the_lake_and_is_copied_anew_when_it_comes_back(
+    make: Make, lake: MemoryLake, database: sqlite3.Connection
+) -> None:
+    pipeline = make()
+    pipeline.sync_once()
+    database.execute("DROP TABLE t")
+    pipeline.sync_once()
+    assert pipeline.status().tables[T].state == "dropped"
+    assert rows(lake) == {1: "a", 2: "b"}
+    database.executescript("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT); INSERT INTO t VALUES (5, 'new');")
+    pipeline.sync_once()
+    assert rows(lake) == {5: "new"}
+
+
+def test_a_table_lost_from_the_lake_is_copied_anew_after_a_restart(make: Make, lake: MemoryLake) -> None:
+    pipeline = make()
+    pipeline.sync_once()
+    pipeline.close()
+    del lake.tables[T]
+    make().sync_once()
+    assert rows(lake) == {1: "a", 2: "b"}
+
+
+def test_an_error_of_one_table_does_not_hold_up_the_others_and_is_in_the_status(
+    make: Make, lake: MemoryLake, database: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = make()
+    pipeline.sync_once()
+    apply = MemoryLake.apply
+
+    def broken(self: MemoryLake, window: Window, generation: int) -> None:
+        if window.table == T:
+            raise TableStoppedError("t is in a bad way", remedy="Mend t.", table=str(T))
+        apply(self, window, generation)
+
+    monkeypatch.setattr(MemoryLake, "apply", broken)
+    database.executescript("INSERT INTO t VALUES (3, 'c'); INSERT INTO u VALUES (1, 'u');")
+    result = pipeline.sync_once()
+    assert (result.errors.keys(), rows(lake, "main.u")) == ({T}, {1: "u"})
+    status = pipeline.status()
+    assert (status.tables[T].error, status.tables[T].remedy) == ("t is in a bad way", "Mend t.")
+    assert status.tables[U].error is None
+    assert status.verdict == "stalled"
+    monkeypatch.undo()
+    until(lambda: pipeline.sync_once() is not None and rows(lake).get(3) == "c")
+    assert pipeline.status().tables[T].error is None
+
+
+def test_run_follows_the_source_until_stop(make: Make, lake: MemoryLake, database: sqlite3.Connection) -> None:
+    pipeline = make()
+    thread = threading.Thread(target=pipeline.run)
+    thread.start()
+    until(lambda: T in lake.tables and len(rows(lake)) == 2)
+    database.execute("INSERT INTO t VALUES (7, 'live')")
+    until(lambda: rows(lake).get(7) == "live")
+    until(lambda: pipeline.status().verdict == "idle")
+    pipeline.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert pipeline.status().verdict == "stopped"
+
+
+def test_run_ends_by_itself_after_the_seconds_it_was_given(make: Make) -> None:
+    started = time.monotonic()
+    make().run(for_seconds=0.3)
+    assert 0.3 <= time.monotonic() - started < 5
+
+
+def test_run_while_it_works_already_is_refused(make: Make) -> None:
+    pipeline = make()
+    thread = threading.Thread(target=pipeline.run)
+    thread.start()
+    until(lambda: pipeline.status().verdict in ("idle", "healthy"))
+    with pytest.raises(StateError, match="already working"):
+        pipeline.run()
+    pipeline.stop()
+    thread.join(10)
+
+
+def test_run_goes_on_after_a_failure_that_passes(make: Make, lake: MemoryLake, database: sqlite3.Connection) -> None:
+    told: list[Exception] = []
+
+    class Hears(Listener):
+        def retrying(self, error: Exception, seconds: float) -> None:
+            told.append(error)
+
+    pipeline = make(listener=Hears())
+    append, failures = Journal.append, [CommitFailedError("once"), CommitFailedError("twice")]
+
+    def fails(self: Journal, change_set: object) -> object:
+        if failures:
+            raise failures.pop()
+        return append(self, change_set)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "append", fails)
+        thread = threading.Thread(target=pipeline.run)
+        thread.start()
+        until(lambda: T in lake.tables)
+        database.execute("INSERT INTO t VALUES (8, 'late')")
+        until(lambda: rows(lake).get(8) == "late")
+        pipeline.stop()
+        thread.join(10)
+    assert [str(error) for error in told] == ["twice", "once"]
+
+
+def test_run_raises_an_error_that_does_not_pass(make: Make, database: sqlite3.Connection) -> None:
+    pipeline = make()
+    pipeline.sync_once()
+    database.execute("INSERT INTO t VALUES (8, 'late')")
+    with armed("journal.before_commit", "raise"), pytest.raises(LakefeedError, match=r"journal\.before_commit"):
+        pipeline.run(for_seconds=10)
+
+
+def test_capture_waits_while_the_lake_is_too_far_behind(
+    make: Make, lake: MemoryLake, database: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = make(options=replace(QUICK, max_backlog_bytes=1))
+
+    def down(self: MemoryLake, window: Window, generation: int) -> None:
+        raise CommitFailedError("the lake is down")
+
+    pipeline.sync_once()
+    monkeypatch.setattr(MemoryLake, "apply", down)
+    thread = threading.Thread(target=pipeline.run)
+    thread.start()
+    database.execute("INSERT INTO t VALUES (3, 'c')")
+    until(lambda: pipeline.status().journal_head == 2)
+    database.execute("INSERT INTO t VALUES (4, 'd')")
+    time.sleep(0.7)
+    assert pipeline.status().journal_head == 2
+    assert (pipeline.status().lag.rows or 0) >= 1
+    monkeypatch.undo()
+    until(lambda: rows(lake).get(4) == "d")
+    pipeline.stop()
+    thread.join(10)
+
+
+def test_what_is_trimmed_is_what_every_table_has_and_a_restart_knows_it(
+    make: Make, lake: MemoryLake, database: sqlite3.Connection
+) -> None:
+    """Table u gets nothing for long: its own commits name an old change set that the journal no longer has."""
+    options = replace(QUICK, journal=JournalOptions(keep_change_sets=1, fsync=False))
+    pipeline = make(options=options)
+    for number in range(80):
+        database.execute("INSERT INTO t VALUES (?, 'n')", (100 + number,))
+        pipeline.sync_once()
+    pipeline.close()
+    with Journal.read(pipeline.root) as journal:
+        assert 0 < journal.trimmed < journal.head
+    again = make(options=options)
+    database.execute("INSERT INTO u VALUES (1, 'at last')")
+    again.sync_once()
+    assert rows(lake, "main.u") == {1: "at last"}
+    assert len(rows(lake)) == 82
+
+
+def test_a_lake_table_put_back_to_an_older_state_is_healed_from_the_journal(
+    make: Make, lake: MemoryLake, database: sqlite3.Connection
+) -> None:
+    pipeline = make()
+    pipeline.sync_once()
+    before = replace(lake.tables[T], rows=dict(lake.tables[T].rows))
+    database.execute("INSERT INTO t VALUES (3, 'c')")
+    pipeline.sync_once()
+    pipeline.close()
+    lake.tables[T] = before
+    make().sync_once()
+    assert rows(lake) == {1: "a", 2: "b", 3: "c"}
+
+
+def test_a_source_that_forgot_the_pipeline_stops_it_loudly(
+    make: Make, database: sqlite3.Connection, tmp_path: Path
+) -> None:
+    pipeline = make()
+    pipeline.sync_once()
+    pipeline.close()
+    capture = Sqlite(tmp_path / "s.db").bind("p")
+    capture.open()
+    capture.uninstall()
+    capture.close()
+    with pytest.raises(PositionLostError, match="knows nothing of this pipeline"):
+        make().sync_once()
+
+
+def test_another_database_under_the_same_name_is_refused(make: Make, tmp_path: Path, lake: MemoryLake) -> None:
+    first = make()
+    first.sync_once()
+    first.close()
+    other = tmp_path / "other.db"
+    with sqlite3.connect(other) as connection:
+        connection.executescript("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT);")
+    connection.close()
+    with Pipeline(Sqlite(other), MemoryLake(str(tmp_path / "elsewhere")), name="p") as pipeline:
+        pipeline.sync_once()
+    with Pipeline(Sqlite(other), lake, name="p") as pipeline, pytest.raises(SourceChangedError):
+        pipeline.sync_once()
+
+
+def test_uninstall_cleans_the_source_keeps_the_lake_and_allows_a_new_start(
+    make: Make, lake: MemoryLake, database: sqlite3.Connection
+) -> None:
+    pipeline = make()
+    pipeline.sync_once()
+    assert pipeline.uninstall()
+    left = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE name LIKE '%lakefeed%'")]
+    assert left == []
+    assert rows(lake) == {1: "a", 2: "b"}
+    assert pipeline.status().reason == "the pipeline has never run"
+    database.execute("DELETE FROM t WHERE id = 1")
+    pipeline.sync_once()
+    assert rows(lake) == {2: "b"}
+
+
+def test_a_notice_that_a_crash_cut_off_is_acted_on_at_the_next_start(
+    make: Make, lake: MemoryLake, database: sqlite3.Connection
+) -> None:
+    pipeline = make()
+    pipeline.sync_once()
+    database.executescript(
+        "BEGIN; CREATE TABLE c (id INTEGER PRIMARY KEY, v TEXT); INSERT INTO c VALUES (7, 'moved');"
+        "DROP TABLE t; ALTER TABLE c RENAME TO t; COMMIT;"
+    )
+    with armed("journal.after_commit", "raise"), pytest.raises(LakefeedError):
+        pipeline.sync_once()
+    again = make()
+    again.sync_once()
+    again.sync_once()
+    assert rows(lake) == {7: "moved"}
+
+
+def test_seeds_survive_and_a_damaged_one_is_named(make: Make) -> None:
+    pipeline = make()
+    pipeline.sync_once()
+    seeds = SeedStore(pipeline.root)
+    assert {record.phase for record in seeds.all().values()} == {Phase.LIVE}
+    pipeline.close()
+    path = pipeline.root / "seeds" / "main.t.json"
+    path.write_text(json.dumps({"table": "main.t"}))
+    with pytest.raises(LakefeedError, match=r"main\.t\.json"):
+        SeedStore(pipeline.root)
+
+
+def test_a_name_that_cannot_be_a_directory_is_refused(tmp_path: Path, lake: MemoryLake, make: Make) -> None:
+    with pytest.raises(ConfigError, match=r"'\.\./x' cannot name a pipeline"):
+        make(name="../x")

@@ -1,0 +1,32 @@
+"""Delta keeps the contract of every table format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from lakefeed.change.table import TableId
+from lakefeed.lake.base import TableFormat
+from lakefeed.lake.delta import Delta
+from lakefeed.testing.format_contract import TableFormatContract
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+class TestDelta(TableFormatContract):
+    @pytest.fixture(autouse=True)
+    def _spark(self, spark: SparkSession) -> None:
+        self.spark = spark
+
+    def make_format(self, root: Path) -> TableFormat:
+        return Delta(self.spark, root).bind("contract")
+
+    def read_rows(self, tables: TableFormat, table: TableId) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = DeltaTable(tables.location(table)).to_pyarrow_table().to_pylist()
+        return rows
