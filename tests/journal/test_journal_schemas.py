@@ -81,6 +81,14 @@ def test_rows_of_two_versions_in_one_change_set_go_to_two_segments(journal: Jour
     assert dict(window.schemas) == {1: A.at_version(1), 2: B.at_version(2)}
 
 
+def test_segments_never_overlap_in_seq_even_when_versions_alternate(journal: Journal) -> None:
+    parts = [row(schema, key, start_seq=key) for key, schema in enumerate((A, B, A))]
+    journal.append(change_set(None, 1, *parts))
+    window = journal.window(NAME, 0, 1)
+    assert [(segment.first_seq, segment.last_seq) for segment in window.segments] == [(1, 1), (2, 2), (3, 3)]
+    assert [item["id"] for item in read_window(window)] == [0, 1, 2]
+
+
 def test_a_change_back_to_an_earlier_shape_is_a_new_version(journal: Journal) -> None:
     for place, schema in enumerate((A, B, A)):
         journal.append(change_set(place or None, place + 1, row(schema)))

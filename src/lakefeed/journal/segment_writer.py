@@ -34,7 +34,7 @@ _OPERATIONS = np.array([int(operation) for operation in Operation])
 
 @dataclass(slots=True)
 class _Stream:
-    """One table under one schema version: what is gathered, and the file it goes to."""
+    """One table under its schema version of the moment: what is gathered, and the file it goes to."""
 
     schema: TableSchema
     gathered: list[pa.RecordBatch] = field(default_factory=list)
@@ -55,7 +55,7 @@ class SegmentWriter:
         self._options = options
         self._prefix = prefix
         self._seq_base = seq_base
-        self._streams: OrderedDict[tuple[TableId, int], _Stream] = OrderedDict()
+        self._streams: OrderedDict[TableId, _Stream] = OrderedDict()
         self._done: list[StoredSegment] = []
         self._parts = itertools.count()
         self._folders: set[Path] = set()
@@ -73,9 +73,7 @@ class SegmentWriter:
         if data.num_rows == 0:
             return
         self._check(schema.table, data)
-        key = (schema.table, schema.version)
-        stream = self._streams.setdefault(key, _Stream(schema))
-        self._streams.move_to_end(key)
+        stream = self._stream(schema)
         stream.gathered.append(data)
         stream.rows += data.num_rows
         stream.bytes += data.nbytes
@@ -114,6 +112,17 @@ class SegmentWriter:
         if not bool(np.all(np.isin(data.column(OP).to_numpy(), _OPERATIONS))):
             raise JournalError(f"rows of {table} have an operation that is none of {', '.join(Operation.__members__)}")
         self._last_seq[table] = int(seq[-1])
+
+    def _stream(self, schema: TableSchema) -> _Stream:
+        """A new version ends the table's file, so that the segments of a table never overlap in seq."""
+        stream = self._streams.setdefault(schema.table, _Stream(schema))
+        self._streams.move_to_end(schema.table)
+        if stream.schema.version != schema.version:
+            self._write(stream)
+            if stream.file is not None:
+                self._close(stream, stream.file)
+            stream.schema = schema
+        return stream
 
     def _write(self, stream: _Stream) -> None:
         """Turn what a stream has gathered into a row group, and close the file if it is large enough."""

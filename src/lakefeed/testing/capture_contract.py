@@ -15,82 +15,17 @@ import pickle
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
 
-from lakefeed.capture.base import ChangeCapture, Continuity, Level
-from lakefeed.change.batch import OP, POSITION, SEQ, Operation
-from lakefeed.change.change_set import ChangeSet
-from lakefeed.change.position import Position, decode_position
+from lakefeed.capture.base import Continuity, Level
+from lakefeed.change.batch import POSITION, SEQ, Operation
+from lakefeed.change.position import decode_position
 from lakefeed.change.table import TableId
 from lakefeed.errors import SourceSetupError, StateError
+from lakefeed.testing.capture_subject import Subject, changes, drain, names, opened, row_dicts
 from lakefeed.testing.replica import Replica
-
-
-class Actor(Protocol):
-    """The application. Its two tables have an integer key ``id`` and a text column ``name``, and begin empty.
-
-    ``put`` inserts the row or updates it, ``delete`` removes it; each is a transaction of its own unless it happens
-    inside ``together``. ``rows`` is what the database itself says: id → name.
-    """
-
-    table: TableId
-    other: TableId
-
-    def put(self, table: TableId, key: int, name: str | None) -> None: ...
-
-    def delete(self, table: TableId, key: int) -> None: ...
-
-    def together(self) -> AbstractContextManager[None]: ...
-
-    def rows(self, table: TableId) -> dict[int, str | None]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A source: how to reach it, and who writes to it."""
-
-    capture: Callable[[], ChangeCapture]
-    actor: Actor
-
-
-@contextmanager
-def opened(subject: Subject) -> Iterator[ChangeCapture]:
-    capture = subject.capture()
-    capture.open()
-    try:
-        yield capture
-    finally:
-        capture.close()
-
-
-def drain(capture: ChangeCapture, after: Position | None) -> list[ChangeSet]:
-    """The change sets that are there now."""
-    found = []
-    for change_set in capture.live(after, wait_seconds=0):
-        if change_set.start == change_set.end:
-            return found
-        found.append(change_set)
-    return found
-
-
-def names(replica: Replica, table: TableId) -> dict[int, str | None]:
-    return {row["id"]: row["name"] for row in replica.rows(table)}
-
-
-def changes(change_sets: list[ChangeSet]) -> list[tuple[Operation, int]]:
-    """Operation and id of every row, in source order."""
-    rows = [row for one in change_sets for row in sorted(_rows(one), key=lambda row: int(row[SEQ]))]
-    return [(Operation(row[OP]), row["id"]) for row in rows]
-
-
-def _rows(change_set: ChangeSet) -> list[dict[str, Any]]:
-    return [row for batch in change_set.batches for row in batch.data.to_pylist()]
 
 
 class CaptureContract(ABC):
@@ -122,7 +57,7 @@ class CaptureContract(ABC):
             actor.put(actor.table, 1, "a")
             assert changes(drain(capture, None)) == [(Operation.INSERT, 1)]
 
-    def test_e03_a_snapshot_is_finite_and_has_the_current_rows(self, subject: Subject) -> None:
+    def test_e03_a_snapshot_is_finite_and_has_the_currentrow_dicts(self, subject: Subject) -> None:
         actor = subject.actor
         for key in range(10):
             actor.put(actor.table, key, f"n{key}")
@@ -212,10 +147,10 @@ class CaptureContract(ABC):
             stream = capture.live(capture.prepare([actor.table]), wait_seconds=0)
             actor.put(actor.table, 1, "a")
             first = next(stream)
-            once = _rows(first)
+            once = row_dicts(first)
             actor.put(actor.table, 1, "b")
             next(stream)
-            assert _rows(first) == once
+            assert row_dicts(first) == once
             assert len(once) == first.rows
 
     def test_e08_lag_is_never_negative_and_shrinks_with_confirm(self, subject: Subject) -> None:
@@ -346,13 +281,13 @@ class CaptureContract(ABC):
                 actor.put(actor.table, 1, "c")
                 actor.delete(actor.other, 2)
             (change_set,) = drain(capture, start)
-            places = [row[SEQ] for row in _rows(change_set)]
+            places = [row[SEQ] for row in row_dicts(change_set)]
             assert len(set(places)) == len(places)
             assert min(places) >= 0
             assert changes([change_set]) == [
                 (Operation.INSERT, 1), (Operation.INSERT, 2), (Operation.UPDATE, 1), (Operation.DELETE, 2),
             ]  # fmt: skip
-            positions = {row[POSITION] for row in _rows(change_set)}
+            positions = {row[POSITION] for row in row_dicts(change_set)}
             assert {decode_position(text) for text in positions} == {change_set.end}
 
     def test_e13_check_finds_no_error_in_a_sound_source(self, subject: Subject) -> None:

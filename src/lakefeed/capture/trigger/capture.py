@@ -102,9 +102,11 @@ class SqliteTriggers:
     def discover(self) -> tuple[TableSchema, ...]:
         with self._working() as connection, transaction(connection, "DEFERRED"):
             meta = load_meta(connection, self._names)
-            captured = {one.table: one.schema for one in meta.tables} if meta else {}
-            found = self._choose(connection)
-            return tuple(captured.get(table) or table_schema(self._source(connection, table)) for table in found)
+            found = {table: meta.captured(table) if meta else None for table in self._choose(connection)}
+            return tuple(
+                captured.schema if captured else table_schema(self._source(connection, table))
+                for table, captured in found.items()
+            )
 
     def prepare(self, tables: Sequence[TableId]) -> SqliteSequence:
         with self._working() as connection:
@@ -155,9 +157,11 @@ class SqliteTriggers:
         return check_source(self._database, self._choose)
 
     def uninstall(self) -> tuple[str, ...]:
-        with self._working() as connection, transaction(connection, "IMMEDIATE"):
-            self._confirmations = Confirmations(self._database, self._names)  # nothing is left to confirm into
-            return uninstall(connection, self._names)
+        with self._working() as connection:
+            if self._confirmations is not None:
+                self._confirmations.close()
+            with transaction(connection, "IMMEDIATE"):
+                return uninstall(connection, self._names)
 
     def _change_sets(self, stream: LogStream, start: SqliteSequence, wait_seconds: float) -> Iterator[ChangeSet]:
         position = start

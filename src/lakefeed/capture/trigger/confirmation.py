@@ -47,11 +47,14 @@ class Confirmations:
 
     def close(self) -> None:
         """Write what is left. Idempotent."""
-        if self._wanted != self._written:
-            self._write(_CLOSING_SECONDS)
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        try:
+            if self._wanted != self._written:
+                self._write(_CLOSING_SECONDS)
+        finally:
+            self._wanted = self._written = None
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
 
     def _write(self, budget_seconds: float) -> None:
         position = self._wanted

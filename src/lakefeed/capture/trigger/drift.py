@@ -128,7 +128,7 @@ class _Table:
         if new.captured != self._old:
             put_table(self._connection, self._names, new.captured)
         self._log_again(source, new)
-        self._announce(new.captured, new.reason or self._missed(source, wanted, have))
+        self._announce(new.captured, new.reason or self._missed(source, wanted, have) or self._readded(source, new))
 
     def _missed(self, source: SourceTable, wanted: dict[str, str], have: dict[str, str]) -> str | None:
         """Why changes may have gone unseen since ``verified``, if they may."""
@@ -136,8 +136,12 @@ class _Table:
             return "rows changed after a unique index was made, and REPLACE may have removed some unseen"
         if source.renumbered_by_vacuum and was_vacuumed(self._connection, self._names) and self._dense(source):
             return "VACUUM may have renumbered the rows of this table, which has no key"
-        if self._steps >= _DROP_AND_ADD and source.sql == self._old.sql and self._may_be_readded(source):
-            return f"the column {source.columns[-1].name} may have been dropped and added again"
+        return None
+
+    def _readded(self, source: SourceTable, new: Reshaped) -> str | None:
+        last = source.columns[-1].name
+        if self._steps >= _DROP_AND_ADD and last not in new.added and self._may_be_readded(source):
+            return f"the column {last} may have been dropped and added again"
         return None
 
     def _announce(self, captured: Captured, reason: str | None) -> None:

@@ -9,17 +9,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lakefeed.capture.trigger.captured import Captured
 from lakefeed.capture.trigger.database import Database, Row
 from lakefeed.capture.trigger.names import Names
 from lakefeed.capture.trigger.values import MismatchError, lenient_text, misfit, to_arrow
-from lakefeed.change.batch import METADATA, ChangeBatch, Operation, change_schema
+from lakefeed.change.batch import ABSENT, METADATA, TIME, TXN, ChangeBatch, Operation, change_schema
 from lakefeed.change.position import SqliteSequence
 from lakefeed.errors import DecodeError
 
 WINDOW_ROWS = 50_000
 """Rows of the log that are read at once, in one short read transaction: writers without WAL wait for no longer."""
+_FEW_TABLES = 2
 _WINDOW_BYTES = 64 * 1024 * 1024
 _CHANGES = f"op BETWEEN {int(Operation.INSERT)} AND {int(Operation.DELETE)}"
 _META = {field.name: field.type for field in METADATA}
@@ -65,12 +67,12 @@ class LogRange:
             connection.close()
 
     def _window(self, connection: sqlite3.Connection, low: int, high: int) -> list[ChangeBatch]:
-        present = _present(connection, self.names, low, high)
-        return [
-            self._batch(captured, self._read(connection, captured, low, high))
-            for captured in self.tables
-            if captured.number in present
-        ]
+        tables = self.tables
+        if len(tables) > _FEW_TABLES:  # worth a look first, instead of a scan for each
+            present = _present(connection, self.names, low, high)
+            tables = tuple(one for one in tables if one.number in present)
+        read = [(captured, self._read(connection, captured, low, high)) for captured in tables]
+        return [self._batch(captured, rows) for captured, rows in read if rows]
 
     def _read(self, connection: sqlite3.Connection, captured: Captured, low: int, high: int) -> list[Row]:
         slots = ", ".join(f"c{slot}" for slot in captured.slots)
@@ -94,14 +96,14 @@ class LogRange:
                 own.append(to_arrow(data, column.type))
             except MismatchError as error:
                 raise DecodeError(f"{captured.table}.{column.name} holds a value that is not {column.type}") from error
-        times = np.array(stamp, dtype=np.int64) * 1000
+        milliseconds = pa.array(stamp, pa.int64())
         meta = [
-            pa.array(np.array(operation, dtype=np.int8)),
-            pa.array(np.array(sequence, dtype=np.int64) - (self.start + 1)),
+            pa.array(operation, pa.int8()),
+            pc.subtract(pa.array(sequence, pa.int64()), self.start + 1),
             pa.DictionaryArray.from_arrays(np.zeros(len(rows), dtype=np.int32), pa.array([self.end.encode()])),
-            pa.array(times, type=_META["_lakefeed_time"]),
-            pa.nulls(len(rows), _META["_lakefeed_txn"]),
-            pa.nulls(len(rows), _META["_lakefeed_absent"]),
+            pc.multiply(milliseconds, 1000).cast(_META[TIME]),
+            pa.nulls(len(rows), _META[TXN]),
+            pa.nulls(len(rows), _META[ABSENT]),
         ]
         schema = change_schema(captured.schema)
         return ChangeBatch(captured.schema, pa.RecordBatch.from_arrays([*own, *meta], schema=schema))

@@ -101,7 +101,7 @@ def put_verified(connection: sqlite3.Connection, names: Names) -> None:
 def was_vacuumed(connection: sqlite3.Connection, names: Names) -> bool:
     """Whether VACUUM ran since ``put_verified``: it renumbers the rows of tables without key and index."""
     row = connection.execute(f"SELECT rowid FROM {names.vacuum}").fetchone()
-    return row != (_HIGH_ROWID,)
+    return row is None or int(row[0]) != _HIGH_ROWID
 
 
 def schema_version(connection: sqlite3.Connection) -> int:

@@ -38,7 +38,8 @@ def prepare_tables(
     missing = [table for table in tables if not _is_live(meta, table)]
     if meta is not None and not missing and schema_version(connection) == meta.schema_version:
         return read_head(connection, names)
-    mixed = {table: mixed_columns(connection, _source(connection, table)) for table in missing}  # before the lock
+    with transaction(connection, "DEFERRED"):  # reads whole tables, so it comes before the lock
+        mixed = {table: mixed_columns(connection, _source(connection, table)) for table in missing}
     with transaction(connection, "IMMEDIATE"):
         if load_meta(connection, names) is None:
             create_meta(connection, names)

@@ -57,13 +57,14 @@ class TableChunk:
 
     def query(self) -> tuple[str, Key]:
         """SQL and its parameters."""
-        columns = ", ".join(self._sql_name(name) for name in self.schema.names)
-        key = f"({', '.join(self._sql_name(name) for name in self.schema.key)})"
+        # With the table's name before it: SQLite takes a quoted name that is no column any more for a piece of text.
+        columns = ", ".join(f"t.{self._sql_name(name)}" for name in self.schema.names)
+        key = f"({', '.join(f't.{self._sql_name(name)}' for name in self.schema.key)})"
         marks = f"({', '.join('?' for _ in self.schema.key)})"
         conditions = [f"{key} > {marks}"] if self.low is not None else []
         conditions += [f"{key} <= {marks}"] if self.high is not None else []
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        return f"SELECT {columns} FROM {quoted(self.table.name)}{where}", (*(self.low or ()), *(self.high or ()))
+        return f"SELECT {columns} FROM {quoted(self.table.name)} AS t{where}", (*(self.low or ()), *(self.high or ()))
 
     def _sql_name(self, name: str) -> str:
         return quoted(self.rowid if self.rowid is not None and name == self.schema.key[0] else name)
@@ -133,7 +134,12 @@ class TableChunkReader:
         sql, parameters = self._chunk.query()
         done = 0
         with self._chunk.database.errors():
-            cursor = connection.execute(sql, parameters)
+            try:
+                cursor = connection.execute(sql, parameters)
+            except sqlite3.OperationalError as error:
+                if not str(error).startswith("no such"):
+                    raise
+                raise self._stopped(f"its definition changed ({error})") from error
         while True:
             with self._chunk.database.errors():
                 try:

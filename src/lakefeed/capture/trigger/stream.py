@@ -94,8 +94,9 @@ class LogStream:
         self._meta = self._load()
 
     def _wrong(self, found: Inspection) -> frozenset[str]:
-        source = read_table(self._connection, found.captured.name)
-        return found.mixed | (mixed_columns(self._connection, source) if source else frozenset())
+        with transaction(self._connection, "DEFERRED"):
+            source = read_table(self._connection, found.captured.name)
+            return found.mixed | (mixed_columns(self._connection, source) if source else frozenset())
 
     def _retype(self, captured: Captured, wrong: frozenset[str]) -> None:
         new = as_text(captured, wrong)

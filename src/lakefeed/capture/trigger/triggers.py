@@ -60,7 +60,7 @@ class _Writer:
     def statements(self) -> dict[str, str]:
         resolve = self._resolve() if self._source.conflicts else []
         bodies = {
-            "ai": ("AFTER INSERT", [*resolve, self._image(str(int(Operation.INSERT)))]),
+            "ai": ("AFTER INSERT", [self._image(str(int(Operation.INSERT)))]),
             "au": ("AFTER UPDATE", [*resolve, *self._update()]),
             "ad": ("AFTER DELETE", [self._delete("1")]),
         }
