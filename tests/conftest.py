@@ -21,6 +21,9 @@ def spark() -> Iterator[SparkSession]:
     """The one Spark session of a test run, built as Lakefeed builds its own."""
     from lakefeed.lake.session import spark_session
 
-    session = spark_session("lakefeed-tests")
+    # Tests merge a few rows in a fresh JVM: compiling them well would take longer than running them.
+    session = spark_session(
+        "lakefeed-tests", settings={"spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:TieredStopAtLevel=1"}
+    )
     yield session
     session.stop()

@@ -14,7 +14,6 @@ from lakefeed.capture.trigger.capture import SqliteTriggers
 from lakefeed.capture.trigger.source import Sqlite
 from lakefeed.change.position import Position, SqliteSequence
 from lakefeed.errors import PositionLostError, Retry, SourceChangedError, SourceSetupError, StateError
-from lakefeed.failpoint import FailpointError, armed
 
 PEOPLE = "CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT)"
 
@@ -197,15 +196,6 @@ def test_confirms_in_quick_succession_write_to_the_source_once(tmp_path: Path) -
         world.restart()  # close writes what was put off
         confirmed = world.query("SELECT value FROM _lakefeed_shop_meta WHERE key = 'confirmed'")[0][0]
         assert confirmed == (world.position.text() if world.position else "")
-
-
-@pytest.mark.parametrize("name", ["capture.before_confirm", "capture.after_confirm"])
-def test_the_failpoints_around_confirm_are_hit(tmp_path: Path, name: str) -> None:
-    with made(tmp_path / "x.db", PEOPLE) as world:
-        world.seed()
-        assert world.position is not None
-        with armed(name, "raise"), pytest.raises(FailpointError):
-            world.capture.confirm(world.position)
 
 
 def test_e08_lag_counts_rows_and_the_age_of_the_oldest(tmp_path: Path) -> None:

@@ -18,12 +18,12 @@ from lakefeed.testing.runtime_contract import PEOPLE, ids
 from lakefeed.testing.scripted import COMMIT, CRASH, HEARTBEAT, ScriptedCapture, insert
 
 KEY = "shop"
-COPIED = [1001, 1002, 1003]
+COPIED = [1001, 1002, 1003, 1004, 1005, 1006]
 MODES = {
     "stream": RuntimeOptions(wait_seconds=0),
     "snapshot": RuntimeOptions(wait_seconds=0, chunk_rows=1, snapshot_tables=(PEOPLE.table,)),
     "incremental": RuntimeOptions(
-        wait_seconds=0, chunk_rows=2, incremental=IncrementalSnapshot(tables=(PEOPLE.table,))
+        wait_seconds=0, chunk_rows=1, incremental=IncrementalSnapshot(tables=(PEOPLE.table,))
     ),
 }
 FAULTS = [

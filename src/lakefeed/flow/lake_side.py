@@ -12,7 +12,7 @@ from typing import Any
 
 from lakefeed.change.segment import Counts
 from lakefeed.change.table import TableId
-from lakefeed.errors import DecodeError, LakefeedError
+from lakefeed.errors import DecodeError, LakefeedError, TableStoppedError
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.result import CycleResult
@@ -94,8 +94,8 @@ class LakeSide:
     def _load(self, record: SeedRecord) -> TableResult:
         try:
             return self._copy(record)
-        except DecodeError as error:
-            # The table changed under the plan (a value of another type): the next plan will know.
+        except (DecodeError, TableStoppedError) as error:
+            # The table may have changed under the plan: it is planned again, and that plan will know.
             self._seeds.stage(record.table, reason=error.message)
             return _failed(error)
         except LakefeedError as error:
@@ -135,20 +135,24 @@ class LakeSide:
         """The change set up to which every live table is complete; seeds that are being copied start at their base."""
         numbers = [self._journal.head]
         for record in self._seeds.in_phase(Phase.LIVE, Phase.COPYING):
-            known = self._engine.complete(record.table, record.generation)
-            numbers.append(max(record.base, record.settled_effective, known or 0))
+            known = self._engine.known(record.table, record.generation)
+            numbers.append(max(record.base, record.settled_effective, known.complete if known else 0))
         return min(numbers)
 
     def _trim(self, *, force: bool) -> None:
         bound = self._complete_everywhere()
         if bound - self._journal.trimmed < (1 if force else TRIM_EVERY) + self._keep:
             return
-        for record in self._seeds.in_phase(Phase.LIVE):
-            known = self._engine.complete(record.table, record.generation)
-            recorded = self._engine.recorded(record.table, record.generation)
-            if known is not None and recorded is not None:
-                self._seeds.update(record.table, settled_recorded=recorded, settled_effective=known)
-        self._journal.trim(bound)
+        needed: dict[TableId, set[int]] = {}
+        for record in self._seeds.in_phase(Phase.LIVE, Phase.COPYING):
+            needed[record.table] = {record.schema.version} if record.schema else set()
+            known = self._engine.known(record.table, record.generation)
+            if known is not None:
+                self._seeds.update(
+                    record.table, settled_recorded=known.applied.number, settled_effective=known.complete
+                )
+                needed[record.table].add(known.applied.schema_version)
+        self._journal.trim(bound, needed=needed)
 
     def _result(self, loaded: Mapping[TableId, TableResult], synced: SyncResult) -> CycleResult:
         tables = {**loaded, **synced.tables}

@@ -31,6 +31,7 @@ from lakefeed.capture.base import ChangeCapture
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
 from lakefeed.errors import StateError
+from lakefeed.failpoint import hit
 from lakefeed.flow.barrier import CommitBarrier, Token
 from lakefeed.flow.observe import ErrorLog, NullTracer, Tracer
 from lakefeed.flow.runtime_feed import Step
@@ -256,12 +257,14 @@ class Runtime:
         position = self._durable.position
         if self._capture is None or position is None or position == self._confirmed:
             return
+        hit("capture.before_confirm")
         try:
             self._capture.confirm(position)
         except Exception as error:  # noqa: BLE001  # recorded; told again with the next commit
             self.errors.record("runtime.commit.confirm", error)
             return
         self._confirmed = position
+        hit("capture.after_confirm")
 
     def _may_not_stop(self, tag: str) -> bool:
         """True if it is stopped already. StateError while another stop is under way."""

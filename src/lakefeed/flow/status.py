@@ -133,7 +133,8 @@ def _verdict(
     if pulse.error:
         return "stalled", pulse.error
     if failed:
-        return "stalled", f"{len(failed)} of {len(tables)} tables cannot go on, {failed[0]} first: {tables[failed[0]].error}"
+        first = failed[0]
+        return "stalled", f"{len(failed)} of {len(tables)} tables cannot go on, {first} first: {tables[first].error}"
     if now - max(pulse.at, holder.since.timestamp()) > STALE_SECONDS:
         return "stalled", f"process {holder.pid} has not finished a cycle for {now - pulse.at:.0f} s"
     copying = [table for table, status in tables.items() if status.state in ("staged", "copying")]

@@ -32,8 +32,8 @@ class Enrolled:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """What the engine knows of one table."""
+class Known:
+    """What the engine knows of one table: what its commits say, and up to where it is complete."""
 
     generation: int
     applied: Applied
@@ -62,7 +62,7 @@ class Engine:
         self._enrolled = enrolled
         self._parallel = max(1, parallel)
         self._syncing = threading.Lock()
-        self._known: dict[TableId, _Known | None] = {}  # replaced entry by entry, read by any thread
+        self._known: dict[TableId, Known | None] = {}  # replaced entry by entry, read by any thread
         self._doubtful: set[TableId] = set()  # the last attempt failed: the table itself must be asked
         self._running = False
         self._synced_once = False
@@ -87,15 +87,20 @@ class Engine:
             tables={table: found.applied if found else None for table, found in known.items()},
         )
 
+    def known(self, table: TableId, generation: int) -> Known | None:
+        """What the engine knows of a table; None before it has looked at that generation."""
+        known = self._known.get(table)
+        return known if known is not None and known.generation == generation else None
+
     def complete(self, table: TableId, generation: int) -> int | None:
         """Up to where the table has everything; None before the engine has looked at that generation."""
-        known = self._known.get(table)
-        return known.complete if known is not None and known.generation == generation else None
+        known = self.known(table, generation)
+        return known.complete if known is not None else None
 
     def recorded(self, table: TableId, generation: int) -> int | None:
         """What the table's own commits say; None before the engine has looked at that generation."""
-        known = self._known.get(table)
-        return known.applied.number if known is not None and known.generation == generation else None
+        known = self.known(table, generation)
+        return known.applied.number if known is not None else None
 
     def min_applied(self) -> int:
         """The change set up to which every enrolled table is complete: nothing above it may be trimmed."""
@@ -140,10 +145,10 @@ class Engine:
         window = self._log.window(table, known.complete, head)
         if window.segments or window.target.version > known.applied.schema_version:
             return window
-        self._known[table] = _Known(entry.generation, known.applied, head)
+        self._known[table] = Known(entry.generation, known.applied, head)
         return None
 
-    def _look(self, table: TableId, entry: Enrolled) -> _Known:
+    def _look(self, table: TableId, entry: Enrolled) -> Known:
         known = self._known.get(table)
         if known is not None and known.generation == entry.generation and table not in self._doubtful:
             return known
@@ -153,10 +158,15 @@ class Engine:
                 f"the lake has no table {table} of generation {entry.generation} at {self._tables.location(table)}",
                 remedy=f"Start the pipeline again: {table} is then copied anew.",
             )
+        if applied.number > self._log.head:
+            raise LakeError(
+                f"table {table} has change set {applied.number}, but the journal ends at {self._log.head}",
+                remedy="Restore the journal that belongs to the table, or remove the table to have it copied anew.",
+            )
         settled = entry.settled_effective if applied.number == entry.settled_recorded else 0
         if known is not None and known.applied.number == applied.number and known.generation == entry.generation:
             settled = max(settled, known.complete)
-        found = _Known(entry.generation, applied, max(applied.number, settled))
+        found = Known(entry.generation, applied, max(applied.number, settled))
         self._known[table] = found
         self._doubtful.discard(table)
         return found
@@ -172,7 +182,7 @@ class Engine:
             raise
         except Exception as error:  # noqa: BLE001  # one table must not hold up the others; the next sync tries again
             return self._failed(table, entry, error)
-        self._known[table] = _Known(entry.generation, applied, window.upto)
+        self._known[table] = Known(entry.generation, applied, window.upto)
         return _Outcome(TableResult(applied=window.upto, counts=window.counts), window)
 
     def _failed(self, table: TableId, entry: Enrolled, error: Exception) -> _Outcome:

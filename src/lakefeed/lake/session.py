@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,10 +32,12 @@ _KEPT_LOGS = 10
 _building = threading.Lock()
 
 
-def spark_session(app_name: str = "lakefeed", *, log_dir: Path | None = None) -> SparkSession:
+def spark_session(
+    app_name: str = "lakefeed", *, log_dir: Path | None = None, settings: Mapping[str, str] | None = None
+) -> SparkSession:
     """The session of this process: the active one if there is one (then checked), else a new one.
 
-    SparkSetupError says in one sentence what is missing (Java, jars) and what repairs it.
+    ``settings`` stand above Lakefeed's own. SparkSetupError says in one sentence what is missing (Java, jars) and what repairs it.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -46,7 +49,7 @@ def spark_session(app_name: str = "lakefeed", *, log_dir: Path | None = None) ->
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         log = _log_file(log_dir or cache_directory() / "logs")
         jars = remembered_jars()
-        conf = session_conf(app_name, jars, log.parent)
+        conf = session_conf(app_name, jars, log.parent).setAll(list((settings or {}).items()))
         session = _start(conf, log)
         if not jars:
             remember_jars(session.sparkContext.getConf().get("spark.jars", "").split(","))

@@ -40,7 +40,6 @@ from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position, SqliteSequence
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import ConfigError, SourceSetupError, StateError
-from lakefeed.failpoint import hit
 
 _POLL_SECONDS = 0.05
 
@@ -135,11 +134,9 @@ class SqliteTriggers:
         return self._change_sets(stream, start, wait_seconds)
 
     def confirm(self, position: Position) -> None:
-        hit("capture.before_confirm")
         if self._confirmations is None:
             raise _not_open()
         self._confirmations.confirm(own_position(position), self._verified)
-        hit("capture.after_confirm")
 
     def lag(self) -> Lag:
         with self._database.connection() as connection, transaction(connection, "DEFERRED"):
@@ -178,6 +175,8 @@ class SqliteTriggers:
                 self._verified = stream.verified
             if change_set is not None:
                 return change_set
+            if self._confirmations is not None:
+                self._confirmations.settle()
             left = until - time.monotonic()
             if left <= 0:
                 return ChangeSet(position, position)

@@ -45,6 +45,11 @@ class Confirmations:
         if time.monotonic() - self._written_at >= _EVERY_SECONDS or rows >= _EVERY_ROWS:
             self._write(_BUDGET_SECONDS)
 
+    def settle(self) -> None:
+        """While the source is quiet: write what is left, as soon as it is time to."""
+        if self._wanted != self._written and time.monotonic() - self._written_at >= _EVERY_SECONDS:
+            self._write(_BUDGET_SECONDS)
+
     def close(self) -> None:
         """Write what is left. Idempotent."""
         try:

@@ -1,0 +1,144 @@
+"""What the catalog says about tables, as it is now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+import pyarrow as pa
+
+from lakefeed.capture.postgres.database import Connection
+from lakefeed.capture.postgres.types import SourceType, arrow_type
+from lakefeed.change.table import Column, TableId, TableSchema
+
+_TABLES = """
+SELECT c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.relpersistence::text, c.relkind::text,
+       (SELECT array_agg(a.attname::text ORDER BY k.place)
+          FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place), pg_attribute a
+         WHERE i.indrelid = c.oid AND a.attrelid = c.oid AND a.attnum = k.number AND k.place <= i.indnkeyatts
+           AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
+   AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_(toast|temp)'
+ ORDER BY 2, 3"""
+
+_COLUMNS = """
+WITH RECURSIVE plain(attrelid, attnum, type, modifier) AS (
+  SELECT attrelid, attnum, atttypid, atttypmod FROM pg_attribute WHERE attrelid = ANY(%s)
+  UNION ALL
+  SELECT p.attrelid, p.attnum, t.typbasetype, CASE WHEN t.typtypmod >= 0 THEN t.typtypmod ELSE p.modifier END
+    FROM plain p JOIN pg_type t ON t.oid = p.type WHERE t.typtype = 'd')
+SELECT a.attrelid::int8, a.attnum::int4, a.attname::text, a.attnotnull, p.type::int8, p.modifier,
+       format_type(a.atttypid, a.atttypmod), a.attisdropped, a.atthasdef,
+       CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END
+  FROM pg_attribute a
+  JOIN plain p ON p.attrelid = a.attrelid AND p.attnum = a.attnum
+  LEFT JOIN pg_type t ON t.oid = p.type
+ WHERE a.attnum > 0 AND a.attgenerated = '' AND t.typtype IS DISTINCT FROM 'd'
+ ORDER BY 1, 2"""
+
+_BASE = """
+WITH RECURSIVE plain(type, modifier, depth) AS (
+  SELECT %s::oid, %s::int4, 0
+  UNION ALL
+  SELECT t.typbasetype, CASE WHEN t.typtypmod >= 0 THEN t.typtypmod ELSE p.modifier END, depth + 1
+    FROM plain p JOIN pg_type t ON t.oid = p.type WHERE t.typtype = 'd')
+SELECT type::int8, modifier, format_type(%s::oid, %s::int4) FROM plain ORDER BY depth DESC LIMIT 1"""
+
+FULL, INDEX, NOTHING = "f", "i", "n"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceColumn:
+    """``missing`` is what rows from before the column was added read as (its text), None if they read NULL."""
+
+    number: int
+    name: str
+    not_null: bool
+    type: SourceType
+    dropped: bool = False
+    has_default: bool = False
+    missing: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTable:
+    oid: int
+    id: TableId
+    identity: str
+    persistence: str
+    kind: str
+    key: tuple[str, ...]
+    attributes: tuple[SourceColumn, ...] = ()
+    """Every column that ever was, by number. Generated ones are left out: the stream does not carry them."""
+
+    @property
+    def columns(self) -> tuple[SourceColumn, ...]:
+        return tuple(column for column in self.attributes if not column.dropped)
+
+    @property
+    def refusal(self) -> tuple[str, str] | None:
+        """Why its changes cannot be captured, and the statement that repairs it."""
+        name = sql_name(self.id)
+        if self.persistence != "p":
+            return "it is not logged, so its changes are not in the log", f"ALTER TABLE {name} SET LOGGED;"
+        if self.identity == NOTHING:
+            return "its replica identity is NOTHING", f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;"
+        if self.identity != FULL and not self.key:
+            reason = "it has no primary key: once it is published, PostgreSQL would refuse its UPDATEs and DELETEs"
+            return reason, f"ALTER TABLE {name} REPLICA IDENTITY FULL;"
+        return None
+
+    def schema(self, text_columns: Sequence[str] = ()) -> TableSchema:
+        columns = tuple(column_of(self, column, text_columns) for column in self.columns)
+        return TableSchema(self.id, columns, self.key)
+
+
+def sql_name(table: TableId) -> str:
+    return ".".join('"' + part.replace('"', '""') + '"' for part in (table.schema, table.name))
+
+
+def column_of(table: SourceTable, column: SourceColumn, text_columns: Sequence[str]) -> Column:
+    """A column of the lake. Its stable id is the relation and the attribute number, which renames do not change."""
+    as_text = any(fnmatchcase(f"{table.id}.{column.name}", pattern) for pattern in text_columns)
+    return Column(
+        column.name,
+        pa.string() if as_text else arrow_type(column.type),
+        nullable=not (column.not_null or column.name in table.key),
+        source_type=column.type.name,
+        id=f"{table.oid}.{column.number}",
+    )
+
+
+def read_tables(connection: Connection) -> dict[TableId, SourceTable]:
+    """Every table of the database but the system's and single partitions, without columns."""
+    found = {}
+    for oid, schema, name, identity, persistence, kind, key in connection.execute(_TABLES):
+        if "." not in schema:
+            table = TableId(schema, name)
+            usable = () if identity == NOTHING else tuple(key or ())
+            found[table] = SourceTable(oid, table, identity, persistence, kind, usable)
+    return found
+
+
+def with_columns(connection: Connection, tables: Sequence[SourceTable]) -> list[SourceTable]:
+    by_oid: dict[int, list[SourceColumn]] = {table.oid: [] for table in tables}
+    for oid, number, name, not_null, kind, modifier, text, dropped, default, missing in connection.execute(
+        _COLUMNS, (list(by_oid),)
+    ):
+        source_type = SourceType(kind or 0, modifier, text or "")
+        by_oid[oid].append(SourceColumn(number, name, not_null, source_type, dropped, default, missing))
+    return [replace(table, attributes=tuple(by_oid[table.oid])) for table in tables]
+
+
+def read_table(connection: Connection, table: TableId) -> SourceTable | None:
+    found = read_tables(connection).get(table)
+    return with_columns(connection, [found])[0] if found is not None else None
+
+
+def read_type(connection: Connection, oid: int, modifier: int) -> SourceType:
+    """A type of a relation message, looked through domains. A type that is gone is unknown, so its values are text."""
+    row = connection.execute(_BASE, (oid, modifier, oid, modifier)).fetchone()
+    assert row is not None  # noqa: S101  # the recursion has its first row
+    return SourceType(int(row[0]), int(row[1]), str(row[2]))

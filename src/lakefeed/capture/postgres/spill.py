@@ -1,0 +1,62 @@
+"""Parts of a change set: Arrow batches that are kept in memory while they are few, and in a temporary file when not."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO
+
+import pyarrow as pa
+
+MEMORY_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Spilled:
+    offset: int
+    size: int
+
+
+class Parts:
+    """Append, then iterate as often as wanted, from one thread at a time.
+
+    The file has no name: it is gone when the last reference is, or when the process dies.
+    """
+
+    def __init__(self, *, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._memory_bytes = memory_bytes
+        self._held = 0
+        self._items: list[pa.RecordBatch | _Spilled] = []
+        self._file: IO[bytes] | None = None
+
+    @property
+    def spilled(self) -> bool:
+        return self._file is not None
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        if self._held + batch.nbytes <= self._memory_bytes:
+            self._held += batch.nbytes
+            self._items.append(batch)
+            return
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="lakefeed-")  # noqa: SIM115  # lives as long as the parts
+        offset = self._file.seek(0, 2)
+        with pa.ipc.new_stream(self._file, batch.schema) as writer:
+            writer.write_batch(batch)
+        self._items.append(_Spilled(offset, self._file.tell() - offset))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return (self[place] for place in range(len(self._items)))
+
+    def __getitem__(self, place: int) -> pa.RecordBatch:
+        item = self._items[place]
+        if isinstance(item, pa.RecordBatch):
+            return item
+        assert self._file is not None  # noqa: S101  # something was spilled into it
+        self._file.seek(item.offset)
+        with pa.ipc.open_stream(pa.py_buffer(self._file.read(item.size))) as reader:
+            return reader.read_next_batch()
