@@ -1,7 +1,7 @@
 """Writes docs/points.md: every point of the requirements and the tests that prove it, found by their names.
 
-A test proves point C28 if its name begins with ``test_c28_`` (or ``test_c27_c28_`` for two). `make points` writes the page; a test fails if the page
-is out of date or a point has no test.
+A test proves point C28 if its name begins with ``test_c28_`` (or ``test_c27_c28_`` for two). `make points` writes the
+page; a test fails if the page is out of date or a point has no test.
 """
 
 from __future__ import annotations
@@ -141,7 +141,8 @@ def proofs() -> dict[tuple[str, int], list[str]]:
 
 def page() -> str:
     tests = proofs()
-    lines = ["# Requirement points and their tests", "", "Written by `make points`; a test checks that it is current.", ""]
+    lines = ["# Requirement points and their tests", ""]
+    lines += ["Written by `make points`; a test checks that it is current.", ""]
     for part, (title, statements) in POINTS.items():
         lines += [f"## {part}. {title}", "", "| point | what | proven by |", "|---|---|---|"]
         for number, statement in enumerate(statements, start=1):

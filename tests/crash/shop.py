@@ -30,6 +30,12 @@ journal: {keep_change_sets: 2}
 """
 
 
+UPSERT = """
+INSERT INTO account VALUES (?, ?, 1, '')
+ON CONFLICT (id) DO UPDATE SET balance = balance + 1 ON CONFLICT DO NOTHING
+"""
+
+
 class Shop:
     """The directory of one test: database, configuration, lake."""
 
@@ -86,8 +92,7 @@ def change(connection: sqlite3.Connection, chance: random.Random, statements: in
             [
                 ("INSERT OR REPLACE INTO account VALUES (?, ?, ?, ?)", (key, f"o{other}", 2**60 + key, str(value))),
                 ("INSERT INTO account VALUES (?, ?, 1, '') ON CONFLICT DO NOTHING", (key, f"o{other}")),
-                ("INSERT INTO account VALUES (?, ?, 1, '') ON CONFLICT (id) DO UPDATE SET balance = balance + 1 "
-                 "ON CONFLICT DO NOTHING", (key, f"o{other}")),
+                (UPSERT, (key, f"o{other}")),
                 ("UPDATE OR REPLACE account SET id = ?, owner = ? WHERE id = ?", (key, f"o{key}", other)),
                 ("DELETE FROM account WHERE id = ?", (key,)),
                 ("INSERT OR REPLACE INTO entry VALUES (?, ?, ?, ?)", (key, other % 5, key / 7, os.urandom(key % 9))),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from lakefeed.failpoint import NAMES
 from tests.crash.compare import assert_lake_equals_source
 from tests.crash.shop import Shop
+
+from lakefeed.failpoint import NAMES
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.timeout(1500)]
 

@@ -56,7 +56,7 @@ class Bench:
     def __init__(self, root: Path, *names: str) -> None:
         self.log = ScriptedLog(root)
         self.lake = WatchedLake(str(root))
-        columns = {"id": pa.int64(), "v": pa.string()}
+        columns: dict[str, pa.DataType] = {"id": pa.int64(), "v": pa.string()}
         self.schemas = {name: self.log.schema_of(table(f"main.{name}", columns, key=("id",))) for name in names}
         self.enrolled = {schema.table: Enrolled(GENERATION) for schema in self.schemas.values()}
         for schema in self.schemas.values():
@@ -261,7 +261,7 @@ def test_a_lake_table_that_is_gone_is_said(bench: Bench) -> None:
 
 
 def test_a_schema_change_without_rows_reaches_the_table(bench: Bench) -> None:
-    columns = {"id": pa.int64(), "v": pa.string(), "w": pa.string()}
+    columns: dict[str, pa.DataType] = {"id": pa.int64(), "v": pa.string(), "w": pa.string()}
     bench.log.schema_of(table("main.a", columns, key=("id",)))
     bench.insert("b", 1)
     bench.engine.sync_once()

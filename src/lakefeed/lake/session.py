@@ -37,7 +37,8 @@ def spark_session(
 ) -> SparkSession:
     """The session of this process: the active one if there is one (then checked), else a new one.
 
-    ``settings`` stand above Lakefeed's own. SparkSetupError says in one sentence what is missing (Java, jars) and what repairs it.
+    ``settings`` stand above Lakefeed's own. SparkSetupError says in one sentence what is missing (Java, jars) and
+    what repairs it.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession

@@ -45,7 +45,7 @@ class MemoryLake:
         self.tables: dict[TableId, MemoryTable] = {}
         self.commits = 0
 
-    def bind(self, pipeline: str) -> MemoryLake:
+    def bind(self, pipeline: str) -> MemoryLake:  # noqa: ARG002  # one lake, one pipeline
         return self
 
     def location(self, table: TableId) -> str:

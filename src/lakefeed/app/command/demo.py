@@ -11,7 +11,7 @@ from lakefeed.app.command.argument import JsonFlag
 
 
 def demo(
-    seconds: Annotated[float, typer.Option("--seconds", min=1, max=3600, help="How long the writer writes.")] = 20.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, max=3600, help="How long to watch it live.")] = 15.0,
     directory: Annotated[
         Path, typer.Option("--directory", metavar="DIR", help="Where the shop and the lake go; made anew each time.")
     ] = Path("demo"),

@@ -150,7 +150,7 @@ class Assembler:
                 self._relation(wire.read_relation(run.message(index)))
             start = index + 1
         self._rows(run, start, len(run), seqs, codes)
-        self._draft.bytes += run.bytes
+        self._draft.bytes += run.size
 
     def cut(self) -> ChangeSet:
         """Everything since the last cut. Only between transactions."""
@@ -162,7 +162,7 @@ class Assembler:
         return ChangeSet(start, self.reached, batches, draft.rows, tuple(draft.schemas), tuple(draft.notices))
 
     def advance(self, reached: PostgresLsn) -> None:
-        """The source has nothing more up to ``reached``. Ignored inside a transaction, whose commit is still to come."""
+        """The source has nothing more up to ``reached``. Ignored inside a transaction: its commit is to come."""
         if not self.in_transaction and reached > self.reached:
             self.reached = reached
 
@@ -240,7 +240,7 @@ class Assembler:
         for place, relation in enumerate(truncate.relations):
             layout = self._layout(relation)
             if layout is not None:
-                own = [pa.nulls(1, column.type) for column in layout.schema.columns]
+                own = [pa.array([None], column.type) for column in layout.schema.columns]
                 meta = [[int(Operation.TRUNCATE)], [seq + place], [code], pa.nulls(1, pa.list_(pa.string()))]
                 self._keep(layout.schema, [*own, *meta])
 

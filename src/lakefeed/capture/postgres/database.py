@@ -22,9 +22,10 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 SESSION = (
     "SET client_encoding = 'UTF8'; SET datestyle = 'ISO, MDY'; SET intervalstyle = 'postgres'; SET timezone = 'UTC';"
     " SET extra_float_digits = 1; SET bytea_output = 'hex'; SET search_path = pg_catalog;"
-    " SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0"
+    " SET row_security = off; SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0"
 )
-"""``search_path`` because regclass and its kin print a schema only where the path does not have it."""
+"""``search_path`` because regclass and its kin print a schema only where the path does not have it; ``row_security``
+because rows that a policy hides must be an error, not a shorter copy."""
 
 _REFUSED = ("password", "authentication", "pg_hba.conf", "does not exist", "permission denied", "SSL", "certificate")
 _CONNECT_SECONDS = 10
@@ -48,7 +49,9 @@ class Database:
 
     def __str__(self) -> str:
         known = self.parameters
-        return f"{known.get('host', 'localhost')}:{known.get('port', 5432)}/{known.get('dbname', known.get('user', ''))}"
+        return (
+            f"{known.get('host', 'localhost')}:{known.get('port', 5432)}/{known.get('dbname', known.get('user', ''))}"
+        )
 
     def connect(self, name: str, *, replication: bool = False) -> Connection:
         """A connection of the caller's own, in autocommit mode. ``name`` is what pg_stat_activity shows."""

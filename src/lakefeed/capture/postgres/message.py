@@ -35,7 +35,8 @@ class Run:
         return len(self.begins)
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
+        """Bytes of all messages."""
         return int((self.ends - self.begins).sum())
 
     def message(self, index: int) -> bytes:
@@ -88,7 +89,7 @@ def read_commits(run: Run) -> Ints:
 def _fixed(run: Run, kind: int) -> Ints:
     """Where the messages of one fixed-size kind begin."""
     chosen = run.kinds == kind
-    at = run.begins[chosen]
+    at: Ints = run.begins[chosen]
     if np.any(run.ends[chosen] - at != _SIZES[kind]):
         raise DecodeError(f"a message of kind {chr(kind)!r} has a wrong size")
     return at

@@ -25,7 +25,9 @@ class Names:
 
     @property
     def slot(self) -> str:
-        clean = "".join(letter if letter in "abcdefghijklmnopqrstuvwxyz0123456789_" else "_" for letter in self.pipeline)
+        clean = "".join(
+            letter if letter in "abcdefghijklmnopqrstuvwxyz0123456789_" else "_" for letter in self.pipeline
+        )
         name = _PREFIX + clean
         if clean == self.pipeline and len(name) <= _LONGEST:
             return name

@@ -175,7 +175,8 @@ def _absent(unsent: Mask, layout: Layout) -> Any:
     if not unsent.any():
         return pa.nulls(len(unsent), kind)
     rows, places = np.nonzero(unsent)
-    names = pa.array(layout.schema.names, pa.string()).take(pa.array(places))
-    offsets = np.searchsorted(rows, np.arange(len(unsent) + 1)).astype(np.int32)
-    lists = pa.ListArray.from_arrays(pa.array(offsets), names)
-    return pc.if_else(pa.array(unsent.any(axis=1)), lists, pa.scalar(None, kind))
+    wanted: Any = pa.array(places)
+    offsets: Any = pa.array(np.searchsorted(rows, np.arange(len(unsent) + 1)).astype(np.int32))
+    some: Any = pa.array(np.any(unsent, axis=1))
+    lists = pa.ListArray.from_arrays(offsets, pa.array(layout.schema.names, pa.string()).take(wanted))
+    return pc.if_else(some, lists, pa.scalar(None, kind))

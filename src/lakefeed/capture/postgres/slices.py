@@ -53,7 +53,14 @@ class Slices:
             return pa.array([self.data[a:b].tobytes() if ok else None for a, b, ok in pairs], pa.binary())
         offsets = np.empty(2 * count, np.int32)
         offsets[0::2], offsets[1::2] = self.starts, ends
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.data)]
+        buffers: Any = [None, *map(_buffer, (offsets, self.data))]
         alternating = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
-        wanted = np.arange(0, 2 * count - 1, 2, dtype=np.int32)
-        return alternating.take(pa.array(wanted, mask=None if self.valid.all() else ~self.valid))
+        wanted: Any = pa.array(
+            np.arange(0, 2 * count - 1, 2, dtype=np.int32), mask=None if self.valid.all() else ~self.valid
+        )
+        return alternating.take(wanted)
+
+
+def _buffer(array: Any) -> pa.Buffer:
+    """Arrow's view of an array's memory, without a copy."""
+    return pa.py_buffer(array)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO
+from typing import Any
 
 import pyarrow as pa
 
@@ -28,7 +29,7 @@ class Parts:
         self._memory_bytes = memory_bytes
         self._held = 0
         self._items: list[pa.RecordBatch | _Spilled] = []
-        self._file: IO[bytes] | None = None
+        self._file: Any = None
 
     @property
     def spilled(self) -> bool:
@@ -41,8 +42,9 @@ class Parts:
             return
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="lakefeed-")  # noqa: SIM115  # lives as long as the parts
+            weakref.finalize(self, self._file.close)
         offset = self._file.seek(0, 2)
-        with pa.ipc.new_stream(self._file, batch.schema) as writer:
+        with pa.ipc.new_stream(pa.PythonFile(self._file, mode="w"), batch.schema) as writer:
             writer.write_batch(batch)
         self._items.append(_Spilled(offset, self._file.tell() - offset))
 

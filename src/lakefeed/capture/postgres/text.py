@@ -43,17 +43,15 @@ def _convert(texts: Array, kind: pa.DataType) -> Array:
 
 
 def _from_letters(strings: Array) -> Array:
-    truth = pc.equal(strings, "t")
-    if not pc.all(pc.or_(truth, pc.equal(strings, "f")), min_count=0).as_py():
+    truth = pc.equal(strings, pa.scalar("t"))
+    if not pc.all(pc.or_(truth, pc.equal(strings, pa.scalar("f"))), min_count=0).as_py():
         raise UnfitError("a boolean that is neither t nor f")
     return truth
 
 
 def _from_iso(strings: Array, kind: pa.DataType) -> Array:
     """Arrow reads four-digit years only, and would take ``0044-03-15 BC`` for no date at all: both are refused."""
-    if pa.types.is_date(kind):
-        return strings.cast(kind)
-    if kind.tz is None:
+    if not isinstance(kind, pa.TimestampType) or kind.tz is None:
         return strings.cast(kind)
     # The session's time zone is UTC, so the offset is always +00.
     if not pc.all(pc.ends_with(strings, "+00"), min_count=0).as_py():
@@ -88,4 +86,6 @@ def _from_hex(texts: Array) -> Array:
     sizes = np.where(valid, lengths // 2 - 1, 0)
     ends = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
     mask = None if valid.all() else pa.array(valid).buffers()[1]
-    return pa.Array.from_buffers(pa.binary(), count, [mask, pa.py_buffer(ends), pa.py_buffer(octets.tobytes())])
+    return pa.Array.from_buffers(
+        pa.binary(), count, [mask, pa.py_buffer(ends.tobytes()), pa.py_buffer(octets.tobytes())]
+    )

@@ -1,0 +1,38 @@
+"""The benchmarks, in the order of the data flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+from bench.bench import Bench
+from bench.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A benchmark: its title, and whether its process is held to one core. The code is imported when it runs."""
+
+    name: str
+    title: str
+    one_core: bool = False
+
+    def run(self, bench: Bench) -> Report:
+        run: Callable[[Bench], Report] = import_module(f"bench.case.{self.name}").run
+        return run(bench)
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("writer", "What capture costs the application", one_core=True),
+        Case("drain", "SQLite's change log into the journal", one_core=True),
+        Case("snapshot", "A SQLite table into Delta"),
+        Case("merge", "Changes into a Delta table"),
+        Case("journal", "What the journal costs"),
+        Case("idle", "Nothing new"),
+        Case("freshness", "From the source's commit to the lake"),
+        Case("memory", "Memory while changes pass"),
+    )
+}

@@ -1,0 +1,41 @@
+"""Pipelines as the benchmarks build them, and how far one has come."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from lakefeed.capture.trigger.source import Sqlite
+from lakefeed.flow.listener import Listener
+from lakefeed.flow.options import PipelineOptions
+from lakefeed.flow.result import CycleResult
+from lakefeed.flow.session import Session
+from lakefeed.journal.commit import Commit
+from lakefeed.lake.base import Lake
+
+PIPELINE = "bench"
+
+
+def open_session(database: Path, lake: Lake) -> Session:
+    """Both sides of a pipeline, to be driven one step at a time: a Pipeline would do all of them."""
+    root = Path(lake.path) / "_lakefeed" / PIPELINE
+    return Session(Sqlite(database).bind(PIPELINE), lake.bind(PIPELINE), root, PipelineOptions(), Listener())
+
+
+class Progress(Listener):
+    """Counts what has become durable and what has reached the lake."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.captured_rows = 0
+        self.applied_rows = 0
+        self.cycles: list[CycleResult] = []
+
+    def captured(self, commit: Commit) -> None:
+        with self._lock:
+            self.captured_rows += commit.rows
+
+    def applied(self, result: CycleResult) -> None:
+        with self._lock:
+            self.applied_rows += result.counts.total
+            self.cycles.append(result)

@@ -1,0 +1,325 @@
+"""PostgresLog: the ChangeCapture of a PostgreSQL database, by logical decoding (pgoutput).
+
+Guarantees and limits, beyond the contract of ChangeCapture:
+- A change set ends at the end of a commit record, in commit order; positions are those ends.
+- Nothing is written to the source but the pipeline's own slot and publication. Nothing moves the slot but ``confirm``.
+- A copy is exact at its position while the process that planned it lives; see ``snapshot`` and ``bracket``.
+- Tables whose changes PostgreSQL cannot tell (no key and no full replica identity, unlogged) are never published:
+  a published table without identity would refuse the application's own updates. ``check`` names them.
+- Generated columns are not captured: the stream does not carry them.
+- The identity has the timeline: after a failover or a restore to a point in time the pipeline stops and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from lakefeed.capture.base import Capabilities, Continuity, Finding, Lag, SnapshotPlan
+from lakefeed.capture.patterns import is_literal, match_tables
+from lakefeed.capture.postgres.assemble import Assembler
+from lakefeed.capture.postgres.catalog import SourceTable, read_table, read_tables, with_columns
+from lakefeed.capture.postgres.database import Connection, Database
+from lakefeed.capture.postgres.feed import ChangeFeed
+from lakefeed.capture.postgres.hold import Hold
+from lakefeed.capture.postgres.names import Names, quoted
+from lakefeed.capture.postgres.plan import plan_chunks
+from lakefeed.capture.postgres.preflight import check_source
+from lakefeed.capture.postgres.preparation import prepare_tables
+from lakefeed.capture.postgres.relations import Relations
+from lakefeed.capture.postgres.server import read_identity
+from lakefeed.capture.postgres.slot import (
+    Slot,
+    advance_slot,
+    drop_slot,
+    head,
+    missing_slot,
+    published,
+    read_slot,
+    require_position,
+    usable_slot,
+)
+from lakefeed.capture.postgres.snapshot import Origin, TableChunk
+from lakefeed.capture.postgres.stream import Limits
+from lakefeed.change.change_set import ChangeSet, ReseedNeeded, TableDropped
+from lakefeed.change.lsn import PostgresLsn
+from lakefeed.change.position import Position
+from lakefeed.change.table import TableId, TableSchema
+from lakefeed.errors import ConfigError, SourceSetupError, StateError
+
+log = logging.getLogger(__name__)
+
+DEFAULT_SCHEMA = "public"
+_TIDY_SECONDS = 30.0
+
+
+class PostgresLog:
+    """One database, one pipeline. Made by ``Postgres(...).bind(pipeline)``."""
+
+    kind = PostgresLsn.kind
+    capabilities = Capabilities(
+        deletes=True,
+        before_images=False,
+        transactions=True,
+        schema_changes=True,
+        exact_snapshot=True,
+        snapshot_resume=True,
+    )
+
+    def __init__(
+        self,
+        database: Database,
+        pipeline: str,
+        *,
+        tables: Sequence[str] = ("public.*",),
+        text_columns: Sequence[str] = (),
+        provision: bool = True,
+        limits: Limits | None = None,
+    ) -> None:
+        self._database = database
+        self._names = Names(pipeline)
+        self._patterns = tuple(tables)
+        self._provision = provision
+        self._limits = limits or Limits()
+        self._relations = Relations(text_columns)
+        self._text_columns = tuple(text_columns)
+        self._connection: Connection | None = None
+        self._feed: ChangeFeed | None = None
+        self._holds: list[Hold] = []
+        self._tables: dict[TableId, int] = {}
+        self._notices: list[tuple[PostgresLsn, TableDropped | ReseedNeeded]] = []
+        self._confirmed_time: float | None = None
+        self._tidied_at = 0.0
+        self._closed = threading.Event()
+
+    def open(self) -> None:
+        if self._connection is None:
+            self._connection = self._database.connect(self._names.slot)
+            self._closed.clear()
+
+    def close(self) -> None:
+        """T33: the replication connection goes first, so that nobody waits for a slot that a dead process has."""
+        self._closed.set()
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            feed.close()
+        for hold in self._holds:
+            hold.close()
+        self._holds = []
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def identity(self) -> str | None:
+        with self._working() as connection:
+            if usable_slot(connection, self._names.slot) is None:
+                return None
+        return read_identity(self._database, self._names)
+
+    def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:
+        with self._working() as connection:
+            slot = usable_slot(connection, self._names.slot)
+            if slot is None:
+                if position is not None:
+                    raise missing_slot(self._names, _own(position))
+                return Continuity.FRESH
+            require_position(connection, slot, _own(position) if position is not None else slot.confirmed)
+            self._expect(connection, tables)
+            return Continuity.RESUMED
+
+    def discover(self) -> tuple[TableSchema, ...]:
+        with self._working() as connection:
+            there = read_tables(connection)
+            self._notice_drops(connection, there)
+            chosen = [there[table] for table in self._choose(there)]
+            return tuple(source.schema(self._text_columns) for source in with_columns(connection, chosen))
+
+    def prepare(self, tables: Sequence[TableId]) -> PostgresLsn:
+        with self._working() as connection:
+            sources = [self._source(connection, table) for table in tables]
+            made = prepare_tables(connection, self._database, self._names, sources, provision=self._provision)
+            if made is not None:
+                self._holds.append(made)
+            for source in sources:
+                self._relations.learn(source)
+                self._tables[source.id] = source.oid
+                if self._feed is not None:
+                    self._feed.unblock(source.id)
+            self._notices = [(at, notice) for at, notice in self._notices if notice.table not in set(tables)]
+            return self._slot(connection).confirmed
+
+    def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
+        with self._working() as connection:
+            source = self._source(connection, table)
+            self._slot(connection)
+            hold = self._hold()
+            schema = self._relations.learn(source)
+            origin = Origin(hold.snapshot, hold.content, hold.position)
+            whole = TableChunk(self._database, self._names, schema, origin, source.kind == "r")
+            chunks, rows = plan_chunks(connection, whole, source, chunk_rows)
+            return SnapshotPlan(schema, chunks, rows)
+
+    def chunk(self, data: Mapping[str, Any]) -> TableChunk:
+        return TableChunk.from_json(self._database, self._names, data)
+
+    def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
+        with self._working() as connection:
+            slot = usable_slot(connection, self._names.slot)
+            if slot is None:
+                if after is not None:
+                    raise missing_slot(self._names, _own(after))
+                raise _not_prepared()
+            start = slot.confirmed if after is None else _own(after)
+            if self._feed is None or self._feed.position != start:
+                require_position(connection, slot, start)
+                self._restart(connection, start)
+        return self._change_sets(wait_seconds)
+
+    def confirm(self, position: Position) -> None:
+        own = _own(position)
+        if self._feed is not None and self._feed.confirm(own):
+            self._confirmed_time = self._feed.time_of(own)
+            return
+        with self._working() as connection:
+            advance_slot(connection, self._names.slot, own)
+
+    def lag(self) -> Lag:
+        with self._database.connection(self._names.slot) as connection:
+            slot = read_slot(connection, self._names.slot)
+            if slot is None:
+                return Lag()
+            behind = max(0, head(connection).value - slot.confirmed.value)
+        seconds = 0.0 if behind == 0 else None
+        if behind and self._confirmed_time is not None:
+            seconds = max(0.0, time.time() - self._confirmed_time)
+        return Lag(bytes=behind, seconds=seconds)
+
+    def slot(self) -> Slot | None:
+        """The slot as the server reports it (``wal_status``, ``safe_wal_size``), on a connection of its own."""
+        with self._database.connection(self._names.slot) as connection:
+            return read_slot(connection, self._names.slot)
+
+    def check(self) -> tuple[Finding, ...]:
+        return check_source(self._database, self._names, self._choose)
+
+    def uninstall(self) -> tuple[str, ...]:
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
+        removed = []
+        with self._working() as connection:
+            if drop_slot(connection, self._names.slot):
+                removed.append(f"replication slot {self._names.slot}")
+            if published(connection, self._names.publication) is not None:
+                connection.execute(f"DROP PUBLICATION {quoted(self._names.publication)}".encode())
+                removed.append(f"publication {self._names.publication}")
+        return tuple(removed)
+
+    def _change_sets(self, wait_seconds: float) -> Iterator[ChangeSet]:
+        while not self._closed.is_set():
+            feed = self._feed
+            if feed is None:
+                return
+            with self._working() as connection:
+                self._tidy(connection)
+                self._say(feed)
+                change_set = feed.next(wait_seconds)
+            if self._closed.is_set():
+                return
+            yield change_set
+
+    def _restart(self, connection: Connection, start: PostgresLsn) -> None:
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
+        assembler = Assembler(start, lambda relation: self._relations.resolve(connection, relation))
+        self._feed = ChangeFeed(self._database, self._names, connection, assembler, self._limits)
+
+    def _say(self, feed: ChangeFeed) -> None:
+        """Notices whose place the stream has passed."""
+        for at, notice in list(self._notices):
+            if feed.reached >= at:
+                feed.note(notice)
+                self._notices.remove((at, notice))
+
+    def _expect(self, connection: Connection, tables: Sequence[TableId]) -> None:
+        """Tables that the pipeline has and the publication has not: their changes have been missed."""
+        there = read_tables(connection)
+        covered = published(connection, self._names.publication) or frozenset()
+        for table in tables:
+            if table in there:
+                self._tables.setdefault(table, there[table].oid)
+                if table not in covered:
+                    reason = f"it is not in the publication {self._names.publication}"
+                    self._notices.append((PostgresLsn(0), ReseedNeeded(table, reason)))
+            else:
+                self._notices.append((PostgresLsn(0), TableDropped(table)))
+
+    def _notice_drops(self, connection: Connection, there: Mapping[TableId, SourceTable]) -> None:
+        """A dropped table says nothing in the stream; its notice waits until the stream is past this moment."""
+        for table in [table for table in self._tables if table not in there]:
+            del self._tables[table]
+            self._relations.forget(table)
+            self._notices.append((head(connection), TableDropped(table)))
+
+    def _tidy(self, connection: Connection) -> None:
+        """Let go of snapshots that nobody reads from any more."""
+        if not self._holds or time.monotonic() - self._tidied_at < _TIDY_SECONDS:
+            return
+        self._tidied_at = time.monotonic()
+        for hold in [hold for hold in self._holds if hold.is_idle(connection, self._names)]:
+            hold.close()
+            self._holds.remove(hold)
+
+    def _hold(self) -> Hold:
+        """The newest snapshot, unless changes after it have been delivered: a copy must have all of those."""
+        delivered = self._feed.position if self._feed is not None else PostgresLsn(0)
+        if not self._holds or delivered > self._holds[-1].position:
+            self._holds.append(Hold.now(self._database, self._names))
+        return self._holds[-1]
+
+    def _choose(self, there: Mapping[TableId, SourceTable]) -> tuple[TableId, ...]:
+        """The tables that the patterns match, without those whose changes PostgreSQL cannot tell."""
+        refused = {table: source.refusal for table, source in there.items() if source.refusal is not None}
+        for pattern in filter(is_literal, self._patterns):
+            table = TableId.parse(pattern if "." in pattern else f"{DEFAULT_SCHEMA}.{pattern}")
+            if (refusal := refused.get(table)) is not None:
+                raise ConfigError(f"'{pattern}' cannot be captured: {refusal[0]}", remedy=refusal[1])
+        found = match_tables(self._patterns, there, default_schema=DEFAULT_SCHEMA, folds_case=False)
+        for table in found:
+            if (refusal := refused.get(table)) is not None:
+                log.warning("%s is left out: %s. %s", table, *refusal)
+        return tuple(table for table in found if table not in refused)
+
+    def _source(self, connection: Connection, table: TableId) -> SourceTable:
+        source = read_table(connection, table)
+        if source is None:
+            raise SourceSetupError(f"there is no table {table}", remedy="Correct source.tables, or create the table.")
+        return source
+
+    def _slot(self, connection: Connection) -> Slot:
+        slot = usable_slot(connection, self._names.slot)
+        if slot is None:
+            raise _not_prepared()
+        return slot
+
+    @contextmanager
+    def _working(self) -> Iterator[Connection]:
+        if self._connection is None:
+            raise StateError("the capture is not open", remedy="Call open first.")
+        with self._database.errors():
+            yield self._connection
+
+
+def _own(position: Position) -> PostgresLsn:
+    if not isinstance(position, PostgresLsn):
+        raise StateError(f"{position.encode()} is not a position of PostgreSQL")
+    return position
+
+
+def _not_prepared() -> StateError:
+    return StateError("there is no replication slot for the pipeline yet", remedy="Call prepare first.")

@@ -1,0 +1,133 @@
+"""ChangeStream: change sets out of the replication connection.
+
+A change set is cut at a commit, as soon as one of these holds: nothing more has come, it has enough rows or bytes, or
+its first change has waited long enough. A transaction of any size passes: it is decoded piece by piece and spilled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lakefeed.capture.postgres.assemble import Assembler
+from lakefeed.capture.postgres.message import COMMIT, make_run
+from lakefeed.capture.postgres.walsender import HEADER_BYTES, Walsender
+from lakefeed.change.change_set import ChangeSet
+from lakefeed.change.lsn import PostgresLsn
+
+_PIECE_BYTES = 8 << 20
+_ASK_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When a change set is cut, how far an idle source may run ahead before a heartbeat moves its slot (T22), and from
+    how large a backlog on it is read in windows instead of streamed."""
+
+    rows: int = 200_000
+    bytes: int = 64 << 20
+    linger_seconds: float = 0.5
+    heartbeat_seconds: float = 10.0
+    heartbeat_bytes: int = 16 << 20
+    catch_up_bytes: int = 64 << 20
+
+
+class ChangeStream:
+    """Belongs to one thread at a time."""
+
+    def __init__(
+        self, walsender: Walsender, assembler: Assembler, head: Callable[[], PostgresLsn], limits: Limits
+    ) -> None:
+        self.walsender = walsender
+        self._assembler = assembler
+        self._head = head
+        self._limits = limits
+        self._pending: list[bytes] = []  # messages behind the last commit
+        self._pending_bytes = 0
+        self._beat_at = time.monotonic()
+
+    @property
+    def position(self) -> PostgresLsn:
+        """Where the last change set ended."""
+        return self._assembler.position
+
+    def next(self, wait_seconds: float) -> ChangeSet:
+        """What comes next; a heartbeat if nothing does in time.
+
+        Without a wait, "nothing" means that the server has said so for everything that is in its log now.
+        """
+        target = self._head() if wait_seconds <= 0 else None
+        began = time.monotonic()
+        while True:
+            more = self._take(target, began + wait_seconds)
+            now = time.monotonic()
+            if self._is_ready(more, now - began):
+                return self._cut()
+            if not more and self._is_over(target, now >= began + wait_seconds):
+                return self._heartbeat()
+
+    def close(self) -> None:
+        self.walsender.close()
+
+    def _take(self, target: PostgresLsn | None, deadline: float) -> bool:
+        """Take in what is there, after a wait if it is nothing. False if nothing came."""
+        if target is not None:
+            wait = _ASK_SECONDS
+        else:
+            wait = max(0.0, deadline - time.monotonic()) if self._assembler.is_empty and not self._pending else 0.02
+        messages, idle_at = self.walsender.take(wait)
+        if messages:
+            self._add(messages)
+        if idle_at is not None and not self._pending:
+            self._assembler.advance(idle_at)
+        if not messages and target is not None and self._assembler.reached < target:
+            self.walsender.ask()
+        return bool(messages)
+
+    def _add(self, messages: list[bytes]) -> None:
+        last = next((at for at in range(len(messages) - 1, -1, -1) if messages[at][HEADER_BYTES] == COMMIT), -1)
+        self._pending += messages[: last + 1] if last >= 0 else messages
+        if last >= 0:
+            self._flush()
+            self._pending = messages[last + 1 :]
+        self._pending_bytes = (
+            sum(map(len, self._pending)) if last >= 0 else self._pending_bytes + sum(map(len, messages))
+        )
+        # A piece of an open transaction goes in early only where no complete ones would have to wait for it.
+        if self._pending_bytes > _PIECE_BYTES and (self._assembler.in_transaction or self._assembler.is_empty):
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._assembler.add(make_run(self._pending, skip=HEADER_BYTES))
+            self._pending, self._pending_bytes = [], 0
+
+    def _is_ready(self, more: bool, age_seconds: float) -> bool:
+        assembler, limits = self._assembler, self._limits
+        if assembler.is_empty or assembler.in_transaction:
+            return False
+        full = assembler.rows >= limits.rows or assembler.bytes >= limits.bytes
+        return full or not more or age_seconds >= limits.linger_seconds or self._pending_bytes > _PIECE_BYTES
+
+    def _is_over(self, target: PostgresLsn | None, late: bool) -> bool:
+        if target is None:
+            return late
+        return self._assembler.reached >= target and not self._pending
+
+    def _cut(self) -> ChangeSet:
+        self._beat_at = time.monotonic()
+        return self._assembler.cut()
+
+    def _heartbeat(self) -> ChangeSet:
+        assembler, limits = self._assembler, self._limits
+        ahead = assembler.reached.value - assembler.position.value
+        late = time.monotonic() - self._beat_at >= limits.heartbeat_seconds
+        if (
+            not assembler.in_transaction
+            and not self._pending
+            and ahead > 0
+            and (late or ahead >= limits.heartbeat_bytes)
+        ):
+            return self._cut()
+        return ChangeSet(assembler.position, assembler.position)

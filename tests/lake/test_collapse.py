@@ -1,0 +1,99 @@
+"""Collapse against a plain model: hundreds of random histories, told apart by a case number, in each Spark job."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lakefeed.change.batch import OP, Operation
+from lakefeed.change.table import TableSchema
+from lakefeed.lake.collapse import FRESH, collapsed_window
+from lakefeed.lake.projection import CARRIED
+from lakefeed.testing.builders import Row, batch, table
+from lakefeed.testing.scripted_log import ScriptedLog
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+CASES = 200
+Key = tuple[int, str | None]
+Left = tuple[int, Any, Any, bool, bool]
+"""Operation, a, b, is b carried, is the key fresh."""
+
+
+class History:
+    """Random changes of many cases, and what they must come to."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self.rows: list[Row] = []
+        self.absent: dict[int, list[str]] = {}
+        self.left: dict[Key, Left] = {}
+
+    def write(self) -> None:
+        for case in range(CASES):
+            for _ in range(self._random.randint(1, 8)):
+                self._change((case, self._random.choice(["x", "y", "", "ü", "X"])))
+
+    def _change(self, key: Key) -> None:
+        before = self.left.get(key)
+        there = before is not None and before[0] != Operation.DELETE
+        operation = self._random.choice([Operation.UPDATE, Operation.DELETE] if there else list(Operation)[:3])
+        values = {"case": key[0], "id": key[1]}
+        if operation is Operation.DELETE:
+            self.left[key] = (int(operation), None, before[2] if before else None, False, True)
+        else:
+            a, b = self._random.choice([None, 1, 2]), self._random.choice([None, "p", "q"])
+            unsent = operation is Operation.UPDATE and self._random.random() < 0.4
+            fresh = operation is Operation.INSERT or (before is not None and before[4])
+            if unsent:
+                self.absent[len(self.rows)] = ["b"]
+                carried = there and before is not None and before[3]
+                self.left[key] = (int(operation), a, before[2] if carried and before else None, carried, fresh)
+            else:
+                self.left[key] = (int(operation), a, b, True, fresh)
+            values |= {"a": a, "b": None if unsent else b}
+        self.rows.append((operation.name.lower(), values))
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**9), cut=st.integers(1, 5))
+def test_acceptance_5_any_history_collapses_to_its_last_state(spark: SparkSession, seed: int, cut: int) -> None:
+    history = History(seed)
+    history.write()
+    with TemporaryDirectory() as directory:
+        log = ScriptedLog(Path(directory))
+        columns: dict[str, pa.DataType] = {"case": pa.int64(), "id": pa.string(), "a": pa.int64(), "b": pa.string()}
+        schema = log.schema_of(table("main.cases", columns, key=("case", "id")))
+        add_in_pieces(log, schema, history, cut)
+        collapsed = collapsed_window(spark, log.window(schema.table, 0, log.head)).collect()
+    found = {(row["case"], row["id"]): row for row in collapsed}
+    assert len(found) == len(collapsed), "a key is there twice"
+    assert found.keys() == history.left.keys()
+    flag = CARRIED + "0"
+    for key, (operation, a, b, carried, fresh) in history.left.items():
+        row = found[key]
+        assert row[OP] == operation
+        if operation == Operation.DELETE:
+            continue
+        assert row["a"] == a
+        if flag in row:
+            assert (row[flag], row[FRESH]) == (carried, fresh)
+        if carried:
+            assert row["b"] == b
+
+
+def add_in_pieces(log: ScriptedLog, schema: TableSchema, history: History, pieces: int) -> None:
+    size = len(history.rows) // pieces + 1
+    for start in range(0, len(history.rows), size):
+        unsent = {row - start: names for row, names in history.absent.items() if start <= row < start + size}
+        log.add(batch(schema, history.rows[start : start + size], absent=unsent))

@@ -1,0 +1,136 @@
+"""Finding Java, building a session, checking one that the user brings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lakefeed.errors import ConfigError, SparkSetupError
+from lakefeed.lake.jars import remember_jars, remembered_jars
+from lakefeed.lake.java import _wrapped, find_java, java_version
+from lakefeed.lake.location import escaped, lake_root
+from lakefeed.lake.session import checked_session, driver_memory_bytes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def fake_java(home: Path, text: str) -> Path:
+    script = home / "bin" / "java"
+    script.parent.mkdir(parents=True)
+    script.write_text(f"#!/bin/sh\necho '{text}' >&2\n")
+    script.chmod(0o755)
+    return script
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('openjdk version "21" 2023-09-19', 21),
+        ('java version "1.8.0_402"', 8),
+        ("something else", None),
+    ],
+)
+def test_the_version_of_java_is_read_as_java_says_it(tmp_path: Path, text: str, version: int | None) -> None:
+    assert java_version(fake_java(tmp_path, text)) == version
+
+
+def test_a_java_that_is_too_old_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_java(tmp_path, 'java version "1.8.0_402"')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SparkSetupError, match="is Java 8") as refused:
+        find_java()
+    assert "JAVA_HOME" in refused.value.remedy
+
+
+def test_no_java_at_all_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SparkSetupError, match="no Java was found"):
+        find_java()
+
+
+def test_the_packaged_java_is_not_given_the_module_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tmp_path / "real java"
+    real.write_text('#!/bin/sh\nfor one do echo "[$one]"; done\n')
+    real.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    home = _wrapped(real)
+    arguments = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "--add-modules=java.sql", "x'y"]
+    answer = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
+    assert answer.stdout.splitlines() == ["[-cp]", "[a b]", "[]", "[--add-modules=java.sql]", "[x'y]"]
+
+
+def test_jars_are_remembered_until_one_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ours, sparks = tmp_path / "io.delta_delta-spark_4.1_2.13-4.4.0.jar", tmp_path / "org.x_zstd-jni-1.0.jar"
+    ours.touch()
+    sparks.touch()
+    remember_jars([f"file://{ours}", f"file://{sparks}"])
+    assert remembered_jars() == (str(ours),), "a jar that Spark ships is left out"
+    ours.unlink()
+    assert remembered_jars() == ()
+
+
+def test_the_drivers_memory_is_a_share_of_the_machines() -> None:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 1024**3 <= driver_memory_bytes() <= max(1024**3, total // 4)
+
+
+def test_names_stay_different_and_percent_signs_are_refused() -> None:
+    assert [escaped(name) for name in ("orders", "a/b", "_x", "..", "a~2Fb")] == [
+        "orders", "a~2Fb", "~5Fx", "~2E.", "a~7E2Fb",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="percent"):
+        lake_root("/data/50%/lake")
+
+
+def test_nothing_of_spark_is_imported_before_it_is_needed(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from lakefeed.change.table import TableId\n"
+        "from lakefeed.lake.delta import Delta\n"
+        "from lakefeed.lake.engine import Engine\n"
+        "loaded = lambda: {m.split('.')[0] for m in sys.modules} & {'pyspark', 'py4j', 'delta', 'deltalake'}\n"
+        "assert not loaded(), loaded()\n"
+        f"tables = Delta(lambda: 1 / 0, {str(tmp_path)!r}).bind('p')\n"
+        "assert tables.applied(TableId('main', 't'), 1) is None\n"
+        "assert loaded() == {'deltalake'}, loaded()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.spark
+def test_a_built_session_is_quiet_on_loopback_and_uses_this_interpreter(spark: SparkSession) -> None:
+    conf = spark.sparkContext.getConf()
+    assert conf.get("spark.driver.host") == "127.0.0.1"
+    assert conf.get("spark.ui.enabled") == "false"
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.sparkContext.pythonExec == sys.executable
+    assert checked_session(spark) is spark
+
+
+@pytest.mark.spark
+def test_a_session_without_delta_is_refused_with_the_settings_to_add(spark: SparkSession) -> None:
+    other = spark.newSession()
+    other.conf.set("spark.sql.catalog.spark_catalog", "org.example.Other")
+    with pytest.raises(SparkSetupError, match="without Delta") as refused:
+        checked_session(other)
+    assert "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog" in refused.value.remedy
+
+
+@pytest.mark.spark
+def test_a_session_whose_workers_run_another_python_is_refused(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/usr/bin/env")
+    with pytest.raises(SparkSetupError, match="/usr/bin/env") as refused:
+        checked_session(spark)
+    assert f"PYSPARK_PYTHON={sys.executable}" in refused.value.remedy

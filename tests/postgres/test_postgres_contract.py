@@ -1,0 +1,27 @@
+"""The capture contract, on every version of PostgreSQL that is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lakefeed.capture.postgres.source import Postgres
+from lakefeed.testing.capture_contract import CaptureContract
+from lakefeed.testing.capture_subject import Subject
+from lakefeed.testing.postgres_server import PostgresServer, find_binaries
+from tests.postgres.actor import PostgresActor
+from tests.postgres.conftest import new_database
+
+
+class TestPostgresLog(CaptureContract):
+    @pytest.fixture(autouse=True, params=sorted(find_binaries()))
+    def _place(self, request: pytest.FixtureRequest, servers: Callable[[int], PostgresServer]) -> Iterator[None]:
+        with new_database(servers(request.param)) as self._dsn:
+            self._actor = PostgresActor(self._dsn)
+            yield
+            self._actor.close()
+
+    def make_subject(self, place: Path) -> Subject:
+        return Subject(capture=lambda: Postgres(self._dsn).bind("contract"), actor=self._actor)

@@ -1,0 +1,281 @@
+"""Continuity: what is there after restarts, cut connections and lost slots. Never a silent fresh start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from lakefeed.capture.base import Continuity
+from lakefeed.capture.postgres.capture import PostgresLog
+from lakefeed.capture.postgres.source import Postgres
+from lakefeed.capture.postgres.stream import Limits
+from lakefeed.change.change_set import ReseedNeeded, TableDropped
+from lakefeed.change.lsn import PostgresLsn
+from lakefeed.change.table import TableId
+from lakefeed.errors import PositionLostError, SourceSetupError, SourceUnavailableError
+from lakefeed.testing.postgres_server import PostgresServer
+from tests.postgres.proxy import CuttingProxy
+from tests.postgres.rows import changes, drain, opened
+
+T = TableId("public", "t")
+
+
+@pytest.fixture
+def writer(dsn: str) -> Any:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        yield connection
+
+
+def fill(writer: Any, first: int, last: int) -> None:
+    writer.execute("INSERT INTO t SELECT i, 'v' || i FROM generate_series(%s::int, %s::int) i", (first, last))
+
+
+def ids(capture: PostgresLog, after: PostgresLsn | None) -> list[int]:
+    return [row["id"] for row in changes(drain(capture, after))]
+
+
+def read_through(dsn: str, start: PostgresLsn, wanted: int, broken: Callable[[], None]) -> tuple[list[int], int]:
+    """Follow the stream to ``wanted`` rows, coming back after every error; ``broken`` is called on the way."""
+    found: list[int] = []
+    position, failures, done = start, 0, False
+    until = time.monotonic() + 60
+    while len(found) < wanted:
+        assert time.monotonic() < until, f"{len(found)} of {wanted}"
+        try:
+            with opened(Postgres(dsn)) as capture:
+                assert capture.continuity(position, [T]) is Continuity.RESUMED
+                for change_set in capture.live(position, wait_seconds=0.2):
+                    found += [row["id"] for row in changes([change_set])]
+                    position = change_set.end if isinstance(change_set.end, PostgresLsn) else position
+                    capture.confirm(position)
+                    if len(found) >= wanted:
+                        break
+                    if found and not done:
+                        done = True
+                        broken()
+        except SourceUnavailableError:
+            failures += 1
+            time.sleep(0.05)
+    return found, failures
+
+
+def test_a_slot_that_is_gone_is_a_lost_position(dsn: str, writer: Any) -> None:
+    with opened(Postgres(dsn)) as capture:
+        position = capture.prepare([T])
+    writer.execute("SELECT pg_drop_replication_slot('lakefeed_test')")
+    with opened(Postgres(dsn)) as capture:
+        with pytest.raises(PositionLostError, match="is gone"):
+            capture.continuity(position, [T])
+        with pytest.raises(PositionLostError, match="is gone"):
+            next(capture.live(position))
+        assert capture.continuity(None, [T]) is Continuity.FRESH
+
+
+def test_a_slot_that_was_made_anew_or_advanced_by_somebody_is_a_lost_position(dsn: str, writer: Any) -> None:
+    with opened(Postgres(dsn)) as capture:
+        position = capture.prepare([T])
+        fill(writer, 1, 10)
+        writer.execute("SELECT pg_replication_slot_advance('lakefeed_test', pg_current_wal_flush_lsn())")
+        with pytest.raises(PositionLostError, match="ahead of the pipeline's"):
+            capture.continuity(position, [T])
+
+
+def test_a_position_that_the_server_has_not_written_yet_is_lost_and_not_up_to_date(dsn: str, writer: Any) -> None:
+    with opened(Postgres(dsn)) as capture:
+        capture.prepare([T])
+        with pytest.raises(PositionLostError, match="restored or rewound"):
+            capture.continuity(PostgresLsn(1 << 60), [T])
+
+
+def test_e14_a_slot_of_another_plugin_is_refused_and_not_touched(dsn: str, writer: Any) -> None:
+    writer.execute("SELECT pg_create_logical_replication_slot('lakefeed_test', 'test_decoding')") if _has_test_decoding(
+        writer
+    ) else writer.execute("SELECT pg_create_physical_replication_slot('lakefeed_test')")
+    with opened(Postgres(dsn)) as capture:
+        with pytest.raises(SourceSetupError, match="belongs to plugin"):
+            capture.prepare([T])
+        with pytest.raises(SourceSetupError):
+            capture.uninstall()
+    assert writer.execute("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'lakefeed_test'").fetchone() == (1,)
+    writer.execute("SELECT pg_drop_replication_slot('lakefeed_test')")
+
+
+def _has_test_decoding(writer: Any) -> bool:
+    try:
+        writer.execute("SELECT pg_create_logical_replication_slot('probe', 'test_decoding', true)")
+    except psycopg.Error:
+        return False
+    return True
+
+
+def test_without_provision_nothing_is_made_and_the_statements_are_said(dsn: str, writer: Any) -> None:
+    with opened(Postgres(dsn, provision=False)) as capture, pytest.raises(SourceSetupError) as caught:
+        capture.prepare([T])
+    assert "CREATE PUBLICATION" in caught.value.remedy
+    assert "pg_create_logical_replication_slot" in caught.value.remedy
+    assert writer.execute("SELECT count(*) FROM pg_publication").fetchone() == (0,)
+
+
+def test_a_killed_walsender_loses_and_repeats_nothing(dsn: str, writer: Any) -> None:
+    with opened(Postgres(dsn)) as capture:
+        start = capture.prepare([T])
+    fill(writer, 1, 100)
+
+    def kill() -> None:
+        fill(writer, 101, 200)
+        writer.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+
+    found, failures = read_through(dsn, start, 200, kill)
+    assert found == list(range(1, 201))
+    assert failures >= 1
+
+
+def test_a_connection_that_is_cut_in_the_middle_of_a_message_loses_and_repeats_nothing(
+    server: PostgresServer, dsn: str, writer: Any
+) -> None:
+    with opened(Postgres(dsn)) as capture:
+        start = capture.prepare([T])
+    for first in range(1, 1000, 100):
+        fill(writer, first, first + 99)
+    with CuttingProxy(server.port) as proxy:
+        through = dsn.replace(f"port={server.port}", f"port={proxy.port}")
+        proxy.cut_after(20_000)
+        found, failures = read_through(through, start, 1000, lambda: None)
+    assert found == list(range(1, 1001))
+    assert failures >= 1
+
+
+def test_a_server_that_crashes_and_comes_back_loses_and_repeats_nothing(server: PostgresServer, dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as writer:
+        writer.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        with opened(Postgres(dsn)) as capture:
+            start = capture.prepare([T])
+            identity = capture.identity()
+        fill(writer, 1, 100)
+
+    def crash() -> None:
+        server.halt(immediate=True)
+        server.resume()
+        with psycopg.connect(dsn, autocommit=True) as again:
+            fill(again, 101, 200)
+
+    found, failures = read_through(dsn, start, 200, crash)
+    assert found == list(range(1, 201))
+    assert failures >= 1
+    with opened(Postgres(dsn)) as capture:
+        assert capture.identity() == identity
+
+
+def test_t22_an_idle_slot_moves_on_with_a_heartbeat(dsn: str, writer: Any) -> None:
+    writer.execute("CREATE TABLE unrelated (id int)")
+    with opened(Postgres(dsn, tables=["public.t"], limits=Limits(heartbeat_seconds=0.2))) as capture:
+        start = capture.prepare([T])
+        writer.execute("INSERT INTO unrelated SELECT generate_series(1, 10000)")
+        stream = capture.live(start, wait_seconds=0.1)
+        until = time.monotonic() + 20
+        while (beat := next(stream)).end == start:
+            assert time.monotonic() < until
+        assert beat.is_heartbeat
+        assert beat.start == start
+        before = capture.lag().bytes
+        capture.confirm(beat.end)
+        assert next(stream).start == beat.end
+    with opened(Postgres(dsn)) as capture:
+        slot = capture.slot()
+        assert slot is not None
+        assert slot.confirmed == beat.end
+        after = capture.lag().bytes
+        assert before is not None
+        assert after is not None
+        assert after < before
+
+
+def test_a_busy_consumer_does_not_lose_its_connection(server: PostgresServer, dsn: str, writer: Any) -> None:
+    """Keepalives are answered by the reader thread: the server would give up after a second here."""
+    role_dsn = f"{dsn} options='-c wal_sender_timeout=1000'"
+    with opened(Postgres(role_dsn)) as capture:
+        stream = capture.live(capture.prepare([T]), wait_seconds=1)
+        fill(writer, 1, 10)
+        assert next(stream).rows == 10
+        pid = writer.execute("SELECT active_pid FROM pg_replication_slots WHERE database = current_database()").fetchone()
+        time.sleep(3)  # the lake is busy
+        fill(writer, 11, 20)
+        assert next(stream).rows == 10
+        assert (
+            writer.execute("SELECT active_pid FROM pg_replication_slots WHERE database = current_database()").fetchone()
+            == pid
+        )
+
+
+def test_catch_up_windows_and_the_stream_give_the_same_change_sets_rows(dsn: str, writer: Any) -> None:
+    with opened(Postgres(dsn)) as capture:
+        start = capture.prepare([T])
+    for first in range(1, 3000, 300):
+        fill(writer, first, first + 299)
+        writer.execute("UPDATE t SET v = v || '!' WHERE id % 7 = 0")
+        writer.execute("DELETE FROM t WHERE id % 11 = 0")
+    with opened(Postgres(dsn, limits=Limits(catch_up_bytes=1 << 60))) as capture:
+        streamed = changes(drain(capture, start))
+    with opened(Postgres(dsn, limits=Limits(catch_up_bytes=1))) as capture:
+        position, windows, found = start, 0, []
+        for change_set in capture.live(start, wait_seconds=0):
+            if change_set.start == change_set.end:
+                break
+            found += changes([change_set])
+            position = change_set.end  # type: ignore[assignment]
+            windows += 1
+            capture.confirm(position)
+    strip = [{name: value for name, value in row.items() if name != "_lakefeed_seq"} for row in streamed]
+    assert [{name: value for name, value in row.items() if name != "_lakefeed_seq"} for row in found] == strip
+    assert len(strip) > 3000
+    assert windows >= 1
+
+
+def test_the_stream_goes_on_where_the_windows_end(dsn: str, writer: Any) -> None:
+    with opened(Postgres(dsn, limits=Limits(catch_up_bytes=100_000))) as capture:
+        start = capture.prepare([T])
+        fill(writer, 1, 5000)
+        found = []
+        stream = capture.live(start, wait_seconds=0.1)
+        position = start
+        until = time.monotonic() + 30
+        while len(found) < 5010:
+            assert time.monotonic() < until
+            change_set = next(stream)
+            assert change_set.start == position
+            position = change_set.end  # type: ignore[assignment]
+            found += [row["id"] for row in changes([change_set])]
+            capture.confirm(position)
+            if len(found) == 5000:
+                fill(writer, 5001, 5010)
+    assert found == list(range(1, 5011))
+
+
+def test_a_dropped_table_is_told_after_its_last_row(dsn: str, writer: Any) -> None:
+    writer.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    with opened(Postgres(dsn)) as capture:
+        start = capture.prepare([T, TableId("public", "other")])
+        fill(writer, 1, 3)
+        writer.execute("DROP TABLE t")
+        capture.discover()
+        sets = drain(capture, start)
+        assert [row["id"] for row in changes(sets)] == [1, 2, 3]
+        sets += drain(capture, sets[-1].end)
+        told = [(place, notice) for place, one in enumerate(sets) for notice in one.notices]
+        assert [notice for _, notice in told] == [TableDropped(T)]
+        assert told[0][0] >= max(place for place, one in enumerate(sets) if one.rows)
+
+
+def test_a_table_that_is_not_published_any_more_must_be_copied_anew(dsn: str, writer: Any) -> None:
+    with opened(Postgres(dsn)) as capture:
+        start = capture.prepare([T])
+    writer.execute("ALTER PUBLICATION lakefeed_test DROP TABLE t")
+    with opened(Postgres(dsn)) as capture:
+        assert capture.continuity(start, [T]) is Continuity.RESUMED
+        first = next(capture.live(start, wait_seconds=0))
+        assert [type(notice) for notice in first.notices] == [ReseedNeeded]
