@@ -7,6 +7,7 @@ without the rest; ``--quick`` shows that everything works on small sizes and kee
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="name", help=f"which: {', '.join(CASES)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="small sizes; show that it works and keep nothing")
     parser.add_argument("--page", action="store_true", help="only write the page anew from the kept results")
-    parser.add_argument("--scratch", type=Path, help="where to work (a disk with room for 5 GB); default: a temporary one")
+    parser.add_argument(
+        "--scratch", type=Path, help="where to work (a disk with room for 5 GB); default: a temporary one"
+    )
     options = parser.parse_args(arguments)
     unknown = set(options.names) - CASES.keys()
     if unknown:
@@ -44,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
 def measure(case: Case, quick: bool, place: Path | None) -> bool:
     """Run one benchmark in its own process. False if it failed."""
     print(f"{case.name}: {case.title}", flush=True)
-    started = time.monotonic()
+    started, load_average = time.monotonic(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="lakefeed-bench-", dir=place, ignore_cleanup_errors=True) as directory:
         path = Path(directory) / "report.json"
         scratch = Path(directory) / "scratch"
@@ -58,6 +61,7 @@ def measure(case: Case, quick: bool, place: Path | None) -> bool:
             where=describe(scratch),
             date=f"{datetime.now(UTC):%Y-%m-%d}",
             seconds=round(time.monotonic() - started, 1),
+            load_average=round(load_average, 1),
         )
     show(report)
     if not quick:

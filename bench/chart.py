@@ -30,8 +30,10 @@ def bars(title: str, measures: Sequence[Measure]) -> str:
         low, high = (_LABELS + value * scale for value in (min(measure.values), max(measure.values)))
         parts += [
             _text(_LABELS - 8, middle + 4, measure.name, anchor="end"),
-            f'<rect x="{_LABELS}" y="{y}" width="{end - _LABELS:.1f}" height="{_BAR}" rx="2" '
-            f'fill="{OURS if measure.ours else OTHER}"/>',
+            (
+                f'<rect x="{_LABELS}" y="{y}" width="{end - _LABELS:.1f}" height="{_BAR}" rx="2" '
+                f'fill="{OURS if measure.ours else OTHER}"/>'
+            ),
             _line((low, middle), (high, middle), _TEXT),
             _text(max(end, high) + 8, middle + 4, f"{number(measure.median)} {measure.unit}"),
         ]

@@ -15,9 +15,9 @@ RESULTS = ROOT / "bench" / "results"
 
 _HEAD = """# Benchmarks
 
-Written by `make bench` from measured runs; nothing here is typed by hand. Lakefeed and the limits or peers beside it are
-measured in one run, in turns, on one machine. Figures are medians with [lowest–highest]. Absolute figures move from
-machine to machine; the ratios are what counts. A ratio compares speeds: above 1, Lakefeed is faster.
+Written by `make bench` from measured runs; nothing here is typed by hand. Lakefeed and the limits or peers beside it
+are measured in one run, in turns, on one machine. Figures are medians with [lowest–highest]. Absolute figures move from
+machine to machine; the ratios are what counts. Above 1 a ratio speaks for Lakefeed.
 
 `python -m bench merge drain` measures a part again, `python -m bench --quick` shows in a minute or two that all of it
 works. Blue bars are Lakefeed, grey ones limits and peers; the thin line is the spread.
@@ -54,7 +54,12 @@ def _usual(reports: Sequence[Report]) -> dict[str, str]:
 
 def _summary(reports: Mapping[Case, Report]) -> list[str]:
     rows = [
-        (f"[{case.title}](#{_anchor(case.title)})", verdict.target, verdict.measured, "yes" if verdict.met else "**no**")
+        (
+            f"[{case.title}](#{_anchor(case.title)})",
+            verdict.target,
+            verdict.measured,
+            "yes" if verdict.met else "**no**",
+        )
         for case, report in reports.items()
         for verdict in report.verdicts
     ]
@@ -75,7 +80,8 @@ def _section(case: Case, report: Report, usual: Mapping[str, str]) -> list[str]:
     other = {name: value for name, value in report.where.items() if usual.get(name) != value}
     differs = f", with {', '.join(f'{name} {value}' for name, value in other.items())}" if other else ""
     repetitions = max(len(measure.values) for measure in report.measures)
-    return [*parts, f"- Measured {report.date} in {report.seconds:.0f} s, {repetitions} repetitions{differs}."]
+    how = f"in {report.seconds:.0f} s, {repetitions} repetitions, load average before {report.load_average:.1f}"
+    return [*parts, f"- Measured {report.date} {how}{differs}."]
 
 
 def _chart(case: Case, report: Report) -> str:

@@ -29,7 +29,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Lakefeed against a limit or a peer, as speeds: above 1 Lakefeed is faster. One value for each repetition."""
+    """Lakefeed against a limit, a peer or a target: above 1 speaks for Lakefeed. One value for each repetition."""
 
     name: str
     values: tuple[float, ...]
@@ -67,7 +67,11 @@ class Plot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One benchmark in one run. ``where`` (machine and versions), ``date`` and ``seconds`` are added by the runner."""
+    """One benchmark in one run.
+
+    ``where`` (machine and versions), ``date``, ``seconds`` and ``load_average`` are added by the runner; the last is
+    the machine's over the minute before, so that a reader can tell a quiet machine from a busy one.
+    """
 
     what: str
     measures: tuple[Measure, ...]
@@ -78,6 +82,7 @@ class Report:
     where: dict[str, str] = field(default_factory=dict)
     date: str = ""
     seconds: float = 0.0
+    load_average: float = 0.0
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -45,8 +45,8 @@ def create(path: Path, rows: int, tables: Sequence[str] = (TABLE,)) -> Path:
             with transaction(connection):
                 connection.execute(
                     f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) INSERT INTO {table} "
-                    "SELECT i, 'owner ' || (i * 7919 % 100003), i * 31 % 1000000, i / 7.0, 'note of row ' || i, 0 FROM n "
-                    "WHERE ? > 0",
+                    "SELECT i, 'owner ' || (i * 7919 % 100003), i * 31 % 1000000, i / 7.0, 'note of row ' || i, 0 FROM "
+                    "n WHERE ? > 0",
                     (rows, rows),
                 )
         settle(connection)
@@ -75,7 +75,10 @@ class Mix:
         self._next += inserts
         added = [(i, f"owner {i * 7919 % 100003}", i % 1000, i / 3, "new", tick) for i in range(first, self._next)]
         connection.executemany(f"INSERT INTO {self._table} VALUES (?, ?, ?, ?, ?, ?)", added)
-        updated = [(self._chance.randrange(10**6), f"note {tick}", tick, self._odd(i)) for i in range(count - inserts - deletes)]
+        updated = [
+            (self._chance.randrange(10**6), f"note {tick}", tick, self._odd(i))
+            for i in range(count - inserts - deletes)
+        ]
         connection.executemany(f"UPDATE {self._table} SET balance = ?, note = ?, tick = ? WHERE id = ?", updated)
         gone = [(self._even(self._deleted + i),) for i in range(deletes)]
         connection.executemany(f"DELETE FROM {self._table} WHERE id = ?", gone)

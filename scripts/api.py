@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "api.md"
 
 _WIDE = 100
+_LIST_ITEM = re.compile(r"\s*(\d+\.|-) ")
 _HEAD = """# Public names
 
 What `from lakefeed import …` gives. Everything else may change without notice. Written by `make api` from the
@@ -71,7 +72,7 @@ def _section(name: str, item: Any) -> str:
     elif callable(item):
         lines += [*_code(f"def {name}{_signature(item)}"), "", _doc(item)]
     else:
-        lines += [f"`{name}` is `{item!r}`."]
+        lines += [_doc(item) if inspect.ismodule(item) else f"`{name}` is `{item!r}`."]
     return "\n".join(lines)
 
 
@@ -157,7 +158,21 @@ def _doc(item: Any) -> str:
     if inspect.isclass(item) and (item.__doc__ or "").startswith(f"{item.__name__}("):
         return ""  # what a dataclass writes for itself
     text = re.sub(r"^``([^`]+)``(?:, ``([^`]+)``)?  +", _item, text, flags=re.MULTILINE)
-    return re.sub(r"``([^`]+)``", r"`\1`", text)
+    return _spaced(re.sub(r"``([^`]+)``", r"`\1`", text))
+
+
+def _spaced(text: str) -> str:
+    """Markdown wants an empty line around a list, and a continued item indented a little."""
+    lines: list[str] = []
+    inside = False
+    for line in text.split("\n"):
+        is_item = _LIST_ITEM.match(line) is not None
+        continued = inside and line.startswith("  ")
+        if lines and lines[-1] and line and not continued and is_item != inside:
+            lines.append("")
+        lines.append(re.sub(r"^ {5,}", "  ", line) if continued and not is_item else line)
+        inside = is_item or continued
+    return "\n".join(lines)
 
 
 def _item(match: re.Match[str]) -> str:

@@ -25,8 +25,8 @@ STATEMENTS: dict[str, Statement] = {
 
 
 def run(bench: Bench) -> Report:
-    rows = bench.size(full=100_000, quick=2_000)
-    single = bench.size(full=2_000, quick=100)
+    rows = bench.size(full=100_000, quick=1_000)
+    single = bench.size(full=500, quick=10)
     plain, captured = _databases(bench.scratch, rows)
     contestants: dict[str, Contestant] = {}
     counts: dict[str, int] = {}
@@ -38,14 +38,16 @@ def run(bench: Bench) -> Report:
     seconds = in_turns(bench, contestants, bench.size(full=5, quick=3))
     return Report(
         what=f"Inserts, updates and deletes of {rows:,} rows of 6 columns, {_PER_TRANSACTION} in a transaction, and of "
-        f"{single:,} rows in a transaction each, from Python, WAL mode, SQLite's default fsyncs; with Lakefeed's triggers "
-        "in the database and without.",
+        f"{single:,} rows in a transaction each, from Python, WAL mode, SQLite's default fsyncs; with Lakefeed's "
+        "triggers in the database and without.",
         measures=tuple(
             rates(contestant, "rows/s", counts[contestant.rsplit(", ", 1)[0]], taken, ours="captured" in contestant)
             for contestant, taken in seconds.items()
         ),
         ratios=tuple(
-            speed_ratio(f"{label}: captured / no capture", seconds[f"{label}, captured"], seconds[f"{label}, no capture"])
+            speed_ratio(
+                f"{label}: captured / no capture", seconds[f"{label}, captured"], seconds[f"{label}, no capture"]
+            )
             for label in counts
         ),
         notes=("The triggers write each change a second time, into the log, in the writer's own transaction.",),

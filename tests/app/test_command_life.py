@@ -24,7 +24,7 @@ ITEMS = TableId("main", "items")
 
 
 def lakefeed(shop: Path, *arguments: str, expected: int = 0) -> str:
-    result = subprocess.run([*LAKEFEED, *arguments], cwd=shop, capture_output=True, text=True, timeout=200, check=False)
+    result = subprocess.run([*LAKEFEED, *arguments], cwd=shop, capture_output=True, text=True, timeout=280, check=False)
     assert result.returncode == expected, result.stdout + result.stderr
     assert "Traceback" not in result.stdout + result.stderr
     return result.stdout
@@ -188,7 +188,7 @@ def test_run_follows_the_source_refuses_a_second_process_and_stops_cleanly_on_si
 def test_run_for_some_seconds_ends_by_itself_with_lines_for_people(shop: Path) -> None:
     started = time.monotonic()
     result = subprocess.run(
-        [*LAKEFEED, "run", "shop.yaml", "--for", "2"], cwd=shop, capture_output=True, text=True, timeout=200, check=True
+        [*LAKEFEED, "run", "shop.yaml", "--for", "2"], cwd=shop, capture_output=True, text=True, timeout=280, check=True
     )
     assert time.monotonic() - started >= 2
     assert result.stdout == "Stopped cleanly.\n"

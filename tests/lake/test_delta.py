@@ -195,3 +195,20 @@ def test_an_error_inside_a_task_arrives_as_what_it_is_and_leaves_no_table(
     fine = Seed(schema=schema, generation=1, base=0, position=at(1), chunks=[good])
     assert tables.load(fine, lambda _: None).rows == 1
     assert DeltaTable(tables.location(schema.table)).to_pyarrow_table().to_pylist() == [{"id": 1}]
+
+
+def test_deletion_vectors_can_be_had_and_then_rows_are_not_counted(
+    spark: SparkSession, log: ScriptedLog, tmp_path: Path
+) -> None:
+    tables = Delta(spark, tmp_path / "lake", deletion_vectors=True).bind("shop")
+    schema = log.schema_of(table("main.t", {"id": pa.int64(), "v": pa.string()}, key=("id",)))
+    tables.load(seed_of(schema, [{"id": one, "v": "x"} for one in range(100)], tmp_path), lambda _: None)
+    log.add(batch(schema, [("update", {"id": 1, "v": "y"}), ("delete", {"id": 2})]))
+    tables.apply(log.window(schema.table, 0, 1), 1)
+    assert tables.applied(schema.table, 1) == Applied(number=1, schema_version=1, rows=None)
+    place = tables.location(schema.table)
+    assert "deletionVectors" in (DeltaTable(place).protocol().reader_features or [])
+    rows = spark.read.format("delta").load(place).toArrow().to_pylist()
+    expected = {one: "x" for one in range(100) if one != 2} | {1: "y"}
+    assert {row["id"]: row["v"] for row in rows} == expected
+    assert len(rows) == len(expected)

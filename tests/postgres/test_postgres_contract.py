@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.postgres.actor import PostgresActor
+from tests.postgres.conftest import new_database
 
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.testing.capture_contract import CaptureContract
 from lakefeed.testing.capture_subject import Subject
 from lakefeed.testing.postgres_server import PostgresServer, find_binaries
-from tests.postgres.actor import PostgresActor
-from tests.postgres.conftest import new_database
 
 
 class TestPostgresLog(CaptureContract):

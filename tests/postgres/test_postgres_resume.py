@@ -8,6 +8,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.postgres.proxy import CuttingProxy
+from tests.postgres.rows import changes, drain, opened
 
 from lakefeed.capture.base import Continuity
 from lakefeed.capture.postgres.capture import PostgresLog
@@ -18,8 +20,6 @@ from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
 from lakefeed.errors import PositionLostError, SourceSetupError, SourceUnavailableError
 from lakefeed.testing.postgres_server import PostgresServer
-from tests.postgres.proxy import CuttingProxy
-from tests.postgres.rows import changes, drain, opened
 
 T = TableId("public", "t")
 
@@ -101,7 +101,9 @@ def test_e14_a_slot_of_another_plugin_is_refused_and_not_touched(dsn: str, write
             capture.prepare([T])
         with pytest.raises(SourceSetupError):
             capture.uninstall()
-    assert writer.execute("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'lakefeed_test'").fetchone() == (1,)
+    assert writer.execute("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'lakefeed_test'").fetchone() == (
+        1,
+    )
     writer.execute("SELECT pg_drop_replication_slot('lakefeed_test')")
 
 
@@ -202,7 +204,9 @@ def test_a_busy_consumer_does_not_lose_its_connection(server: PostgresServer, ds
         stream = capture.live(capture.prepare([T]), wait_seconds=1)
         fill(writer, 1, 10)
         assert next(stream).rows == 10
-        pid = writer.execute("SELECT active_pid FROM pg_replication_slots WHERE database = current_database()").fetchone()
+        pid = writer.execute(
+            "SELECT active_pid FROM pg_replication_slots WHERE database = current_database()"
+        ).fetchone()
         time.sleep(3)  # the lake is busy
         fill(writer, 11, 20)
         assert next(stream).rows == 10
@@ -240,7 +244,7 @@ def test_the_stream_goes_on_where_the_windows_end(dsn: str, writer: Any) -> None
     with opened(Postgres(dsn, limits=Limits(catch_up_bytes=100_000))) as capture:
         start = capture.prepare([T])
         fill(writer, 1, 5000)
-        found = []
+        found: list[int] = []
         stream = capture.live(start, wait_seconds=0.1)
         position = start
         until = time.monotonic() + 30

@@ -37,9 +37,9 @@ def insert(connection: psycopg.Connection[Any], values: dict[str, list[str]]) ->
 
 
 def printed(connection: psycopg.Connection[Any], count: int) -> dict[int, list[str | None]]:
-    """What the output functions say, under other settings of the client than Lakefeed's where that must not matter."""
+    """What the output functions say. (``IS NULL`` is also true for a composite of NULLs, which is a value.)"""
     connection.execute("SET extra_float_digits = 1; SET timezone = 'UTC'; SET bytea_output = 'hex'")
-    listed = ", ".join(f"CASE WHEN c{n} IS NULL THEN NULL ELSE format('%s', c{n}) END" for n in range(count))
+    listed = ", ".join(f"CASE num_nulls(c{n}) WHEN 1 THEN NULL ELSE format('%s', c{n}) END" for n in range(count))
     connection.execute("SET search_path = pg_catalog")
     rows = connection.execute(f"SELECT id, {listed} FROM public.t".encode()).fetchall()
     connection.execute("RESET search_path")

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SETTINGS = {
-    # The source of a merge is immutable files under a total order: reading it twice gives the same rows, and
-    # writing it down first costs about a fifth of the merge.
+    # The source of a merge is immutable files under a total order: reading it twice gives the same rows, so there
+    # is no need to write it down first.
     "spark.databricks.delta.merge.materializeSource": "none",
 }
 
@@ -112,8 +112,6 @@ class DeltaFormat:
             seed,
             self._log(seed.table),
             self._ids(seed.table, seed.generation),
-            directory=self.location(seed.table),
-            properties=self._properties,
             context=lambda: self._session(seed.table).sparkContext,
             progress=progress,
         )
@@ -201,7 +199,9 @@ class DeltaFormat:
     def _log(self, table: TableId) -> DeltaLog:
         with self._lock:
             if table not in self._logs:
-                self._logs[table] = DeltaLog(self.location(table), self._storage_options)
+                self._logs[table] = DeltaLog(
+                    self.location(table), storage_options=self._storage_options, properties=self._properties
+                )
             return self._logs[table]
 
     def _session(self, table: TableId) -> SparkSession:

@@ -8,7 +8,7 @@ A restart goes on after the last recorded chunk. Files of a group that was not c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,6 @@ def load_table(
     log: DeltaLog,
     ids: AppIds,
     *,
-    directory: str,
-    properties: Mapping[str, str],
     context: Callable[[], SparkContext],
     progress: Callable[[int], None],
 ) -> Loaded:
@@ -43,16 +41,16 @@ def load_table(
     done = log.chunks_done(ids)
     if done is None and log.is_foreign(ids):
         raise TableStoppedError(
-            f"table {seed.table}: there is a Delta table at {directory} that this pipeline did not make",
+            f"table {seed.table}: there is a Delta table at {log.path} that this pipeline did not make",
             remedy="Choose another lake path or pipeline name, or remove that table.",
             table=str(seed.table),
         )
     total = len(seed.chunks)
     while done is None or done < total:
         start = done or 0
-        files = _written(seed.chunks[start : start + GROUP_CHUNKS], seed, directory, context)
+        files = _written(seed.chunks[start : start + GROUP_CHUNKS], seed, log.path, context)
         end = min(start + GROUP_CHUNKS, total)
-        log.commit(_group(seed, ids, files, end, first=done is None, properties=properties))
+        log.commit(_group(seed, ids, files, end, first=done is None))
         done = end
         progress(sum(file.rows for file in files))
         hit("lake.during_load")
@@ -78,9 +76,7 @@ def _written(
     return [result for result in results if isinstance(result, ChunkFile)]
 
 
-def _group(
-    seed: Seed, ids: AppIds, files: Sequence[ChunkFile], done: int, *, first: bool, properties: Mapping[str, str]
-) -> Group:
+def _group(seed: Seed, ids: AppIds, files: Sequence[ChunkFile], done: int, *, first: bool) -> Group:
     transactions = {ids.seed: done}
     if first:
         transactions |= {ids.owner: seed.generation, ids.schema: seed.schema.version}
@@ -90,12 +86,10 @@ def _group(
     return Group(
         files=files,
         schema=lake_arrow(seed.schema),
-        chunks_done=done,
         transactions=transactions,
         metadata=_metadata(seed, ids, files, done),
         first=first,
         description=f"Mirror of {seed.table}, kept by Lakefeed. Key: {key}.",
-        properties=properties,
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -57,20 +57,23 @@ class Group:
 
     files: Sequence[ChunkFile]
     schema: pa.Schema
-    chunks_done: int
     transactions: Mapping[str, int]
     metadata: Mapping[str, Any]
     first: bool
-    description: str = ""
-    properties: Mapping[str, str] = field(default_factory=dict)
+    description: str
 
 
 class DeltaLog:
-    """See the module. One thread at a time writes; ``applied`` may be asked by any."""
+    """See the module. One thread at a time writes; ``applied`` may be asked by any.
 
-    def __init__(self, path: str, storage_options: Mapping[str, str]) -> None:
+    ``properties`` are what the table is made with.
+    """
+
+    def __init__(self, path: str, *, storage_options: Mapping[str, str], properties: Mapping[str, str]) -> None:
+        self.path = path
         self._uri = delta_uri(path)
         self._options = dict(storage_options)
+        self._properties = dict(properties)
         self._lock = threading.Lock()
         self._table: DeltaTable | None = None
         self._rows: tuple[int, int | None] = (-1, None)
@@ -125,7 +128,7 @@ class DeltaLog:
             if group.first:
                 create_table_with_add_actions(
                     self._uri, schema, actions, mode="overwrite", description=group.description,
-                    configuration=dict(group.properties), storage_options=self._options or None,
+                    configuration=self._properties, storage_options=self._options or None,
                     commit_properties=properties,
                 )  # fmt: skip
                 self._table = None

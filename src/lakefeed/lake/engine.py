@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from lakefeed.change.segment import Counts, Window
@@ -60,7 +60,8 @@ class Engine:
         self._tables = tables
         self._log = log
         self._enrolled = enrolled
-        self._parallel = max(1, parallel)
+        # Kept, because each new thread that speaks to the JVM costs a connection and a thread there.
+        self._pool = ThreadPoolExecutor(max(1, parallel), thread_name_prefix="lakefeed-sync")
         self._syncing = threading.Lock()
         self._known: dict[TableId, Known | None] = {}  # replaced entry by entry, read by any thread
         self._doubtful: set[TableId] = set()  # the last attempt failed: the table itself must be asked
@@ -132,8 +133,8 @@ class Engine:
         if len(work) == 1:
             outcomes |= {table: self._apply(window, behind[table]) for table, window in work.items()}
         elif work:
-            with ThreadPoolExecutor(self._parallel, thread_name_prefix="lakefeed-sync") as pool:
-                futures = {table: pool.submit(self._apply, window, behind[table]) for table, window in work.items()}
+            futures = {table: self._pool.submit(self._apply, window, behind[table]) for table, window in work.items()}
+            wait(futures.values())
             outcomes |= {table: future.result() for table, future in futures.items()}
         return outcomes
 

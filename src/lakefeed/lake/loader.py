@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -46,16 +47,16 @@ def write_chunk(chunk: ChunkSource, directory: str, schema: pa.Schema) -> ChunkF
         if first is None:
             return ChunkFile(None, 0, 0, "", 0, reader.high)
         files.create_dir(root, recursive=True)
-        collected: list[object] = []
+        footers: list[Any] = []
         # The Arrow schema in the footer would tell readers types that are not the table's.
         with pq.ParquetWriter(
             f"{root}/{name}", schema, filesystem=files, compression="zstd", compression_level=1,
-            store_schema=False, metadata_collector=collected,
+            store_schema=False, metadata_collector=footers,
         ) as writer:  # fmt: skip
             writer.write_table(first, row_group_size=first.num_rows)
             for group in groups:
                 writer.write_table(group, row_group_size=group.num_rows)
-        footer = pq.read_metadata(f"{root}/{name}", filesystem=files)
+        footer = footers[0]
         size = files.get_file_info(f"{root}/{name}").size
         statistics = file_statistics(footer, schema)
         return ChunkFile(name, footer.num_rows, size, statistics, int(time.time() * 1000), reader.high)

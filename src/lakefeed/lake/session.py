@@ -80,7 +80,7 @@ def session_conf(app_name: str, jars: tuple[str, ...], scratch: Path) -> SparkCo
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.sql.shuffle.partitions": str(cores),
-        # Re-planning between stages costs a merge of a small batch about a fifth of its time and finds nothing.
+        # With so few partitions there is nothing for it to coalesce, and re-planning between stages takes time.
         "spark.sql.adaptive.enabled": "false",
         "spark.databricks.delta.snapshotPartitions": str(min(cores, 2)),
         "spark.sql.extensions": EXTENSION,

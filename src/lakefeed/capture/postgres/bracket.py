@@ -15,15 +15,18 @@ from lakefeed.errors import SourceUnavailableError
 _WAIT_SECONDS = 30.0
 
 _INSERTED = "SELECT pg_current_wal_insert_lsn()::text"
-# An open transaction whose client is idle is not committing. A prepared one is committed by somebody's statement. Of
-# any other, and of sessions that this role may not look into, nothing is known: it is waited for.
+# Every transaction with an id holds a lock on it until its rows are visible, and everybody may look at locks.
+_RUNNING = "SELECT transactionid::text FROM pg_locks WHERE locktype = 'transactionid' AND granted"
+# An open transaction whose client is idle is not committing. A prepared one (its lock has no process) is committed by
+# somebody's statement. Of any other, and of sessions that this role may not look into, nothing is known: it is
+# waited for.
 _COMMITTING = """
-SELECT count(*) FROM pg_snapshot_xip(%s::pg_snapshot) AS x(xid)
-  LEFT JOIN pg_stat_activity a ON a.backend_xid::text::int8 = (x.xid::text::int8 & 4294967295)
-  LEFT JOIN pg_prepared_xacts p ON p.transaction::text::int8 = (x.xid::text::int8 & 4294967295)
- WHERE coalesce(a.state, '') NOT LIKE 'idle in transaction%%'
-   AND (p.gid IS NULL OR EXISTS (SELECT FROM pg_stat_activity b WHERE b.query ILIKE '%%commit prepared%%'
-                                    AND b.state = 'active' AND b.pid <> pg_backend_pid()))"""
+SELECT count(*) FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE l.locktype = 'transactionid' AND l.granted AND l.transactionid::text = ANY(%s)
+   AND CASE WHEN l.pid IS NULL
+       THEN EXISTS (SELECT FROM pg_stat_activity b WHERE b.state = 'active' AND b.query ILIKE '%%commit prepared%%'
+                       AND b.pid <> pg_backend_pid())
+       ELSE coalesce(a.state, '') NOT LIKE 'idle in transaction%%' END"""
 
 
 def bracketed(connection: Connection) -> tuple[PostgresLsn, PostgresLsn]:
@@ -32,7 +35,7 @@ def bracketed(connection: Connection) -> tuple[PostgresLsn, PostgresLsn]:
     SourceUnavailableError if transactions that were active before do not come to an end.
     """
     low = _lsn(connection)
-    running = _text(connection, "SELECT pg_current_snapshot()::text")
+    running = [str(xid) for (xid,) in connection.execute(_RUNNING)]
     until = time.monotonic() + _WAIT_SECONDS
     while _still_committing(connection, running):
         if time.monotonic() > until:
@@ -46,15 +49,9 @@ def bracketed(connection: Connection) -> tuple[PostgresLsn, PostgresLsn]:
     return low, _lsn(connection)
 
 
-def _still_committing(connection: Connection, running: str) -> bool:
-    """Whether some of the transactions in ``running`` are still not visible, and not known to be idle."""
-    now = _text(connection, "SELECT pg_current_snapshot()::text")
-    xips = set(running.split(":")[2].split(",")) & set(now.split(":")[2].split(",")) - {""}
-    if not xips:
-        return False
-    numbers = sorted(map(int, xips))
-    snapshot = f"{numbers[0]}:{numbers[-1] + 1}:{','.join(map(str, numbers))}"
-    row = connection.execute(_COMMITTING, (snapshot,)).fetchone()
+def _still_committing(connection: Connection, running: list[str]) -> bool:
+    """Whether some of the transactions in ``running`` are not over, and not known to be idle."""
+    row = connection.execute(_COMMITTING, (running,)).fetchone() if running else None
     return row is not None and row[0] > 0
 
 

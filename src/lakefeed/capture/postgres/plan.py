@@ -17,30 +17,38 @@ _SAMPLED_PER_CHUNK = 50
 
 
 def plan_chunks(
-    connection: Connection, whole: TableChunk, source: SourceTable, chunk_rows: int
+    connection: Connection,
+    whole: TableChunk,
+    source: SourceTable,
+    chunk_rows: int,
+    *,
+    counted_bytes: int = _COUNTED_BYTES,
 ) -> tuple[tuple[TableChunk, ...], int]:
     """The chunks, and about how many rows they have together. A table without a key is one chunk."""
     name = f"{'ONLY ' if whole.only else ''}{sql_name(source.id)}"
-    size, estimate = _size(connection, source)
-    if size <= _COUNTED_BYTES or estimate <= 0:
-        estimate = _count(connection, f"SELECT count(*) FROM {name}")
-        bounds = _exact(connection, whole, name, chunk_rows) if estimate > chunk_rows else []
-    else:
-        bounds = _sampled(connection, whole, name, max(1, estimate // chunk_rows)) if estimate > chunk_rows else []
-    if not whole.schema.key:
-        bounds = []
+    size, rows = _size(connection, source)
+    is_small = size <= counted_bytes or rows <= 0
+    if is_small:
+        rows = _count(connection, f"SELECT count(*) FROM {name}")
+    bounds: list[Key] = []
+    if whole.schema.key and rows > chunk_rows:
+        bounds = (
+            _exact(connection, whole, name, chunk_rows)
+            if is_small
+            else _sampled(connection, whole, name, rows, chunk_rows)
+        )
     edges: list[Key | None] = [None, *bounds, None]
-    return tuple(replace(whole, low=low, high=high) for low, high in pairwise(edges)), estimate
+    return tuple(replace(whole, low=low, high=high) for low, high in pairwise(edges)), rows
 
 
 def _size(connection: Connection, source: SourceTable) -> tuple[int, int]:
     """Bytes and estimated rows, over all partitions."""
     query = (
-        "SELECT coalesce(sum(pg_relation_size(t.relid)), 0)::int8, coalesce(sum(greatest(c.reltuples, 0)), 0)::int8"
-        " FROM pg_partition_tree(%s::oid::regclass) t JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf"
+        "SELECT sum(pg_relation_size(c.oid))::int8, sum(greatest(c.reltuples, 0))::int8 FROM pg_class c"
+        " WHERE c.relkind = 'r' AND (c.oid = %s OR c.oid IN (SELECT relid FROM pg_partition_tree(%s::oid::regclass)))"
     )
-    row = connection.execute(query, (source.oid,)).fetchone()
-    return (int(row[0]), int(row[1])) if row is not None else (0, 0)
+    row = connection.execute(query, (source.oid, source.oid)).fetchone()
+    return (int(row[0] or 0), int(row[1] or 0)) if row is not None else (0, 0)
 
 
 def _count(connection: Connection, query: str) -> int:
@@ -49,39 +57,30 @@ def _count(connection: Connection, query: str) -> int:
 
 
 def _exact(connection: Connection, whole: TableChunk, name: str, chunk_rows: int) -> list[Key]:
-    """Every ``chunk_rows``-th key."""
-    if not whole.schema.key:
-        return []
-    key, printed, ordered = _key_lists(whole)
+    """Every ``chunk_rows``-th key but the last."""
+    names = [quoted(one) for one in whole.schema.key]
+    printed = ", ".join(f"{one}::text" for one in names)
+    place, total = "_lakefeed_place", "_lakefeed_total"  # names that no captured table may have
+    numbered = (
+        f"SELECT {', '.join(names)}, row_number() OVER (ORDER BY {', '.join(names)}) AS {place},"
+        f" count(*) OVER () AS {total} FROM {name}"
+    )
     query = (
-        f'SELECT {printed} FROM (SELECT {key}, row_number() OVER (ORDER BY {ordered}) AS "lakefeed place"'
-        f' FROM {name}) numbered WHERE "lakefeed place" %% {chunk_rows} = 0 ORDER BY {ordered}'
+        f"SELECT {printed} FROM ({numbered}) AS n"
+        f" WHERE {place} % {chunk_rows} = 0 AND {place} < {total} ORDER BY {place}"
     )
-    return [tuple(row) for row in connection.execute(query.replace("%%", "%").encode())]
+    return [tuple(row) for row in connection.execute(query.encode())]
 
 
-def _sampled(connection: Connection, whole: TableChunk, name: str, chunks: int) -> list[Key]:
+def _sampled(connection: Connection, whole: TableChunk, name: str, estimate: int, chunk_rows: int) -> list[Key]:
     """About equal ranges, out of a sample of blocks."""
-    if not whole.schema.key:
-        return []
-    _, printed, ordered = _key_lists(whole)
-    percent = 100.0
-    row = connection.execute(
-        f"SELECT reltuples::float8 FROM pg_class WHERE oid = '{sql_literal(name)}'::regclass".encode()
-    )
-    total = float((row.fetchone() or (0.0,))[0])
-    if total > 0:
-        percent = min(100.0, max(0.01, 100.0 * chunks * _SAMPLED_PER_CHUNK * 4 / total))
-    query = f"SELECT {printed} FROM {name} TABLESAMPLE SYSTEM ({percent}) REPEATABLE (1) ORDER BY {ordered}"
+    chunks = -(-estimate // chunk_rows)
+    percent = min(100.0, 100.0 * chunks * _SAMPLED_PER_CHUNK / estimate)
+    names = [quoted(one) for one in whole.schema.key]
+    printed = ", ".join(f"s.{one}::text" for one in names)
+    # By the columns of s: a bare name would mean the printed one, and text has another order.
+    ordered = ", ".join(f"s.{one}" for one in names)
+    query = f"SELECT {printed} FROM {name} AS s TABLESAMPLE SYSTEM ({percent:f}) REPEATABLE (1) ORDER BY {ordered}"
     keys = [tuple(row) for row in connection.execute(query.encode())]
-    step = max(1, len(keys) // chunks)
-    return list(dict.fromkeys(keys[step::step]))[: chunks - 1] if chunks > 1 else []
-
-
-def sql_literal(name: str) -> str:
-    return name.removeprefix("ONLY ").replace("'", "''")
-
-
-def _key_lists(whole: TableChunk) -> tuple[str, str, str]:
-    names = [quoted(name) for name in whole.schema.key]
-    return ", ".join(names), ", ".join(f"{name}::text" for name in names), ", ".join(names)
+    places = [place * len(keys) // chunks for place in range(1, chunks)]
+    return list(dict.fromkeys(keys[place] for place in places)) if keys else []

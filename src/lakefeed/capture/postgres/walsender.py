@@ -25,6 +25,7 @@ from lakefeed.errors import LakefeedError, PositionLostError, SourceUnavailableE
 HEADER_BYTES = 25
 """Before each message: w, start, end, time."""
 _ROOM_BYTES = 64 << 20
+_OBJECT_BYTES = 200  # what Python needs for each message, however short
 _STATUS_SECONDS = 5.0  # wal_sender_timeout is 60 s by default, and 10 s is about the least that anybody sets
 _BURST = 500
 _GULP_SECONDS = 0.02
@@ -140,7 +141,7 @@ class Walsender:
             seen += 1
             if data[0] == 119:  # w
                 taken.append(data)  # type: ignore[arg-type]  # a memoryview, which join takes as well
-                size += count
+                size += count + _OBJECT_BYTES
                 idle_at = None
             elif data[0] == 107 and count >= 18:  # k
                 idle_at = PostgresLsn(int.from_bytes(data[1:9], "big"))

@@ -1,0 +1,114 @@
+"""E13: preflight names what stands in the way, with the statement that repairs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from tests.postgres.rows import opened
+
+from lakefeed.capture.base import Finding, Level
+from lakefeed.capture.postgres.database import Database
+from lakefeed.capture.postgres.names import Names
+from lakefeed.capture.postgres.source import Postgres
+from lakefeed.change.table import TableId
+from lakefeed.errors import ConfigError, SourceSetupError, SourceUnavailableError
+from lakefeed.testing.postgres_server import PostgresServer, find_binaries
+
+
+@pytest.fixture
+def writer(dsn: str) -> Any:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        connection.execute("DO $$ BEGIN CREATE ROLE poor LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
+        yield connection
+
+
+def found(dsn: str, **options: Any) -> tuple[Finding, ...]:
+    return Postgres(dsn, **options).bind("check").check()
+
+
+def remedies(findings: tuple[Finding, ...], level: Level = Level.ERROR) -> list[str]:
+    return [finding.remedy for finding in findings if finding.level is level]
+
+
+def test_a_sound_source_has_no_errors(dsn: str, writer: Any) -> None:
+    assert remedies(found(dsn)) == []
+
+
+def test_a_role_that_may_neither_replicate_nor_read_is_told_both(dsn: str, writer: Any) -> None:
+    listed = remedies(found(dsn.replace("user=postgres", "user=poor")))
+    assert 'ALTER ROLE "poor" REPLICATION;' in listed
+    assert 'GRANT SELECT ON "public"."t" TO CURRENT_USER;' in listed
+
+
+def test_the_remedies_work(dsn: str, writer: Any) -> None:
+    writer.execute('CREATE TABLE bad (id int PRIMARY KEY, "a,b" int)')
+    for remedy in remedies(found(dsn)):
+        writer.execute(remedy)
+    assert remedies(found(dsn)) == []
+
+
+def test_a_pattern_that_matches_nothing_is_a_finding(dsn: str, writer: Any) -> None:
+    assert any("matches no table" in finding.problem for finding in found(dsn, tables=["nope.*"]))
+
+
+def test_a_table_without_identity_that_was_asked_for_by_name_is_an_error(dsn: str, writer: Any) -> None:
+    writer.execute("CREATE TABLE keyless (a int)")
+    assert remedies(found(dsn, tables=["keyless"])) == ['ALTER TABLE "public"."keyless" REPLICA IDENTITY FULL;']
+
+
+def test_wal_level_and_full_slots_are_found() -> None:
+    found_binaries = find_binaries()
+    settings = {"wal_level": "replica", "max_replication_slots": "1", "max_wal_senders": "1"}
+    with PostgresServer.start(found_binaries[max(found_binaries)], settings) as server:
+        with psycopg.connect(server.dsn, autocommit=True) as connection:
+            connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        listed = remedies(found(server.dsn))
+        assert any("wal_level" in remedy for remedy in listed)
+        assert any("max_replication_slots" in remedy for remedy in listed)
+        with opened(Postgres(server.dsn)) as capture, pytest.raises((SourceSetupError, Exception), match="wal_level"):
+            capture.prepare([TableId("public", "t")])
+
+
+def test_t27_a_plain_connection_to_another_host_is_warned_about(dsn: str, writer: Any) -> None:
+    other = dsn.replace("host=127.0.0.1", "host=127.0.0.2")
+    with pytest.raises((SourceUnavailableError, SourceSetupError)):
+        found(other)  # nobody listens there: an error, not a finding
+    assert not [finding for finding in found(dsn) if "sslmode" in finding.problem]
+
+
+def test_t27_required_encryption_is_never_downgraded(dsn: str, writer: Any) -> None:
+    with pytest.raises(SourceSetupError, match="SSL"):
+        found(f"{dsn} sslmode=require")
+
+
+def test_a_password_is_never_shown(dsn: str, writer: Any) -> None:
+    source = Postgres(f"{dsn} password=hunter2")
+    capture = source.bind("secret")
+    assert "hunter2" not in repr(source)
+    assert "hunter2" not in repr(Database(source.dsn)) + str(Database(source.dsn))
+    with pytest.raises((SourceSetupError, SourceUnavailableError)) as caught:
+        Postgres("host=127.0.0.1 port=1 password=hunter2").bind("secret").open()
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(ConfigError) as refused:
+        Postgres("host=x password=hunter2 nonsense")
+    assert "hunter2" not in str(refused.value)
+    capture.open()
+    capture.prepare([TableId("public", "t")])
+    assert "hunter2" not in str(capture.snapshot(TableId("public", "t")).chunks[0].to_json())
+    capture.close()
+
+
+@pytest.mark.parametrize("options", [{"capture": "magic"}, {"tables": "t"}, {"tables": []}, {"text_columns": "x"}])
+def test_a_wrong_option_is_a_config_error(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Postgres("host=x", **options)
+
+
+def test_slot_names_are_lower_case_and_never_shared() -> None:
+    assert Names("shop").slot == "lakefeed_shop"
+    names = {Names(pipeline).slot for pipeline in ("a-b", "a_b", "A_b", "a.b", "x" * 64, "x" * 65)}
+    assert len(names) == 6
+    assert all(len(name) <= 63 and name.replace("_", "").isalnum() and name == name.lower() for name in names)
