@@ -74,7 +74,10 @@ def _section(case: Case, report: Report, usual: Mapping[str, str]) -> list[str]:
     ]
     parts += _table(("", "median [lowest–highest]"), rows)
     if report.ratios:
-        parts += ["", *_table(("ratio of speeds", ""), [(one.name, spread(one.values)) for one in report.ratios])]
+        parts += [
+            "",
+            *_table(("ratio", "median [lowest–highest]"), [(one.name, spread(one.values)) for one in report.ratios]),
+        ]
     parts += ["", f"![{case.title}](img/bench-{case.name}.svg)", ""]
     parts += [f"- {note}" for note in report.notes]
     other = {name: value for name, value in report.where.items() if usual.get(name) != value}

@@ -118,7 +118,7 @@ def _into_the_lake(bench: Bench, progress: Progress, load: Load) -> list[Sample]
     delta = Delta(spark_session("lakefeed-bench"), bench.scratch / "lake")
     with Pipeline(Sqlite(load.database), delta, name=PIPELINE, listener=progress) as pipeline:
         pipeline.sync_once()
-        wanted = load.changes + load.rows
+        wanted = progress.applied_rows + load.changes
         with load.writer(), Sampler(progress, 1.0) as sampler:
             stopper = threading.Thread(target=_stop_when, args=(pipeline, lambda: progress.applied_rows >= wanted))
             stopper.start()

@@ -18,7 +18,9 @@ from lakefeed.app.config import load_config
 from lakefeed.app.demo.place import MARKER, fresh_place
 from lakefeed.app.demo.shop import TABLES, build_shop, count_rows
 from lakefeed.app.demo.writer import Writer
-from lakefeed.errors import ConfigError
+from lakefeed.errors import ConfigError, LakefeedError
+
+KINDS = ("INSERT", "UPDATE", "DELETE")
 
 
 def test_the_shop_has_four_tables_in_wal_mode_and_one_composite_key(tmp_path: Path) -> None:
@@ -37,7 +39,7 @@ def test_the_writer_inserts_updates_and_deletes_until_it_is_stopped(tmp_path: Pa
     database = tmp_path / "shop.db"
     build_shop(database, customers=50, products=10, orders=100)
     with closing(sqlite3.connect(database)) as connection:
-        for kind in ("INSERT", "UPDATE", "DELETE"):
+        for kind in KINDS:
             connection.execute(f"CREATE TABLE seen_{kind} (x)")
             for table in TABLES:
                 noted = f"BEGIN INSERT INTO seen_{kind} VALUES (1); END"
@@ -45,23 +47,56 @@ def test_the_writer_inserts_updates_and_deletes_until_it_is_stopped(tmp_path: Pa
         connection.commit()
     writer = Writer(database, seconds=60, rate=500)
     try:
-        time.sleep(1.5)
+        deadline = time.monotonic() + 30
+        while not _seen_everything(database) and time.monotonic() < deadline:
+            time.sleep(0.1)
         assert writer.alive
         written = writer.stop()
     finally:
         writer.kill()
-    assert 50 < written <= 1_000
-    with closing(sqlite3.connect(database)) as connection:
-        for kind in ("INSERT", "UPDATE", "DELETE"):
-            assert connection.execute(f"SELECT count(*) FROM seen_{kind}").fetchone()[0] > 0
+    assert written > 0
+    assert _seen_everything(database)
+
+
+def _seen_everything(database: Path) -> bool:
+    with closing(sqlite3.connect(database, timeout=30)) as connection:
+        counts = [connection.execute(f"SELECT count(*) FROM seen_{kind}").fetchone()[0] for kind in KINDS]
+    return all(counts)
 
 
 def test_the_writer_stops_by_itself(tmp_path: Path) -> None:
     database = tmp_path / "shop.db"
     build_shop(database, customers=5, products=5, orders=5)
-    command = [sys.executable, "-m", "lakefeed.app.demo.writer", str(database), "0.3", "100"]
+    command = [sys.executable, "-m", "lakefeed.app.demo.writer", str(database), "0.3", "100", str(os.getpid())]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    assert 0 < int(answer.stdout) <= 31
+    ready, written = answer.stdout.split()
+    assert ready == "ready"
+    assert 0 < int(written) <= 31
+
+
+def test_the_writer_can_be_stopped_as_soon_as_it_is_there(tmp_path: Path) -> None:
+    database = tmp_path / "shop.db"
+    build_shop(database, customers=5, products=5, orders=5)
+    writer = Writer(database, seconds=60, rate=100)
+    try:
+        assert writer.stop() >= 0
+        assert not writer.alive
+    finally:
+        writer.kill()
+
+
+def test_a_writer_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(LakefeedError, match="did not start"):
+        Writer(tmp_path / "shop.db", seconds=1, rate=1)
+
+
+def test_a_writer_whose_parent_is_gone_before_it_begins_writes_nothing(tmp_path: Path) -> None:
+    database = tmp_path / "shop.db"
+    build_shop(database, customers=5, products=5, orders=5)
+    command = [sys.executable, "-m", "lakefeed.app.demo.writer", str(database), "60", "100", "1"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert answer.stdout == "ready\n0\n"
 
 
 def test_the_writer_does_not_outlive_a_killed_demo(tmp_path: Path) -> None:
@@ -70,14 +105,13 @@ def test_the_writer_does_not_outlive_a_killed_demo(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from lakefeed.app.demo.writer import Writer\n"
         "writer = Writer(Path(sys.argv[1]), seconds=60, rate=100)\n"
-        "print(writer._process.pid, flush=True); time.sleep(60)"
+        "print(writer.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(database)], stdout=subprocess.PIPE, text=True) as demo:
         assert demo.stdout is not None
         writer = int(demo.stdout.readline())
-        time.sleep(1)
         demo.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while Path(f"/proc/{writer}").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     with pytest.raises(ProcessLookupError):

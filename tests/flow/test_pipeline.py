@@ -95,7 +95,7 @@ def test_the_first_sync_copies_and_the_next_ones_follow(
     assert rows(lake) == {1: "x", 3: "c"}
 
 
-def test_a_sync_with_nothing_new_says_so_and_touches_nothing(make: Make, lake: MemoryLake) -> None:
+def test_b02_a_sync_with_nothing_new_says_so_and_touches_nothing(make: Make, lake: MemoryLake) -> None:
     pipeline = make()
     pipeline.sync_once()
     commits = lake.commits
@@ -104,7 +104,7 @@ def test_a_sync_with_nothing_new_says_so_and_touches_nothing(make: Make, lake: M
     assert lake.commits == commits
 
 
-def test_two_threads_that_sync_at_once_apply_everything_once(
+def test_b09_two_threads_that_sync_at_once_apply_everything_once(
     make: Make, lake: MemoryLake, database: sqlite3.Connection
 ) -> None:
     pipeline = make()
@@ -209,7 +209,7 @@ def test_an_error_of_one_table_does_not_hold_up_the_others_and_is_in_the_status(
     assert pipeline.status().tables[T].error is None
 
 
-def test_run_follows_the_source_until_stop(make: Make, lake: MemoryLake, database: sqlite3.Connection) -> None:
+def test_b04_run_syncs_again_and_again_until_stop(make: Make, lake: MemoryLake, database: sqlite3.Connection) -> None:
     pipeline = make()
     thread = threading.Thread(target=pipeline.run)
     thread.start()

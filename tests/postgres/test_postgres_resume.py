@@ -92,10 +92,8 @@ def test_a_position_that_the_server_has_not_written_yet_is_lost_and_not_up_to_da
             capture.continuity(PostgresLsn(1 << 60), [T])
 
 
-def test_e14_a_slot_of_another_plugin_is_refused_and_not_touched(dsn: str, writer: Any) -> None:
-    writer.execute("SELECT pg_create_logical_replication_slot('lakefeed_test', 'test_decoding')") if _has_test_decoding(
-        writer
-    ) else writer.execute("SELECT pg_create_physical_replication_slot('lakefeed_test')")
+def test_e14_a_slot_that_is_not_ours_is_refused_and_not_touched(dsn: str, writer: Any) -> None:
+    writer.execute("SELECT pg_create_physical_replication_slot('lakefeed_test')")
     with opened(Postgres(dsn)) as capture:
         with pytest.raises(SourceSetupError, match="belongs to plugin"):
             capture.prepare([T])
@@ -105,14 +103,6 @@ def test_e14_a_slot_of_another_plugin_is_refused_and_not_touched(dsn: str, write
         1,
     )
     writer.execute("SELECT pg_drop_replication_slot('lakefeed_test')")
-
-
-def _has_test_decoding(writer: Any) -> bool:
-    try:
-        writer.execute("SELECT pg_create_logical_replication_slot('probe', 'test_decoding', true)")
-    except psycopg.Error:
-        return False
-    return True
 
 
 def test_without_provision_nothing_is_made_and_the_statements_are_said(dsn: str, writer: Any) -> None:

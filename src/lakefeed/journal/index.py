@@ -61,7 +61,7 @@ class CommitIndex:
         if after < self.origin.trimmed:
             raise JournalError(
                 f"change sets {after + 1} to {self.origin.trimmed} have been trimmed from the journal",
-                remedy="The table must be copied anew: run `lakefeed snapshot` for it.",
+                remedy="Remove the lake table and start the pipeline again: it is then copied anew.",
             )
         if upto > self.head:
             raise JournalError(f"change set {upto} is not in the journal yet; its head is {self.head}")

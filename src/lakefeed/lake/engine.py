@@ -98,16 +98,6 @@ class Engine:
         known = self.known(table, generation)
         return known.complete if known is not None else None
 
-    def recorded(self, table: TableId, generation: int) -> int | None:
-        """What the table's own commits say; None before the engine has looked at that generation."""
-        known = self.known(table, generation)
-        return known.applied.number if known is not None else None
-
-    def min_applied(self) -> int:
-        """The change set up to which every enrolled table is complete: nothing above it may be trimmed."""
-        numbers = [self.complete(table, entry.generation) or 0 for table, entry in self._enrolled().items()]
-        return min(numbers, default=0)
-
     def _sync(self, head: int, enrolled: Mapping[TableId, Enrolled]) -> SyncResult:
         for table in self._known.keys() - enrolled.keys():
             self._known.pop(table)

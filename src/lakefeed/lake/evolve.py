@@ -33,7 +33,7 @@ def refuse_unfollowed(path: Sequence[TableSchema]) -> None:
             if isinstance(change, RetypeColumn | ChangeKey):
                 raise TableStoppedError(
                     f"table {target.table}: {_said(change)}, which its lake table cannot follow in place",
-                    remedy=f"Run `lakefeed snapshot` for {target.table}: it is then copied anew.",
+                    remedy=f"Remove the lake table and start the pipeline again: {target.table} is then copied anew.",
                     table=str(target.table),
                 )
 

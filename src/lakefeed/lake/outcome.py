@@ -18,7 +18,7 @@ def explained(error: BaseException, table: TableId) -> LakefeedError:
     if INCOMPLETE in text:
         return TableStoppedError(
             f"table {table}: an update did not carry all columns of a row that the lake table does not have",
-            remedy=f"Run `lakefeed snapshot` for {table}; a source that sends whole rows avoids this.",
+            remedy=f"Remove the lake table and start the pipeline again: {table} is then copied anew.",
             table=str(table),
         )
     if any(mark in text for mark in _DEAD_JVM):
@@ -26,7 +26,7 @@ def explained(error: BaseException, table: TableId) -> LakefeedError:
     if "AnalysisException" in text or any(mark in text for mark in _SCHEMA):
         return TableStoppedError(
             f"table {table}: {first_line(error)}",
-            remedy=f"Somebody changed the lake table; undo that, or run `lakefeed snapshot` for {table}.",
+            remedy="Somebody changed the lake table; undo that, or remove it and start the pipeline again.",
             table=str(table),
         )
     return CommitFailedError(f"table {table}: {first_line(error)}")

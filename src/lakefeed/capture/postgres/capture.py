@@ -254,10 +254,14 @@ class PostgresLog:
             if table in there:
                 self._tables.setdefault(table, there[table].oid)
                 if table not in covered:
-                    reason = f"it is not in the publication {self._names.publication}"
-                    self._notices.append((PostgresLsn(0), ReseedNeeded(table, reason)))
+                    self._expect_notice(ReseedNeeded(table, f"it is not in the publication {self._names.publication}"))
             else:
-                self._notices.append((PostgresLsn(0), TableDropped(table)))
+                self._expect_notice(TableDropped(table))
+
+    def _expect_notice(self, notice: TableDropped | ReseedNeeded) -> None:
+        """Said with the next change set; once, however often continuity is asked."""
+        if (PostgresLsn(0), notice) not in self._notices:
+            self._notices.append((PostgresLsn(0), notice))
 
     def _notice_drops(self, connection: Connection, there: Mapping[TableId, SourceTable]) -> None:
         """A dropped table says nothing in the stream; its notice waits until the stream is past this moment."""

@@ -102,13 +102,24 @@ def sql_name(table: TableId) -> str:
 def column_of(table: SourceTable, column: SourceColumn, text_columns: Sequence[str]) -> Column:
     """A column of the lake. Its stable id is the relation and the attribute number, which renames do not change."""
     as_text = any(fnmatchcase(f"{table.id}.{column.name}", pattern) for pattern in text_columns)
+    kind = pa.string() if as_text else arrow_type(column.type)
     return Column(
         column.name,
-        pa.string() if as_text else arrow_type(column.type),
+        kind,
         nullable=not (column.not_null or column.name in table.key),
         source_type=column.type.name,
         id=f"{table.oid}.{column.number}",
+        default=_default(kind, column.missing),
     )
+
+
+def _default(kind: pa.DataType, missing: str | None) -> int | str | None:
+    """What rows from before the column was added read as, where that has a form that everybody understands."""
+    if missing is None:
+        return None
+    if pa.types.is_integer(kind):
+        return int(missing)
+    return missing if pa.types.is_string(kind) else None
 
 
 def read_tables(connection: Connection) -> dict[TableId, SourceTable]:

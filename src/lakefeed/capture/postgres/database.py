@@ -28,6 +28,11 @@ SESSION = (
 because rows that a policy hides must be an error, not a shorter copy."""
 
 _REFUSED = ("password", "authentication", "pg_hba.conf", "does not exist", "permission denied", "SSL", "certificate")
+_SETUP = (
+    psycopg.errors.InsufficientPrivilege,
+    psycopg.errors.ObjectNotInPrerequisiteState,  # wal_level is not logical, for one
+    psycopg.errors.ConfigurationLimitExceeded,  # all replication slots are in use
+)
 _CONNECT_SECONDS = 10
 
 
@@ -91,14 +96,12 @@ class Database:
     def mapped(self, error: psycopg.Error) -> LakefeedError:
         text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         message = f"{self}: {text}"
-        if isinstance(error, psycopg.errors.ObjectInUse):
-            return SourceUnavailableError(message)
+        if isinstance(error, _SETUP):
+            return SourceSetupError(message)
         if isinstance(error, psycopg.OperationalError):
             if error.sqlstate is None and any(word in text for word in _REFUSED):
                 return SourceSetupError(message, remedy="Correct the connection string, or give the role the right.")
             return SourceUnavailableError(message)
-        if isinstance(error, psycopg.errors.InsufficientPrivilege):
-            return SourceSetupError(message)
         return SourceError(message)
 
 

@@ -8,9 +8,7 @@ first and by order for the rest: attribute numbers only ever grow, and dropped o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-import pyarrow as pa
+from dataclasses import dataclass
 
 from lakefeed.capture.postgres.assemble import Resolved
 from lakefeed.capture.postgres.catalog import (
@@ -60,8 +58,12 @@ class Relations:
         table = TableId(relation.schema, relation.name)
         current = next((one for one in read_tables(connection).values() if one.oid == relation.id), None)
         source = with_columns(connection, [current])[0] if current is not None else None
-        schema = self._schema(connection, relation, table, source)
         before = self._known.get(table)
+        if source is None and before is not None and before.relation == relation.id:
+            stated = tuple(column.name for column in relation.columns)
+            if stated == before.schema.names:  # dropped since; its last rows are still to come
+                return Resolved(Layout(relation.id, before.schema))
+        schema = self._schema(connection, relation, table, source)
         notices: list[TableNotice] = [
             TableDropped(name) for name, one in self._known.items() if one.relation == relation.id and name != table
         ]
@@ -71,8 +73,7 @@ class Relations:
         layout = Layout(relation.id, schema)
         if before is None or before.schema.same_shape(schema):
             return Resolved(layout, notices=tuple(notices))
-        schema, reason = _follow(before, relation, schema, source)
-        self._known[table] = _Known(relation.id, schema)
+        reason = _stale(before, relation, schema, source)
         if reason is not None:
             notices.append(ReseedNeeded(table, reason))
         return Resolved(Layout(relation.id, schema), schema, tuple(notices))
@@ -94,7 +95,8 @@ class Relations:
         for stated, number in zip(relation.columns, numbers, strict=True):
             known = by_number.get(number)
             kind = read_type(connection, stated.type, stated.modifier)
-            column = SourceColumn(number, stated.name, known.not_null if known else False, kind)
+            not_null, missing = (known.not_null, known.missing) if known else (False, None)
+            column = SourceColumn(number, stated.name, not_null, kind, missing=missing)
             columns.append(column_of(frame, column, self._text_columns))
         return TableSchema(table, tuple(columns), key)
 
@@ -127,28 +129,24 @@ def _in_order(numbers: Sequence[int | None]) -> list[int | None]:
     return kept
 
 
-def _follow(
-    before: _Known, relation: Relation, schema: TableSchema, source: SourceTable | None
-) -> tuple[TableSchema, str | None]:
-    """The new schema with the defaults of its new columns, and why the rows must be copied anew, if they must."""
+def _stale(before: _Known, relation: Relation, schema: TableSchema, source: SourceTable | None) -> str | None:
+    """Why the rows must be copied anew, None if they need not."""
     if before.relation != relation.id:
-        return schema, "the table was dropped and created again"
+        return "the table was dropped and created again"
     was = {column.id: column for column in before.schema.columns}
     renamed = {column.name: was[column.id].name for column in schema.columns if column.id in was}
     if tuple(renamed.get(name) for name in schema.key) != before.schema.key:
-        return schema, f"its key changed from ({', '.join(before.schema.key)}) to ({', '.join(schema.key)})"
+        return f"its key changed from ({', '.join(before.schema.key)}) to ({', '.join(schema.key)})"
     for column in schema.columns:
         old = was.get(column.id)
         if old is not None and _rewritten(old, column):
-            return schema, f"the type of {column.name} changed from {old.source_type} to {column.source_type}"
+            return f"the type of {column.name} changed from {old.source_type} to {column.source_type}"
     for change in diff(before.schema, schema):
         if isinstance(change, AddColumn):
-            default, reason = _default(change.column, source)
+            reason = _unreadable_default(change.column, source)
             if reason is not None:
-                return schema, reason
-            made = [replace(one, default=default) if one.id == change.column.id else one for one in schema.columns]
-            schema = replace(schema, columns=tuple(made))
-    return schema, None
+                return reason
+    return None
 
 
 def _rewritten(old: Column, new: Column) -> bool:
@@ -157,15 +155,10 @@ def _rewritten(old: Column, new: Column) -> bool:
     return old.type != new.type or base[0] != base[1]
 
 
-def _default(column: Column, source: SourceTable | None) -> tuple[int | float | str | None, str | None]:
-    """What existing rows read in a new column; or the reason why nobody can tell without reading them."""
+def _unreadable_default(column: Column, source: SourceTable | None) -> str | None:
+    """Why nobody can tell without reading them what existing rows have in a new column; None if it is known."""
     attributes = source.attributes if source is not None else ()
     found = next((one for one in attributes if column.id == f"{source.oid if source else 0}.{one.number}"), None)
-    if found is None or (found.missing is None and not found.has_default):
-        return None, None
-    if found.missing is not None:
-        if pa.types.is_integer(column.type):
-            return int(found.missing), None
-        if pa.types.is_string(column.type):
-            return found.missing, None
-    return None, f"the new column {column.name} has a default, so existing rows have values in it"
+    if column.default is not None or found is None or (found.missing is None and not found.has_default):
+        return None
+    return f"the new column {column.name} has a default, so existing rows have values in it"

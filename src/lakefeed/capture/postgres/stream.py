@@ -59,6 +59,7 @@ class ChangeStream:
         """
         target = self._head() if wait_seconds <= 0 else None
         began = time.monotonic()
+        self.walsender.ask()  # an idle server says by itself only now and then how far it has come
         while True:
             more = self._take(target, began + wait_seconds)
             now = time.monotonic()

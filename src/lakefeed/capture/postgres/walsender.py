@@ -33,6 +33,8 @@ _GULP_SECONDS = 0.02
 twice as fast. On a unix socket the same pause is harmful."""
 _GONE = ("has already been removed", "can no longer get changes", "does not exist", "invalidated")
 _CLOSE_SECONDS = 2.0
+_FREE_SECONDS = 3.0
+"""How long to wait for a slot that a connection of before still has: the server notices its end a little later."""
 
 
 class Walsender:
@@ -105,10 +107,15 @@ class Walsender:
             f"START_REPLICATION SLOT {quoted(names.slot)} LOGICAL {after.text()}"
             f" (proto_version '1', publication_names '{publication}')"
         )
-        with self._database.errors():
+        until = time.monotonic() + _FREE_SECONDS
+        while True:
             result = self._pgconn.exec_(sql.encode())
-            if result.status != ExecStatus.COPY_BOTH:
-                raise psycopg.errors.error_from_result(result)
+            if result.status == ExecStatus.COPY_BOTH:
+                return
+            error = psycopg.errors.error_from_result(result)
+            if not isinstance(error, psycopg.errors.ObjectInUse) or time.monotonic() > until:
+                raise self._mapped(error) from error
+            time.sleep(0.05)
 
     def _work(self) -> None:
         try:
@@ -194,6 +201,9 @@ class Walsender:
         while time.monotonic() < until:
             count, _ = self._pgconn.get_copy_data(1)
             if count < 0:
+                # The slot is free when the command is complete, not when the stream has ended.
+                while not self._pgconn.is_busy() and self._pgconn.get_result() is not None:
+                    pass
                 return
             if count == 0:
                 select.select([self._pgconn.socket], [], [], 0.1)

@@ -1,0 +1,47 @@
+"""The public surface is a list that changes on purpose."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import lakefeed
+from lakefeed import errors
+
+NAMES = """
+Checkpoint CheckpointStore CycleResult Delivery Delta FileCheckpointStore JournalOptions LakefeedError Listener
+MemoryCheckpointStore Mirror Pipeline PipelineOptions PipelineStatus Retry Runtime RuntimeOptions Sqlite TableStatus
+spark_session
+"""
+
+CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.LakefeedError)]
+
+
+def test_the_public_names_are_these_and_sorted() -> None:
+    assert lakefeed.__all__ == NAMES.split()
+    assert all(hasattr(lakefeed, name) for name in lakefeed.__all__)
+
+
+def test_importing_lakefeed_imports_neither_spark_nor_a_delta_reader() -> None:
+    program = "import sys, lakefeed; print([name for name in ('pyspark', 'deltalake', 'delta') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_error_has_a_remedy_and_a_policy_and_survives_a_spark_task(kind: type[errors.LakefeedError]) -> None:
+    error = kind("what is wrong")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert (again.message, again.remedy, str(again)) == (error.message, error.remedy, "what is wrong")
+    assert error.remedy.endswith(".")
+    assert isinstance(kind.retry, errors.Retry)
+    assert kind.exit_code in (2, 3)
+
+
+def test_the_tree_at_the_top_of_the_errors_names_every_class() -> None:
+    assert errors.__doc__ is not None
+    assert [kind.__name__ for kind in CLASSES if kind.__name__ not in errors.__doc__] == []
