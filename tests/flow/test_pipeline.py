@@ -24,13 +24,16 @@ from lakefeed.errors import (
     LeaseError,
     PositionLostError,
     SourceChangedError,
+    SourceUnavailableError,
     StateError,
     TableStoppedError,
 )
 from lakefeed.failpoint import armed
+from lakefeed.flow.capture_side import CaptureSide
 from lakefeed.flow.seed import Phase, SeedStore
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
+from lakefeed.lake.base import Seed
 from lakefeed.testing.memory_lake import MemoryLake
 
 T, U = TableId("main", "t"), TableId("main", "u")
@@ -390,6 +393,89 @@ def test_a_notice_that_a_crash_cut_off_is_acted_on_at_the_next_start(
     again.sync_once()
     again.sync_once()
     assert rows(lake) == {7: "moved"}
+
+
+def test_one_sync_leaves_the_lake_right_even_if_a_table_was_made_anew(
+    make: Make, lake: MemoryLake, database: sqlite3.Connection
+) -> None:
+    pipeline = make()
+    pipeline.sync_once()
+    database.executescript(
+        "BEGIN; CREATE TABLE c (id INTEGER PRIMARY KEY, v TEXT); INSERT INTO c VALUES (7, 'moved');"
+        "DROP TABLE t; ALTER TABLE c RENAME TO t; COMMIT;"
+    )
+    pipeline.sync_once()
+    assert rows(lake) == {7: "moved"}
+
+
+def test_a_table_that_cannot_be_captured_is_blocked_and_the_others_go_on(
+    make: Make, lake: MemoryLake, database: sqlite3.Connection
+) -> None:
+    bad = TableId("main", "bad")
+    database.executescript("CREATE TABLE bad (k TEXT PRIMARY KEY, v TEXT); INSERT INTO bad VALUES (NULL, 'x');")
+    pipeline = make()
+    result = pipeline.sync_once()
+    assert result.errors.keys() == {bad}
+    assert "NULL" in (result.tables[bad].error or "")
+    assert rows(lake) == {1: "a", 2: "b"}
+    database.execute("INSERT INTO t VALUES (3, 'c')")
+    assert pipeline.sync_once().errors == {}, "it is told once"
+    assert rows(lake)[3] == "c"
+    status = pipeline.status().tables[bad]
+    assert (status.state, status.error) == ("blocked", result.tables[bad].error)
+    pipeline.close()
+    database.execute("DELETE FROM bad")
+    again = make()
+    again.sync_once()
+    assert again.status().tables[bad].state == "live"
+
+
+def test_a_table_that_becomes_impossible_while_running_is_told_by_the_same_sync(
+    make: Make, lake: MemoryLake, database: sqlite3.Connection
+) -> None:
+    database.executescript("CREATE TABLE bad (k TEXT PRIMARY KEY, v TEXT); INSERT INTO bad VALUES ('a', 'x');")
+    pipeline = make()
+    pipeline.sync_once()
+    database.executescript("INSERT INTO bad VALUES (NULL, 'y'); INSERT INTO t VALUES (3, 'c');")
+    result = pipeline.sync_once()
+    assert result.errors.keys() == {TableId("main", "bad")}
+    assert rows(lake)[3] == "c"
+
+
+def test_a_table_that_the_lake_refuses_keeps_its_error_in_the_status(
+    make: Make, lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(self: MemoryLake, seed: Seed, progress: object) -> None:
+        raise TableStoppedError("no such column", remedy="Rename it.", table=str(seed.table))
+
+    monkeypatch.setattr(MemoryLake, "load", refuses)
+    pipeline = make()
+    assert pipeline.sync_once().errors.keys() == {T, U}
+    assert pipeline.status().tables[T].error == "no such column"
+
+
+def test_between_two_tries_the_status_says_stalled_and_why(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = make()
+    pipeline.sync_once()
+    pipeline.close()
+
+    def away(self: object) -> None:
+        raise SourceUnavailableError("the disk is away")
+
+    monkeypatch.setattr(CaptureSide, "enrol", away)
+    told = threading.Event()
+
+    class Hears(Listener):
+        def retrying(self, error: Exception, seconds: float) -> None:
+            told.set()
+
+    again = make(listener=Hears())
+    thread = threading.Thread(target=again.run)
+    thread.start()
+    assert told.wait(20)
+    again.stop()
+    thread.join(10)
+    assert (again.status().verdict, again.status().reason) == ("stalled", "the disk is away")
 
 
 def test_seeds_survive_and_a_damaged_one_is_named(make: Make) -> None:

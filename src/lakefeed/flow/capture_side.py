@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 
 from lakefeed.capture.base import ChangeCapture, Continuity
 from lakefeed.change.change_set import ReseedNeeded, TableBlocked, TableDropped
 from lakefeed.change.position import Position
-from lakefeed.errors import PositionLostError
+from lakefeed.errors import DecodeError, LakefeedError, PositionLostError, SourceSetupError, TableStoppedError
 from lakefeed.flow.journal_checkpoint import JournalCheckpoint
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.runtime import Runtime
@@ -30,6 +31,9 @@ from lakefeed.lake.base import TableFormat
 log = logging.getLogger(__name__)
 
 _A_LITTLE_ROWS = 1_000
+
+_A_TABLES_OWN = (SourceSetupError, TableStoppedError, DecodeError)
+"""Errors of ``prepare`` and ``snapshot`` that are one table's, and must not hold up the others."""
 
 
 class CaptureSide:
@@ -64,19 +68,29 @@ class CaptureSide:
             self._runtime = None
         self._capture.close()
 
-    def enrol(self) -> list[SeedRecord]:
-        """Take in tables that are new to the pipeline, and plan the copy of all that are staged."""
+    def enrol(self) -> bool:
+        """Take in tables that are new to the pipeline, and plan the copy of all that are staged.
+
+        A table that cannot be prepared or planned is blocked, with the reason and the remedy; the others go on.
+        Returns whether there is something new to copy.
+        """
         schemas = {schema.table: schema for schema in self._capture.discover()}
         for table in schemas:
             record = self._seeds.get(table)
             if record is None or record.phase is Phase.DROPPED:
                 reason = "new in the pipeline" if record is None else "the source table is there again"
                 self._seeds.stage(table, reason=reason)
-        staged = [record for record in self._seeds.in_phase(Phase.STAGED) if record.table in schemas]
-        if staged:
-            low = self._capture.prepare([record.table for record in staged])
-            return [self._plan(record, low) for record in staged]
-        return []
+        staged = self._seeds.in_phase(Phase.STAGED)
+        for record in staged:
+            if record.table not in schemas:
+                self._seeds.update(record.table, phase=Phase.DROPPED)
+        planned = [self._plan(record, low) for record, low in self._prepared([r for r in staged if r.table in schemas])]
+        return any(planned)
+
+    @property
+    def has_staged(self) -> bool:
+        """Some table waits for ``enrol``: a change set said that it must be copied anew."""
+        return bool(self._seeds.in_phase(Phase.STAGED))
 
     def take(self, *, wait_seconds: float) -> list[Commit]:
         """Steps 4 to 6, once: what the source has to give now, or nothing after the wait."""
@@ -138,18 +152,39 @@ class CaptureSide:
                 log.warning("table %s is gone from the lake; it is copied anew", record.table)
                 self._seeds.stage(record.table, reason="the lake table is gone")
 
-    def _plan(self, record: SeedRecord, low: Position) -> SeedRecord:
-        plan = self._capture.snapshot(record.table)
-        schema = self._journal.record_schema(plan.schema, low)
-        return self._seeds.update(
+    def _prepared(self, staged: list[SeedRecord]) -> Iterator[tuple[SeedRecord, Position]]:
+        """All at once if the source lets us; one by one to find the table that it does not."""
+        if not staged:
+            return
+        try:
+            low = self._capture.prepare([record.table for record in staged])
+            yield from ((record, low) for record in staged)
+        except _A_TABLES_OWN as error:
+            if len(staged) == 1:
+                self._block(staged[0], error)
+                return
+            for record in staged:
+                yield from self._prepared([record])
+
+    def _plan(self, record: SeedRecord, low: Position) -> bool:
+        try:
+            plan = self._capture.snapshot(record.table)
+        except _A_TABLES_OWN as error:
+            self._block(record, error)
+            return False
+        self._seeds.update(
             record.table,
             phase=Phase.COPYING,
-            schema=schema,
+            schema=self._journal.record_schema(plan.schema, low),
             base=self._journal.head,
             low=low,
             chunks=tuple(chunk.to_json() for chunk in plan.chunks),
             rows_estimate=plan.rows_estimate,
         )
+        return True
+
+    def _block(self, record: SeedRecord, error: LakefeedError) -> None:
+        self._seeds.update(record.table, phase=Phase.BLOCKED, reason=error.message, remedy=error.remedy)
 
     def _act_on_notices(self, commit: Commit) -> None:
         """Idempotent: a seed remembers up to which change set it has been told."""

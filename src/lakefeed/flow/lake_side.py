@@ -48,6 +48,7 @@ class LakeSide:
         self._engine = Engine(tables, journal, self._enrolled, parallel=options.parallel_tables)
         self._pauses: dict[TableId, tuple[float, float]] = {}
         self._errors: dict[TableId, tuple[str, str]] = {}
+        self._told: set[tuple[TableId, int]] = set()
 
     @property
     def errors(self) -> dict[TableId, tuple[str, str]]:
@@ -74,7 +75,7 @@ class LakeSide:
         for table, result in synced.tables.items():
             self._note(table, result)
         self._trim(force=False)
-        return self._result(loaded, synced)
+        return self._result({**self._newly_blocked(), **loaded}, synced)
 
     def finish(self) -> None:
         """Before a clean stop: trim what can be trimmed."""
@@ -86,6 +87,14 @@ class LakeSide:
             for record in self._seeds.in_phase(Phase.LIVE)
             if not self._paused(record.table)
         }
+
+    def _newly_blocked(self) -> dict[TableId, TableResult]:
+        """Tables that the source's side has blocked, each told once."""
+        blocked = {r.table: r for r in self._seeds.in_phase(Phase.BLOCKED) if (r.table, r.generation) not in self._told}
+        self._told |= {(record.table, record.generation) for record in blocked.values()}
+        for record in blocked.values():
+            self._listener.table_error(record.table, record.reason, record.remedy)
+        return {table: TableResult(applied=0, error=r.reason, remedy=r.remedy) for table, r in blocked.items()}
 
     def _paused(self, table: TableId) -> bool:
         until, _ = self._pauses.get(table, (0.0, 0.0))
@@ -121,7 +130,7 @@ class LakeSide:
     def _note(self, table: TableId, result: TableResult) -> None:
         """Remember what stopped a table and when to try it again; forget it once it works."""
         record = self._seeds.get(table)
-        if result.error is None or record is None or record.phase not in (Phase.LIVE, Phase.COPYING):
+        if result.error is None or record is None or record.phase in (Phase.BLOCKED, Phase.DROPPED):
             self._errors.pop(table, None)
             self._pauses.pop(table, None)
             return

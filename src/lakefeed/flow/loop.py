@@ -27,7 +27,7 @@ class RunLoop:
     def __init__(
         self,
         open_session: Callable[[], Session],
-        close_session: Callable[[], None],
+        close_session: Callable[[LakefeedError], None],
         options: PipelineOptions,
         listener: Listener,
         stopping: threading.Event,
@@ -49,7 +49,7 @@ class RunLoop:
                 self._work(self._open_session())
                 return
             except LakefeedError as error:
-                self._close_session()
+                self._close_session(error)
                 if error.retry is not Retry.BACKOFF:
                     raise
                 if time.monotonic() - started > _LONGEST_PAUSE_SECONDS:

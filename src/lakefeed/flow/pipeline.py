@@ -19,15 +19,19 @@ from types import TracebackType
 from typing import Self
 
 from lakefeed.capture.base import Finding, Lag, Source
+from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakefeedError, LeaseError, StateError
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.loop import RunLoop
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.result import CycleResult
 from lakefeed.flow.session import Session
-from lakefeed.flow.status import PipelineStatus, read_status
+from lakefeed.flow.status import PipelineStatus, Pulse, read_status
 from lakefeed.journal.lease import lease_holder
-from lakefeed.lake.base import Lake
+from lakefeed.lake.base import Lake, TableResult
+
+_ROUNDS = 3
+"""Of copying and capturing in one sync: a table that changes faster than that is caught by the next sync."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
@@ -75,13 +79,10 @@ class Pipeline:
             started = time.monotonic()
             session = self._open()
             try:
-                session.capture.enrol()
-                loaded = session.lake.load()
-                captured = session.capture.drain()
+                captured, loaded = self._gather(session)
                 result = session.lake.sync(loaded)
             except LakefeedError as error:
-                session.pulse(error)
-                self._close()
+                self._close(error)
                 raise
             session.pulse()
             result = replace(result, change_sets=captured, seconds=time.monotonic() - started)
@@ -141,14 +142,28 @@ class Pipeline:
     ) -> None:
         self.close()
 
+    def _gather(self, session: Session) -> tuple[int, dict[TableId, TableResult]]:
+        """Copies and changes. What is captured may ask for another copy, so that one call leaves the lake right."""
+        captured, loaded = 0, dict[TableId, TableResult]()
+        for _ in range(_ROUNDS):
+            session.capture.enrol()
+            loaded |= session.lake.load()
+            captured += session.capture.drain()
+            if not session.capture.has_staged:
+                break
+        return captured, loaded
+
     def _open(self) -> Session:
         if self._session is None:
             self._session = Session(self._capture, self._tables, self.root, self._options, self._listener)
         return self._session
 
-    def _close(self) -> None:
-        if self._session is not None:
-            session, self._session = self._session, None
+    def _close(self, error: LakefeedError | None = None) -> None:
+        """``error`` is what made it necessary: the status tells it to other processes."""
+        session, self._session = self._session, None
+        if error is not None and self.root.exists():
+            Pulse(at=time.time(), error=error.message, remedy=error.remedy).write(self.root)
+        if session is not None:
             session.close()
 
     def _lag(self) -> Lag:

@@ -33,11 +33,10 @@ class Session:
             self.close()
             raise
 
-    def pulse(self, error: Exception | None = None) -> None:
-        """Tell other processes that this one is alive, and what holds it up."""
+    def pulse(self) -> None:
+        """Tell other processes that this one is alive, and which tables cannot go on."""
         tables = {str(table): texts for table, texts in self.lake.errors.items()}
-        remedy = getattr(error, "remedy", None)
-        Pulse(at=time.time(), error=str(error) if error else None, remedy=remedy, tables=tables).write(self.root)
+        Pulse(at=time.time(), tables=tables).write(self.root)
 
     def close(self) -> None:
         try:

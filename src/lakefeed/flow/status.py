@@ -127,11 +127,11 @@ def _verdict(
     holder = lease_holder(root)
     behind = [table for table, status in tables.items() if status.applied is not None and status.applied < head]
     failed = [table for table, status in tables.items() if status.error]
+    if pulse.error and (holder is not None or now - pulse.at < STALE_SECONDS):
+        return "stalled", pulse.error  # between two tries nobody holds the lease
     if holder is None:
-        text = f"no process runs it; {len(behind)} of {len(tables)} tables are behind the journal"
-        return "stopped", text
-    if pulse.error:
-        return "stalled", pulse.error
+        last = f"; the last error was: {pulse.error}" if pulse.error else ""
+        return "stopped", f"no process runs it; {len(behind)} of {len(tables)} tables are behind the journal{last}"
     if failed:
         first = failed[0]
         return "stalled", f"{len(failed)} of {len(tables)} tables cannot go on, {first} first: {tables[first].error}"

@@ -122,7 +122,7 @@ def _start_failure(log: Path) -> SparkSetupError:
     if "unresolved dependency" in text or "UNRESOLVED DEPENDENCIES" in text or "download failed" in text:
         return SparkSetupError(
             f"the jars of {COORDINATES} are not on this machine and could not be downloaded",
-            remedy="Connect to the internet once (or to a Maven mirror set in ~/.ivy2/ivysettings.xml); they are kept.",
+            remedy="Connect to the internet once, or set spark.jars.repositories in spark-defaults.conf.",
         )
     return SparkSetupError("Spark's JVM did not start", remedy=f"The reason is in {log}.")
 
