@@ -262,6 +262,7 @@ def test_run_goes_on_after_a_failure_that_passes(make: Make, lake: MemoryLake, d
         patch.setattr(Journal, "append", fails)
         thread = threading.Thread(target=pipeline.run)
         thread.start()
+        until(lambda: len(told) == 2)
         until(lambda: T in lake.tables)
         database.execute("INSERT INTO t VALUES (8, 'late')")
         until(lambda: rows(lake).get(8) == "late")
