@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from lakefeed.change.table import TableId
+from lakefeed.lake.reader import read_delta
 
 _EXAMPLES = 3
 _ROWID = re.compile("_+rowid")
@@ -46,17 +47,6 @@ def compare_sqlite_table(database: Path, table: TableId, lake_table: Path) -> Co
     names, columns, rows = _read_sqlite(database, table, lake.column_names)
     differences = tuple(_differences(names, columns, lake))
     return Comparison(table=table, source_rows=rows, lake_rows=lake.num_rows, differences=differences)
-
-
-def read_delta(path: Path) -> pa.Table:
-    """A Delta table's rows by an independent reader, which also knows deletion vectors."""
-    from deltalake import DeltaTable, QueryBuilder
-
-    table = DeltaTable(str(path))
-    rows = pa.table(QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all())
-    described: Any = table.schema().to_arrow()  # another library's schema, by the Arrow C interface
-    wanted = pa.schema(described)
-    return rows.select(wanted.names).cast(wanted)
 
 
 def _read_sqlite(
