@@ -6,10 +6,10 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
-SOURCES := src tests $(wildcard bench)
+SOURCES := src tests scripts $(wildcard bench)
 TESTS ?= tests
 
-.PHONY: help setup demo check test fmt lock schema clean
+.PHONY: help setup demo check test fmt lock schema points api clean
 
 help: ## Show this list
 	@echo "Lakefeed: databases into lakehouse tables. Try: make demo"
@@ -41,6 +41,12 @@ lock: ## Write requirements.lock and requirements-java.lock anew from pyproject.
 schema: setup ## Write docs/lakefeed.schema.json anew from the configuration's models
 	$(BIN)/python -m lakefeed.app.schema docs/lakefeed.schema.json
 
+points: setup ## Write docs/points.md anew: requirement points and the tests that prove them
+	$(BIN)/python -m scripts.points
+
+api: setup ## Write docs/api.md anew from the docstrings of the public names
+	$(BIN)/python -m scripts.api
+
 clean: ## Remove the environment, caches and the demo
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist spark-warehouse
 	@if [ -e demo/.lakefeed-demo ]; then rm -rf demo; fi
@@ -56,10 +62,4 @@ ifneq ($(wildcard tests/crash),)
 .PHONY: crash
 crash: setup ## Kill a running pipeline at every failpoint, longer than make test does
 	$(BIN)/python -m pytest tests/crash
-endif
-
-ifneq ($(wildcard tests/soak),)
-.PHONY: soak
-soak: setup ## Run the long tests
-	$(BIN)/python -m pytest tests/soak -m slow
 endif

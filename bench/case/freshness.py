@@ -30,7 +30,7 @@ _LIMIT_SECONDS = 300.0
 
 
 def run(bench: Bench) -> Report:
-    seconds, warm = bench.size(full=45, quick=4), bench.size(full=5, quick=1)
+    seconds, warm = bench.size(full=45, quick=2), bench.size(full=5, quick=1)
     rows = bench.size(full=100_000, quick=1_000)
     changes = (seconds + warm) * RATE
     database = create(bench.scratch / "shop.db", rows)

@@ -138,7 +138,7 @@ def _processes(bench: Bench, place: Path) -> tuple[dict[str, list[float]], bool]
         _STATUS: lambda: process("-m", "lakefeed", "status", "shop.yaml", "--json"),
         _BARE: lambda: process("-c", "pass"),
     }
-    return in_turns(bench, contestants, bench.size(full=5, quick=3)), mark.exists()
+    return in_turns(bench, contestants, bench.size(full=5, quick=1)), mark.exists()
 
 
 def _rounded(values: list[float]) -> tuple[float, ...]:

@@ -39,9 +39,9 @@ def run(bench: Bench) -> Report:
             _APPEND: partial(_append, made, captured, schema),
         }
         bench.say("warm-up")
-        in_turns(bench, contestants, 1)
+        in_turns(bench, contestants, bench.size(full=1, quick=0))
+        seconds = in_turns(bench, contestants, bench.size(full=3, quick=1))
         assert content(bench.scratch / "through").equals(content(bench.scratch / "direct")), "the two ways disagree"
-        seconds = in_turns(bench, contestants, 3)
     finally:
         made.session.close()
     return Report(

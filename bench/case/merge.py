@@ -36,9 +36,9 @@ def run(bench: Bench) -> Report:
             _DEFAULT: partial(_plain, made, batch, _SPARK_DEFAULTS, "default"),
         }
         bench.say("warm-up")
-        in_turns(bench, contestants, 1)
+        in_turns(bench, contestants, bench.size(full=1, quick=0))
+        seconds = in_turns(bench, contestants, bench.size(full=5, quick=1))
         assert content(bench.scratch / "ours").equals(content(bench.scratch / "same")), "the two ways disagree"
-        seconds = in_turns(bench, contestants, bench.size(full=5, quick=3))
     finally:
         made.session.close()
     ratio = speed_ratio("Lakefeed / plain MERGE, same session", seconds[_OURS], seconds[_SAME])

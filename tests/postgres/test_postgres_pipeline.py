@@ -27,7 +27,17 @@ def pgbench_binary() -> tuple[int, Path]:
 
 
 def pgbench(server: PostgresServer, name: str, *options: str) -> None:
-    command = [server.binaries / "pgbench", "-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres", *options, name]
+    command: list[str | Path] = [
+        server.binaries / "pgbench",
+        "-h",
+        "127.0.0.1",
+        "-p",
+        str(server.port),
+        "-U",
+        "postgres",
+        *options,
+        name,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -51,8 +51,8 @@ def status_object(found: PipelineStatus) -> dict[str, Any]:
 
 
 def _show_status(found: PipelineStatus) -> None:
-    waiting = "unknown" if found.lag.rows is None else f"{found.lag.rows:,} changes"
-    age = "" if found.lag.seconds is None else f", the oldest {seconds_text(found.lag.seconds)} old"
+    waiting = "unknown" if found.lag.rows is None else f"{found.lag.rows:,} changes" if found.lag.rows else "nothing"
+    age = f", the oldest {seconds_text(found.lag.seconds)} old" if found.lag.rows and found.lag.seconds else ""
     show_text(f"Journal: {found.journal_head:,} change sets. Waiting in the source: {waiting}{age}.")
     if not found.tables:
         return

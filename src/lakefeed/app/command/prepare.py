@@ -78,7 +78,7 @@ def check(file: ConfigFile, as_json: JsonFlag = False) -> int:
         show_object({"ready": ready, "findings": [_finding_object(finding) for finding in findings]})
     else:
         for finding in findings:
-            place = f"{finding.table}: " if finding.table else ""
+            place = f"{finding.table}: " if finding.table and str(finding.table) not in finding.problem else ""
             show_text(f"{finding.level.value.capitalize()}: {place}{finding.problem}\nRemedy: {finding.remedy}\n")
         show_text(f"{config.pipeline} is ready." if ready else f"{config.pipeline} is not ready.")
     return 0 if ready else FOUND_SOMETHING

@@ -8,7 +8,7 @@ from lakefeed.capture.postgres.assemble import Assembler, Batches
 from lakefeed.capture.postgres.catchup import CatchUp
 from lakefeed.capture.postgres.database import Connection, Database
 from lakefeed.capture.postgres.names import Names
-from lakefeed.capture.postgres.slot import head, read_slot
+from lakefeed.capture.postgres.slot import read_slot
 from lakefeed.capture.postgres.stream import ChangeStream, Limits
 from lakefeed.capture.postgres.walsender import Walsender
 from lakefeed.change.change_set import ChangeSet, TableNotice
@@ -81,5 +81,5 @@ class ChangeFeed:
             slot = read_slot(self._connection, self._names.slot)
             confirmed = slot.confirmed if slot is not None else PostgresLsn(0)
             walsender = Walsender(self._database, self._names, self.position, confirmed)
-            self._stream = ChangeStream(walsender, self._assembler, lambda: head(self._connection), self._limits)
+            self._stream = ChangeStream(walsender, self._assembler, self._connection, self._limits)
         return self._stream.next(wait_seconds)

@@ -13,7 +13,9 @@ from lakefeed.capture.postgres.snapshot import Key, TableChunk
 
 _COUNTED_BYTES = 64 << 20
 """Tables up to this size are counted; of larger ones the catalog's estimate and a sample are good enough."""
-_SAMPLED_PER_CHUNK = 50
+_SAMPLED_BLOCKS = 10
+"""For each chunk. Rows of one block are often neighbours by key, so a few blocks would give uneven chunks."""
+_BLOCK_BYTES = 8192
 
 
 def plan_chunks(
@@ -32,11 +34,13 @@ def plan_chunks(
         rows = _count(connection, f"SELECT count(*) FROM {name}")
     bounds: list[Key] = []
     if whole.schema.key and rows > chunk_rows:
-        bounds = (
-            _exact(connection, whole, name, chunk_rows)
-            if is_small
-            else _sampled(connection, whole, name, rows, chunk_rows)
-        )
+        origin, step = f"{name} AS k", str(chunk_rows)
+        if not is_small:
+            chunks = -(-rows // chunk_rows)
+            percent = min(100.0, 100.0 * chunks * _SAMPLED_BLOCKS * _BLOCK_BYTES / max(size, 1))
+            origin += f" TABLESAMPLE SYSTEM ({percent:f}) REPEATABLE (1)"
+            step = f"greatest(1, total / {chunks})"
+        bounds = _bounds(connection, whole, origin, step)
     edges: list[Key | None] = [None, *bounds, None]
     return tuple(replace(whole, low=low, high=high) for low, high in pairwise(edges)), rows
 
@@ -56,31 +60,15 @@ def _count(connection: Connection, query: str) -> int:
     return int(row[0]) if row is not None else 0
 
 
-def _exact(connection: Connection, whole: TableChunk, name: str, chunk_rows: int) -> list[Key]:
-    """Every ``chunk_rows``-th key but the last."""
-    names = [quoted(one) for one in whole.schema.key]
-    printed = ", ".join(f"{one}::text" for one in names)
+def _bounds(connection: Connection, whole: TableChunk, origin: str, step: str) -> list[Key]:
+    """Every ``step``-th key of ``origin`` but the last; ``step`` is SQL, in which ``total`` is the number of keys."""
+    names = ", ".join(f"k.{quoted(one)}" for one in whole.schema.key)
+    # Printed only at the very end: as text, keys would have another order.
+    printed = ", ".join(f"n.{quoted(one)}::text" for one in whole.schema.key)
     place, total = "_lakefeed_place", "_lakefeed_total"  # names that no captured table may have
     numbered = (
-        f"SELECT {', '.join(names)}, row_number() OVER (ORDER BY {', '.join(names)}) AS {place},"
-        f" count(*) OVER () AS {total} FROM {name}"
+        f"SELECT {names}, row_number() OVER (ORDER BY {names}) AS {place}, count(*) OVER () AS {total} FROM {origin}"
     )
-    query = (
-        f"SELECT {printed} FROM ({numbered}) AS n"
-        f" WHERE {place} % {chunk_rows} = 0 AND {place} < {total} ORDER BY {place}"
-    )
+    condition = f"n.{place} % ({step.replace('total', f'n.{total}')}) = 0 AND n.{place} < n.{total}"
+    query = f"SELECT {printed} FROM ({numbered}) AS n WHERE {condition} ORDER BY n.{place}"
     return [tuple(row) for row in connection.execute(query.encode())]
-
-
-def _sampled(connection: Connection, whole: TableChunk, name: str, estimate: int, chunk_rows: int) -> list[Key]:
-    """About equal ranges, out of a sample of blocks."""
-    chunks = -(-estimate // chunk_rows)
-    percent = min(100.0, 100.0 * chunks * _SAMPLED_PER_CHUNK / estimate)
-    names = [quoted(one) for one in whole.schema.key]
-    printed = ", ".join(f"s.{one}::text" for one in names)
-    # By the columns of s: a bare name would mean the printed one, and text has another order.
-    ordered = ", ".join(f"s.{one}" for one in names)
-    query = f"SELECT {printed} FROM {name} AS s TABLESAMPLE SYSTEM ({percent:f}) REPEATABLE (1) ORDER BY {ordered}"
-    keys = [tuple(row) for row in connection.execute(query.encode())]
-    places = [place * len(keys) // chunks for place in range(1, chunks)]
-    return list(dict.fromkeys(keys[place] for place in places)) if keys else []

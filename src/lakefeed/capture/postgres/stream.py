@@ -7,11 +7,12 @@ its first change has waited long enough. A transaction of any size passes: it is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from lakefeed.capture.postgres.assemble import Assembler
+from lakefeed.capture.postgres.database import Connection
 from lakefeed.capture.postgres.message import COMMIT, make_run
+from lakefeed.capture.postgres.slot import head
 from lakefeed.capture.postgres.walsender import HEADER_BYTES, Walsender
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.lsn import PostgresLsn
@@ -36,14 +37,13 @@ class Limits:
 class ChangeStream:
     """Belongs to one thread at a time."""
 
-    def __init__(
-        self, walsender: Walsender, assembler: Assembler, head: Callable[[], PostgresLsn], limits: Limits
-    ) -> None:
+    def __init__(self, walsender: Walsender, assembler: Assembler, connection: Connection, limits: Limits) -> None:
         self.walsender = walsender
         self._assembler = assembler
-        self._head = head
+        self._connection = connection
         self._limits = limits
         self._pending: list[bytes] = []  # messages behind the last commit
+        self._settled = self._asleep = False
         self._pending_bytes = 0
         self._beat_at = time.monotonic()
 
@@ -57,7 +57,8 @@ class ChangeStream:
 
         Without a wait, "nothing" means that the server has said so for everything that is in its log now.
         """
-        target = self._head() if wait_seconds <= 0 else None
+        target = head(self._connection) if wait_seconds <= 0 else None
+        self._settled = self._asleep = False
         began = time.monotonic()
         self.walsender.ask()  # an idle server says by itself only now and then how far it has come
         while True:
@@ -82,9 +83,22 @@ class ChangeStream:
             self._add(messages)
         if idle_at is not None and not self._pending:
             self._assembler.advance(idle_at)
-        if not messages and target is not None and self._assembler.reached < target:
-            self.walsender.ask()
+        if target is not None:
+            self._look(idle_at is not None, target)
         return bool(messages)
+
+    def _look(self, answered: bool, target: PostgresLsn) -> None:
+        """Find out whether everything up to ``target`` has come, also where the log ends inside a record there.
+
+        The server answers, then looks how far the log is flushed, then decodes or sleeps: so one that sleeps after an
+        answer has sent everything, and what is still on its way comes before the next answer.
+        """
+        if self._assembler.reached >= target or (answered and self._asleep):
+            self._settled = True
+            return
+        if answered:
+            self._asleep = self._is_asleep()
+        self.walsender.ask()
 
     def _add(self, messages: list[bytes]) -> None:
         last = next((at for at in range(len(messages) - 1, -1, -1) if messages[at][HEADER_BYTES] == COMMIT), -1)
@@ -114,7 +128,12 @@ class ChangeStream:
     def _is_over(self, target: PostgresLsn | None, late: bool) -> bool:
         if target is None:
             return late
-        return self._assembler.reached >= target and not self._pending
+        return self._settled and not self._pending
+
+    def _is_asleep(self) -> bool:
+        """The walsender waits for more log. (The event's name is spelled in two ways, by version.)"""
+        query = "SELECT wait_event ILIKE 'WalSenderWaitForWal' FROM pg_stat_activity WHERE pid = %s"
+        return self._connection.execute(query, (self.walsender.pid,)).fetchone() == (True,)
 
     def _cut(self) -> ChangeSet:
         self._beat_at = time.monotonic()

@@ -66,6 +66,11 @@ class Walsender:
         self._thread = threading.Thread(target=self._work, name="lakefeed-walsender", daemon=True)
         self._thread.start()
 
+    @property
+    def pid(self) -> int:
+        """The server's process."""
+        return int(self._connection.info.backend_pid)
+
     def take(self, wait_seconds: float) -> tuple[list[bytes], PostgresLsn | None]:
         """Messages that have come, each behind HEADER_BYTES; and if the server has nothing more now, up to where."""
         with self._changed:
