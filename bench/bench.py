@@ -14,7 +14,7 @@ Contestant = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """``quick``: small sizes, which show that it works; the numbers mean nothing then. ``scratch`` is empty at first."""
+    """``quick``: small sizes, which show that it works; its numbers mean nothing. ``scratch`` is empty at first."""
 
     scratch: Path
     quick: bool = False

@@ -30,6 +30,7 @@ journal: {keep_change_sets: 2}
 """
 
 
+REPLACE = "INSERT OR REPLACE INTO account (id, owner, balance, note) VALUES (?, ?, ?, ?)"
 UPSERT = """
 INSERT INTO account (id, owner, balance, note) VALUES (?, ?, 1, '')
 ON CONFLICT (id) DO UPDATE SET balance = balance + 1 ON CONFLICT DO NOTHING
@@ -90,8 +91,8 @@ def change(connection: sqlite3.Connection, chance: random.Random, statements: in
         value: Any = chance.choice([None, "", "O'Hara \u00fcber \U0001f40b", chance.random(), -(2**62) + key])
         statement, values = chance.choice(
             [
-                ("INSERT OR REPLACE INTO account (id, owner, balance, note) VALUES (?, ?, ?, ?)", (key, f"o{other}", 2**60 + key, str(value))),
-                ("INSERT INTO account (id, owner, balance, note) VALUES (?, ?, 1, '') ON CONFLICT DO NOTHING", (key, f"o{other}")),
+                (REPLACE, (key, f"o{other}", 2**60 + key, str(value))),
+                ("INSERT OR IGNORE INTO account (id, owner, balance) VALUES (?, ?, 1)", (key, f"o{other}")),
                 (UPSERT, (key, f"o{other}")),
                 ("UPDATE OR REPLACE account SET id = ?, owner = ? WHERE id = ?", (key, f"o{key}", other)),
                 ("DELETE FROM account WHERE id = ?", (key,)),

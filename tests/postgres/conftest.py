@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import psycopg
 import pytest
@@ -50,6 +52,15 @@ def new_database(server: PostgresServer) -> Iterator[str]:
         admin.execute(f"CREATE DATABASE {name}".encode())
     yield server.dsn.replace("dbname=postgres", f"dbname={name}")
     with psycopg.connect(server.dsn, autocommit=True) as admin:  # a new one: the test may have crashed the server
-        mine = "FROM pg_replication_slots WHERE database = %s"
+        _drop(admin, name)
+
+
+def _drop(admin: psycopg.Connection[tuple[Any, ...]], name: str) -> None:
+    """Files of many databases would make the end of the session slow, so each goes at once."""
+    mine = "FROM pg_replication_slots WHERE database = %s"
+    until = time.monotonic() + 10
+    while admin.execute(f"SELECT 1 {mine}".encode(), (name,)).fetchone() is not None:
+        assert time.monotonic() < until, f"a slot of {name} stays active"
         admin.execute(f"SELECT pg_terminate_backend(active_pid) {mine} AND active".encode(), (name,))
         admin.execute(f"SELECT pg_drop_replication_slot(slot_name) {mine} AND NOT active".encode(), (name,))
+    admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from tests.postgres.conftest import new_database
 
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.flow.pipeline import Pipeline
@@ -27,17 +28,8 @@ def pgbench_binary() -> tuple[int, Path]:
 
 
 def pgbench(server: PostgresServer, name: str, *options: str) -> None:
-    command: list[str | Path] = [
-        server.binaries / "pgbench",
-        "-h",
-        "127.0.0.1",
-        "-p",
-        str(server.port),
-        "-U",
-        "postgres",
-        *options,
-        name,
-    ]
+    place = ["-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres"]
+    command: list[str | Path] = [server.binaries / "pgbench", *place, *options, name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -47,8 +39,6 @@ def test_all_four_tables_of_pgbench_are_equal_in_the_lake(
 ) -> None:
     version, _ = pgbench_binary()
     server = servers(version)
-    from tests.postgres.conftest import new_database
-
     with new_database(server) as dsn, psycopg.connect(dsn, autocommit=True) as reader:
         name = reader.info.dbname
         pgbench(server, name, "-i", "-q")

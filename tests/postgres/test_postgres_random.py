@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from decimal import Decimal
 from typing import Any
 
 import psycopg
@@ -19,6 +20,7 @@ T = TableId("public", "t")
 BUDGET_SECONDS = 10.0
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
+SPECIAL = [Decimal("NaN"), Decimal("Infinity"), Decimal("-Infinity")]
 COLUMNS: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
     "int2": st.integers(-(2**15), 2**15 - 1),
@@ -26,7 +28,7 @@ COLUMNS: dict[str, st.SearchStrategy[Any]] = {
     "float4": st.floats(width=32),
     "float8": st.floats(),
     "numeric(20,5)": st.decimals(-(10**14), 10**14, places=5, allow_nan=False),
-    "numeric": st.decimals(allow_nan=True, allow_infinity=True, places=8),
+    "numeric": st.decimals(allow_nan=False, allow_infinity=False) | st.sampled_from(SPECIAL),
     "text": TEXT,
     "char(5)": TEXT.map(lambda text: text[:5]),
     "bytea": st.binary(max_size=40),

@@ -43,8 +43,9 @@ class ChangeStream:
         self._connection = connection
         self._limits = limits
         self._pending: list[bytes] = []  # messages behind the last commit
-        self._settled = self._asleep = False
         self._pending_bytes = 0
+        self._settled = self._asleep = False
+        self._since_us = 0
         self._beat_at = time.monotonic()
 
     @property
@@ -59,6 +60,7 @@ class ChangeStream:
         """
         target = head(self._connection) if wait_seconds <= 0 else None
         self._settled = self._asleep = False
+        self._since_us = self._ask_activity()[1] if target is not None else 0
         began = time.monotonic()
         self.walsender.ask()  # an idle server says by itself only now and then how far it has come
         while True:
@@ -82,22 +84,23 @@ class ChangeStream:
         if messages:
             self._add(messages)
         if idle_at is not None and not self._pending:
-            self._assembler.advance(idle_at)
+            self._assembler.advance(idle_at.position)
         if target is not None:
-            self._look(idle_at is not None, target)
+            self._look(idle_at is not None and idle_at.sent_us > self._since_us, target)
         return bool(messages)
 
     def _look(self, answered: bool, target: PostgresLsn) -> None:
         """Find out whether everything up to ``target`` has come, also where the log ends inside a record there.
 
         The server answers, then looks how far the log is flushed, then decodes or sleeps: so one that sleeps after an
-        answer has sent everything, and what is still on its way comes before the next answer.
+        answer has sent everything, and what is still on its way comes before an answer that it gives after that.
+        Answers to earlier questions do not count, which their time tells.
         """
         if self._assembler.reached >= target or (answered and self._asleep):
             self._settled = True
             return
         if answered:
-            self._asleep = self._is_asleep()
+            self._asleep, self._since_us = self._ask_activity()
         self.walsender.ask()
 
     def _add(self, messages: list[bytes]) -> None:
@@ -130,10 +133,14 @@ class ChangeStream:
             return late
         return self._settled and not self._pending
 
-    def _is_asleep(self) -> bool:
-        """The walsender waits for more log. (The event's name is spelled in two ways, by version.)"""
-        query = "SELECT wait_event ILIKE 'WalSenderWaitForWal' FROM pg_stat_activity WHERE pid = %s"
-        return self._connection.execute(query, (self.walsender.pid,)).fetchone() == (True,)
+    def _ask_activity(self) -> tuple[bool, int]:
+        """Whether the walsender waits for more log (the event is spelled in two ways, by version), and the time now."""
+        query = (
+            "SELECT wait_event ILIKE 'WalSenderWaitForWal', (extract(epoch FROM clock_timestamp()) * 1000000)::int8"
+            " FROM pg_stat_activity WHERE pid = %s"
+        )
+        row = self._connection.execute(query, (self.walsender.pid,)).fetchone()
+        return (row[0] is True, int(row[1])) if row is not None else (False, self._since_us)
 
     def _cut(self) -> ChangeSet:
         self._beat_at = time.monotonic()

@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 
 import psycopg
 from psycopg.pq import ExecStatus
@@ -37,6 +38,14 @@ _FREE_SECONDS = 3.0
 """How long to wait for a slot that a connection of before still has: the server notices its end a little later."""
 
 
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The server has nothing more up to ``position``, it said at ``sent_us`` (its clock, microseconds since 1970)."""
+
+    position: PostgresLsn
+    sent_us: int
+
+
 class Walsender:
     """A stream of pgoutput messages strictly after ``after``; ``confirmed`` is where the slot is."""
 
@@ -49,7 +58,7 @@ class Walsender:
         self._changed = threading.Condition()
         self._messages: list[bytes] = []
         self._bytes = 0
-        self._idle_at: PostgresLsn | None = None
+        self._idle_at: Idle | None = None
         self._error: LakefeedError | None = None
         self._confirmed = confirmed  # and not ``after``: reading on confirms nothing
         self._told = PostgresLsn(0)
@@ -71,7 +80,7 @@ class Walsender:
         """The server's process."""
         return int(self._connection.info.backend_pid)
 
-    def take(self, wait_seconds: float) -> tuple[list[bytes], PostgresLsn | None]:
+    def take(self, wait_seconds: float) -> tuple[list[bytes], Idle | None]:
         """Messages that have come, each behind HEADER_BYTES; and if the server has nothing more now, up to where."""
         with self._changed:
             if not self._messages and self._error is None and wait_seconds > 0:
@@ -145,7 +154,8 @@ class Walsender:
         """Everything that libpq has, up to the room. Returns the number of messages."""
         get = self._pgconn.get_copy_data
         taken: list[bytes] = []
-        size, seen, idle_at = 0, 0, None
+        size, seen = 0, 0
+        idle_at: Idle | None = None
         while size < _ROOM_BYTES // 8:
             count, data = get(1)
             if count <= 0:
@@ -156,7 +166,8 @@ class Walsender:
                 size += count + _OBJECT_BYTES
                 idle_at = None
             elif data[0] == 107 and count >= 18:  # k
-                idle_at = PostgresLsn(int.from_bytes(data[1:9], "big"))
+                sent = int.from_bytes(data[9:17], "big", signed=True) + EPOCH_MICROSECONDS
+                idle_at = Idle(PostgresLsn(int.from_bytes(data[1:9], "big")), sent)
                 self._asked = self._asked or data[17] == 1
         else:
             count = 0
