@@ -92,8 +92,9 @@ def run(bench: Bench) -> Report:
     start, peak, end = samples[0][1], max(sample[1] for sample in samples), samples[-1][1]
     grown = end / tenth[1]
     return Report(
-        what=f"A writer makes {changes:,} changes as fast as it can, {_TRANSACTION:,} in a transaction; at the same time "
-        f"a pipeline follows it, from the trigger log through the journal{'' if bench.quick else ' into a Delta table'}. "
+        what=f"A writer makes {changes:,} changes as fast as it can, {_TRANSACTION:,} in a transaction; at the same "
+        f"time a pipeline follows it, from the trigger log through the journal"
+        f"{'' if bench.quick else ' into a Delta table'}. "
         "The resident memory of the pipeline's Python process, every second.",
         measures=(
             Measure("start", "MiB", (start,), ours=True),

@@ -149,8 +149,8 @@ def _show_outcome(outcome: Outcome) -> None:
         for difference in table.differences:
             show_text(f"{table.table}: {difference}")
     show_text(
-        f"\n{outcome.transactions:,} transactions while it ran, {outcome.changes:,} changes applied on top of the copy, "
-        f"{seconds_text(outcome.seconds)} in all."
+        f"\n{outcome.transactions:,} transactions while it ran, {outcome.changes:,} changes applied on top of the "
+        f"copy, {seconds_text(outcome.seconds)} in all."
     )
     show_text("Every lake table equals its source table." if outcome.equal else "The lake differs from the source.")
     _show_next(outcome.place)
@@ -159,10 +159,10 @@ def _show_outcome(outcome: Outcome) -> None:
 def _show_next(place: Place) -> None:
     orders, lakefeed = place.table("orders"), Path(sys.executable).with_name("lakefeed")
     show_text(f"\nThe tables are in {place.table('orders').parent}. A query to try:\n")
+    query = "SELECT status, count(*) AS orders FROM orders GROUP BY status ORDER BY 2 DESC"
     show_text(
         f'  {_short(Path(sys.executable))} -c "from deltalake import DeltaTable, QueryBuilder; '
-        f"print(QueryBuilder().register('orders', DeltaTable('{orders}')).execute("
-        "'SELECT status, count(*) AS orders FROM orders GROUP BY status ORDER BY 2 DESC').read_all())\"\n"
+        f"print(QueryBuilder().register('orders', DeltaTable('{orders}')).execute('{query}').read_all())\"\n"
     )
     show_text(f"How the pipeline stands: {_short(lakefeed)} status {place.configuration}")
 
