@@ -53,7 +53,7 @@ class Shop:
 
     @contextlib.contextmanager
     def writer(self, seed: int) -> Iterator[None]:
-        """A process that changes the database until the block ends (and at most for five minutes)."""
+        """A process that changes the database until the block ends (and at most for 25 minutes)."""
         process = subprocess.Popen([sys.executable, __file__, str(self.database), str(seed), str(os.getpid())])
         try:
             yield
@@ -61,7 +61,7 @@ class Shop:
             process.terminate()
             assert process.wait(30) in (0, -signal.SIGTERM)
 
-    def run_until_killed(self, failpoint: str, *, seconds: float = 90) -> float:
+    def run_until_killed(self, failpoint: str, *, seconds: float = 300) -> float:
         """Run `lakefeed run` with a failpoint armed to kill it. Returns the seconds it lived; fails if it lived on."""
         started = time.monotonic()
         process = self._start("run", str(self.config), "--for", str(seconds), failpoints=failpoint)
@@ -108,12 +108,12 @@ def change(connection: sqlite3.Connection, chance: random.Random, statements: in
 
 
 def write_until_told(database: str, seed: int, parent: int) -> None:
-    """The writer process: small transactions, some rolled back, until SIGTERM, orphaned, or five minutes."""
+    """The writer process: small transactions, some rolled back, until SIGTERM, orphaned, or 25 minutes."""
     stopped = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
     chance = random.Random(seed)
     connection = sqlite3.connect(database, timeout=30, isolation_level=None)
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 1500
     while not stopped and time.monotonic() < deadline and os.getppid() == parent:
         connection.execute("BEGIN IMMEDIATE")
         change(connection, chance, chance.randrange(1, 30))
