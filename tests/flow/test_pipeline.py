@@ -37,6 +37,10 @@ from lakefeed.lake.base import Seed
 from lakefeed.testing.memory_lake import MemoryLake
 
 T, U = TableId("main", "t"), TableId("main", "u")
+MADE_ANEW = """
+BEGIN; CREATE TABLE c (id INTEGER PRIMARY KEY, v TEXT); INSERT INTO c VALUES (7, 'moved');
+DROP TABLE t; ALTER TABLE c RENAME TO t; COMMIT;
+"""
 QUICK = PipelineOptions(interval_seconds=0.01, enrol_seconds=0.05, journal=JournalOptions(fsync=False))
 
 
@@ -384,10 +388,7 @@ def test_a_notice_that_a_crash_cut_off_is_acted_on_at_the_next_start(
 ) -> None:
     pipeline = make()
     pipeline.sync_once()
-    database.executescript(
-        "BEGIN; CREATE TABLE c (id INTEGER PRIMARY KEY, v TEXT); INSERT INTO c VALUES (7, 'moved');"
-        "DROP TABLE t; ALTER TABLE c RENAME TO t; COMMIT;"
-    )
+    database.executescript(MADE_ANEW)
     with armed("journal.after_commit", "raise"), pytest.raises(LakefeedError):
         pipeline.sync_once()
     again = make()
@@ -401,10 +402,7 @@ def test_one_sync_leaves_the_lake_right_even_if_a_table_was_made_anew(
 ) -> None:
     pipeline = make()
     pipeline.sync_once()
-    database.executescript(
-        "BEGIN; CREATE TABLE c (id INTEGER PRIMARY KEY, v TEXT); INSERT INTO c VALUES (7, 'moved');"
-        "DROP TABLE t; ALTER TABLE c RENAME TO t; COMMIT;"
-    )
+    database.executescript(MADE_ANEW)
     pipeline.sync_once()
     assert rows(lake) == {7: "moved"}
 
