@@ -83,7 +83,8 @@ def _section(case: Case, report: Report, usual: Mapping[str, str]) -> list[str]:
     other = {name: value for name, value in report.where.items() if usual.get(name) != value}
     differs = f", with {', '.join(f'{name} {value}' for name, value in other.items())}" if other else ""
     repetitions = max(len(measure.values) for measure in report.measures)
-    how = f"in {report.seconds:.0f} s, {repetitions} repetitions, load average before {report.load_average:.1f}"
+    passes = f"{repetitions} repetitions" if repetitions > 1 else "one pass"
+    how = f"in {report.seconds:.0f} s, {passes}, load average before {report.load_average:.1f}"
     return [*parts, f"- Measured {report.date} {how}{differs}."]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from bench.backlog import table_in
+from bench.backlog import read, table_in
 from bench.bench import Bench
 from bench.load import writing
 from bench.pipeline import PIPELINE, Progress
@@ -112,7 +112,7 @@ def _visible(table: Path, seen: dict[int, float]) -> list[tuple[float, int]]:
 
 
 def _newest_tick(table: DeltaTable) -> int:
-    return int(pc.max(table.to_pyarrow_table(columns=["tick"])["tick"]).as_py())
+    return int(pc.max(read(table, ["tick"])["tick"]).as_py())
 
 
 def _waits(commits: list[float], visible: list[tuple[float, int]], skipped: int) -> list[float]:

@@ -50,7 +50,7 @@ def run(bench: Bench) -> Report:
         Measure("sync_once, open session: p50", "ms", _rounded([statistics.median(one) for one in with_session]), True),
         Measure("Spark jobs of all calls", "jobs", (float(jobs),), ours=True, charted=False),
         *(
-            Measure(name, "ms", _rounded([second * 1000 for second in seconds]), ours=name != _BARE)
+            Measure(name, "ms", _rounded([second * 1000 for second in seconds]), ours=name != _BARE, charted=False)
             for name, seconds in processes.items()
         ),
     )

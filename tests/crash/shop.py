@@ -71,7 +71,7 @@ class Shop:
 
     def lakefeed(self, *arguments: str) -> dict[str, Any]:
         process = self._start(*arguments, str(self.config), "--json")
-        output, _ = process.communicate(timeout=180)
+        output, _ = process.communicate(timeout=600)
         assert process.returncode == 0, output
         answer: dict[str, Any] = json.loads(output)
         return answer
