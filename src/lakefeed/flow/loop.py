@@ -20,6 +20,10 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 _CAPTURE_WAIT_SECONDS = 0.5
 """How long one poll may wait for changes: the time that ``stop`` may take on an idle source."""
 
+_GATHER_SECONDS, _SMALL_ROWS = 0.2, 10_000
+"""After a small change set, changes are left to gather: a busy source would otherwise be cut into thousands of tiny
+files, which a merge has to open one by one."""
+
 
 class RunLoop:
     """One ``run``. ``open_session`` and ``close_session`` are the pipeline's own."""
@@ -87,8 +91,10 @@ class RunLoop:
                     next_enrol = time.monotonic() + self._options.enrol_seconds
                 if session.lake.backlog_bytes > self._options.max_backlog_bytes:
                     over.wait(self._options.interval_seconds)
-                elif session.capture.take(wait_seconds=_CAPTURE_WAIT_SECONDS):
+                elif commits := session.capture.take(wait_seconds=_CAPTURE_WAIT_SECONDS):
                     self._news.set()
+                    if sum(commit.rows for commit in commits) < _SMALL_ROWS:
+                        over.wait(_GATHER_SECONDS)
         except BaseException as error:  # noqa: BLE001  # handed to the thread that called run()
             failed.append(error)
             self._news.set()
