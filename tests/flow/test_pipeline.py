@@ -230,6 +230,24 @@ def test_b04_run_syncs_again_and_again_until_stop(make: Make, lake: MemoryLake, 
     assert pipeline.status().verdict == "stopped"
 
 
+def test_a_busy_source_is_not_cut_into_a_change_set_per_transaction(
+    make: Make, lake: MemoryLake, database: sqlite3.Connection
+) -> None:
+    pipeline = make()
+    thread = threading.Thread(target=pipeline.run)
+    thread.start()
+    until(lambda: T in lake.tables)
+    started = time.monotonic()
+    for number in range(100, 300):
+        database.execute("INSERT INTO t VALUES (?, 'busy')", (number,))
+        time.sleep(0.005)
+    until(lambda: len(rows(lake)) == 202)
+    cuts = (time.monotonic() - started) / 0.2
+    pipeline.stop()
+    thread.join(10)
+    assert pipeline.status().journal_head <= cuts + 5
+
+
 def test_run_ends_by_itself_after_the_seconds_it_was_given(make: Make) -> None:
     started = time.monotonic()
     make().run(for_seconds=0.3)
