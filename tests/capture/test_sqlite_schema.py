@@ -290,9 +290,11 @@ def test_a_renamed_last_column_that_was_dropped_and_added_under_its_new_name_is_
         world.seed()
         world.sql("ALTER TABLE t RENAME COLUMN c TO z")
         try:
-            world.sql("ALTER TABLE t DROP COLUMN z", "ALTER TABLE t ADD COLUMN z INT")
-        except sqlite3.OperationalError:
-            return  # this SQLite does not let it happen
+            world.sql("ALTER TABLE t DROP COLUMN z")
+        except sqlite3.OperationalError:  # a SQLite that reads "z" only as a name, never as text
+            world.pull()
+            world.sql("ALTER TABLE t DROP COLUMN z")
+        world.sql("ALTER TABLE t ADD COLUMN z INT")
         world.pull()
         world.reseed()
         world.assert_equal("t")
