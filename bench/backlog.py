@@ -24,6 +24,7 @@ from lakefeed.flow.session import Session
 from lakefeed.lake.base import ChangeLog
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.engine import Engine, Enrolled
+from lakefeed.lake.route import Route
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +51,8 @@ class Backlog:
 
     def engine(self, root: Path, log: ChangeLog) -> Engine:
         """Lakefeed's lake side over a copy."""
-        return Engine(Delta(self.spark, root).bind(PIPELINE), log, lambda: {ID: Enrolled(self.generation)})
+        enrolled = {ID: Enrolled(Route.same(ID), self.generation)}
+        return Engine(Delta(self.spark, root).bind(PIPELINE), log, lambda: enrolled)
 
 
 def backlog(bench: Bench, spark: SparkSession, rows: int, changes: int) -> Backlog:

@@ -20,12 +20,11 @@ from lakefeed.change.segment import Window
 from lakefeed.change.table import TableSchema
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.collapse import collapse
-from lakefeed.lake.mirror import merge_statement
+from lakefeed.lake.mirror import merge_step
 from lakefeed.lake.session import spark_session
 
 _THROUGH, _DIRECT, _APPEND = "through the journal", "directly, no journal", "the append alone"
 _VIEW = "lakefeed_changes"
-"""What ``merge_statement`` reads."""
 
 
 def run(bench: Bench) -> Report:
@@ -111,5 +110,6 @@ def _merge(made: Backlog, captured: ChangeSet, schema: TableSchema, table: Path)
     session.conf.set("spark.databricks.delta.merge.materializeSource", "none")  # as Lakefeed has it
     rows = pa.Table.from_batches([batch.data for batch in captured.batches])
     changes = session.createDataFrame(rows.select([*schema.names, OP, SEQ]))
-    collapse(changes, schema.key).createOrReplaceTempView(_VIEW)
-    session.sql(merge_statement(Window(ID, 0, 1, captured.end, (), schema), str(table)))
+    step = merge_step(collapse(changes, schema.key), Window(ID, 0, 1, captured.end, (), schema), None)
+    step.rows.createOrReplaceTempView(_VIEW)
+    session.sql(step.statement(f"delta.`{table}`", _VIEW))

@@ -17,6 +17,7 @@ from lakefeed.errors import DecodeError, TableStoppedError
 from lakefeed.lake.base import Applied, Loaded, Seed
 from lakefeed.lake.delta import Delta, DeltaFormat
 from lakefeed.testing.builders import at, batch, table
+from lakefeed.testing.format_contract import one
 from lakefeed.testing.scripted_log import ListChunk, ScriptedLog
 
 if TYPE_CHECKING:
@@ -64,11 +65,11 @@ def test_every_type_is_the_same_through_copy_and_through_merge_for_both_readers(
     spark: SparkSession, tables: DeltaFormat, log: ScriptedLog, tmp_path: Path
 ) -> None:
     schema = log.schema_of(table("main.kinds", EVERY_TYPE, key=("id",)))
-    tables.load(seed_of(schema, [ONE, TWO], tmp_path), lambda _: None)
+    one(tables, schema).load(seed_of(schema, [ONE, TWO], tmp_path), lambda _: None)
     log.add(batch(schema, [("insert", THREE), ("update", {**ONE, "whole": 5})]))
-    tables.apply(log.window(schema.table, 0, 1), 1)
+    one(tables, schema).apply(log.window(schema.table, 0, 1), 1)
     expected = by_id([{**ONE, "whole": 5}, TWO, THREE])
-    place = tables.location(schema.table)
+    place = one(tables, schema).location
     assert by_id(DeltaTable(place).to_pyarrow_table().to_pylist()) == expected
     by_spark = by_id(spark.read.format("delta").load(place).toArrow().to_pylist())
     assert by_spark == expected
@@ -78,17 +79,17 @@ def test_acceptance_1_each_commit_names_change_sets_and_source_position(
     tables: DeltaFormat, log: ScriptedLog, tmp_path: Path
 ) -> None:
     schema = log.schema_of(table("main.t", {"id": pa.int64(), "v": pa.string()}, key=("id",)))
-    tables.load(seed_of(schema, [{"id": 1, "v": "x"}], tmp_path), lambda _: None)
+    one(tables, schema).load(seed_of(schema, [{"id": 1, "v": "x"}], tmp_path), lambda _: None)
     log.add(batch(schema, [("insert", {"id": 2, "v": "y"})]))
     window = log.window(schema.table, 0, 1)
-    tables.apply(window, 1)
-    history = DeltaTable(tables.location(schema.table)).history()
+    one(tables, schema).apply(window, 1)
+    history = DeltaTable(one(tables, schema).location).history()
     told = [json.loads(commit["userMetadata"]) for commit in history]
     assert told[0]["change_sets"] == {"after": 0, "upto": 1}
     assert (told[0]["pipeline"], told[0]["generation"], told[0]["position"]) == ("shop", 1, at(1).encode())
     assert told[1]["seed"] == {"chunks": 1, "rows": 1, "high": at(1).encode()}
-    tables.apply(window, 1)
-    assert len(DeltaTable(tables.location(schema.table)).history()) == len(history), "a replay committed"
+    one(tables, schema).apply(window, 1)
+    assert len(DeltaTable(one(tables, schema).location).history()) == len(history), "a replay committed"
 
 
 def test_b03_delta_itself_refuses_a_replay_when_nobody_looked_first(
@@ -96,26 +97,26 @@ def test_b03_delta_itself_refuses_a_replay_when_nobody_looked_first(
 ) -> None:
     """Two processes may both have read the old number: the table's own transaction decides."""
     schema = log.schema_of(table("main.t", {"id": pa.int64(), "v": pa.string()}, key=("id",)))
-    tables.load(seed_of(schema, [], tmp_path), lambda _: None)
+    one(tables, schema).load(seed_of(schema, [], tmp_path), lambda _: None)
     log.add(batch(schema, [("insert", {"id": 1, "v": "first"})]))
     window = log.window(schema.table, 0, 1)
-    tables.apply(window, 1)
-    version = DeltaTable(tables.location(schema.table)).version()
-    tables._merge(window, 1)
-    assert DeltaTable(tables.location(schema.table)).version() == version
+    one(tables, schema).apply(window, 1)
+    version = DeltaTable(one(tables, schema).location).version()
+    one(tables, schema)._change(window, 1)  # type: ignore[attr-defined]
+    assert DeltaTable(one(tables, schema).location).version() == version
 
 
 def test_acceptance_6_a_partial_update_of_an_unknown_row_stops_the_table(
     tables: DeltaFormat, log: ScriptedLog, tmp_path: Path
 ) -> None:
     schema = log.schema_of(table("main.t", {"id": pa.int64(), "v": pa.string()}, key=("id",)))
-    tables.load(seed_of(schema, [{"id": 1, "v": "x"}], tmp_path), lambda _: None)
+    one(tables, schema).load(seed_of(schema, [{"id": 1, "v": "x"}], tmp_path), lambda _: None)
     log.add(batch(schema, [("update", {"id": 1, "v": "y"}), ("update", {"id": 2})], absent={1: ["v"]}))
     with pytest.raises(TableStoppedError, match="did not carry all columns") as stopped:
-        tables.apply(log.window(schema.table, 0, 1), 1)
+        one(tables, schema).apply(log.window(schema.table, 0, 1), 1)
     assert stopped.value.table == "main.t"
-    assert tables.applied(schema.table, 1) == Applied(number=0, schema_version=1, rows=1)
-    assert DeltaTable(tables.location(schema.table)).to_pyarrow_table().to_pylist() == [{"id": 1, "v": "x"}]
+    assert one(tables, schema).applied(1) == Applied(number=0, schema_version=1, rows=1)
+    assert DeltaTable(one(tables, schema).location).to_pyarrow_table().to_pylist() == [{"id": 1, "v": "x"}]
 
 
 def test_hostile_names_of_tables_and_columns_are_only_names(
@@ -128,10 +129,10 @@ def test_hostile_names_of_tables_and_columns_are_only_names(
         "né'": pa.string(),
     }
     schema = log.schema_of(table("main.../or%2Fders [x] *{é}", columns, key=("a`b", "select")))
-    tables.load(seed_of(schema, [dict.fromkeys(columns, "0")], tmp_path), lambda _: None)
+    one(tables, schema).load(seed_of(schema, [dict.fromkeys(columns, "0")], tmp_path), lambda _: None)
     log.add(batch(schema, [("update", {**dict.fromkeys(columns, "0"), "s.t": "1"})]))
-    tables.apply(log.window(schema.table, 0, 1), 1)
-    place = Path(tables.location(schema.table))
+    one(tables, schema).apply(log.window(schema.table, 0, 1), 1)
+    place = Path(one(tables, schema).location)
     assert place.parent == tmp_path / "lake" / "main"
     assert DeltaTable(place).to_pyarrow_table().to_pylist() == [{**dict.fromkeys(columns, "0"), "s.t": "1"}]
 
@@ -139,27 +140,29 @@ def test_hostile_names_of_tables_and_columns_are_only_names(
 def test_null_in_a_key_is_a_key_like_any_other(tables: DeltaFormat, log: ScriptedLog, tmp_path: Path) -> None:
     made = table("main.t", {"id": pa.string(), "v": pa.string()})
     schema = log.schema_of(TableSchema(made.table, made.columns, ("id",)))
-    tables.load(seed_of(schema, [{"id": None, "v": "0"}, {"id": "a", "v": "0"}], tmp_path), lambda _: None)
+    one(tables, schema).load(seed_of(schema, [{"id": None, "v": "0"}, {"id": "a", "v": "0"}], tmp_path), lambda _: None)
     log.add(batch(schema, [("update", {"id": None, "v": "1"}), ("delete", {"id": "a"})]))
-    tables.apply(log.window(schema.table, 0, 1), 1)
-    assert DeltaTable(tables.location(schema.table)).to_pyarrow_table().to_pylist() == [{"id": None, "v": "1"}]
+    one(tables, schema).apply(log.window(schema.table, 0, 1), 1)
+    assert DeltaTable(one(tables, schema).location).to_pyarrow_table().to_pylist() == [{"id": None, "v": "1"}]
 
 
 def test_a_table_of_somebody_else_is_not_replaced(tables: DeltaFormat, log: ScriptedLog, tmp_path: Path) -> None:
     schema = log.schema_of(table("main.t", {"id": pa.int64()}, key=("id",)))
-    write_deltalake(tables.location(schema.table), pa.table({"precious": [1]}))
+    write_deltalake(one(tables, schema).location, pa.table({"precious": [1]}))
     with pytest.raises(TableStoppedError, match="did not make"):
-        tables.load(seed_of(schema, [], tmp_path), lambda _: None)
+        one(tables, schema).load(seed_of(schema, [], tmp_path), lambda _: None)
 
 
 def test_a_table_without_a_key_is_copied_and_then_stops_with_a_remedy(
     tables: DeltaFormat, log: ScriptedLog, tmp_path: Path
 ) -> None:
     schema = log.schema_of(table("main.t", {"v": pa.int64()}))
-    assert tables.load(seed_of(schema, [{"v": 1}, {"v": 1}], tmp_path), lambda _: None) == Loaded(rows=2, high=at(1))
+    assert one(tables, schema).load(seed_of(schema, [{"v": 1}, {"v": 1}], tmp_path), lambda _: None) == Loaded(
+        rows=2, high=at(1)
+    )
     log.add(batch(schema, [("insert", {"v": 1})]))
     with pytest.raises(TableStoppedError, match="no key") as stopped:
-        tables.apply(log.window(schema.table, 0, 1), 1)
+        one(tables, schema).apply(log.window(schema.table, 0, 1), 1)
     assert "primary key" in stopped.value.remedy
 
 
@@ -177,8 +180,8 @@ def test_what_delta_cannot_hold_stops_the_table_before_anything_is_written(
 ) -> None:
     schema = log.schema_of(table("main.t", columns, key=("id",)))
     with pytest.raises(TableStoppedError, match=said):
-        tables.load(seed_of(schema, [], tmp_path), lambda _: None)
-    assert not Path(tables.location(schema.table)).exists()
+        one(tables, schema).load(seed_of(schema, [], tmp_path), lambda _: None)
+    assert not Path(one(tables, schema).location).exists()
 
 
 def test_an_error_inside_a_task_arrives_as_what_it_is_and_leaves_no_table(
@@ -190,11 +193,11 @@ def test_an_error_inside_a_task_arrives_as_what_it_is_and_leaves_no_table(
     bad = ListChunk.of(other, [{"id": "x"}], read_at=1, marks=tmp_path)
     seed = Seed(schema=schema, generation=1, base=0, position=at(1), chunks=[good, bad])
     with pytest.raises(DecodeError, match="a chunk has the columns"):
-        tables.load(seed, lambda _: None)
-    assert tables.applied(schema.table, 1) is None
+        one(tables, schema).load(seed, lambda _: None)
+    assert one(tables, schema).applied(1) is None
     fine = Seed(schema=schema, generation=1, base=0, position=at(1), chunks=[good])
-    assert tables.load(fine, lambda _: None).rows == 1
-    assert DeltaTable(tables.location(schema.table)).to_pyarrow_table().to_pylist() == [{"id": 1}]
+    assert one(tables, schema).load(fine, lambda _: None).rows == 1
+    assert DeltaTable(one(tables, schema).location).to_pyarrow_table().to_pylist() == [{"id": 1}]
 
 
 def test_deletion_vectors_can_be_had_and_then_rows_are_not_counted(
@@ -202,11 +205,11 @@ def test_deletion_vectors_can_be_had_and_then_rows_are_not_counted(
 ) -> None:
     tables = Delta(spark, tmp_path / "lake", deletion_vectors=True).bind("shop")
     schema = log.schema_of(table("main.t", {"id": pa.int64(), "v": pa.string()}, key=("id",)))
-    tables.load(seed_of(schema, [{"id": one, "v": "x"} for one in range(100)], tmp_path), lambda _: None)
+    one(tables, schema).load(seed_of(schema, [{"id": one, "v": "x"} for one in range(100)], tmp_path), lambda _: None)
     log.add(batch(schema, [("update", {"id": 1, "v": "y"}), ("delete", {"id": 2})]))
-    tables.apply(log.window(schema.table, 0, 1), 1)
-    assert tables.applied(schema.table, 1) == Applied(number=1, schema_version=1, rows=None)
-    place = tables.location(schema.table)
+    one(tables, schema).apply(log.window(schema.table, 0, 1), 1)
+    assert one(tables, schema).applied(1) == Applied(number=1, schema_version=1, rows=None)
+    place = one(tables, schema).location
     assert "deletionVectors" in (DeltaTable(place).protocol().reader_features or [])
     rows = spark.read.format("delta").load(place).toArrow().to_pylist()
     expected = {one: "x" for one in range(100) if one != 2} | {1: "y"}

@@ -28,5 +28,7 @@ class TestDelta(TableFormatContract):
         return Delta(self.spark, root).bind("contract")
 
     def read_rows(self, tables: TableFormat, table: TableId) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = DeltaTable(tables.location(table)).to_pyarrow_table().to_pylist()
+        rows: list[dict[str, Any]] = (
+            DeltaTable(tables.table(tables.routes(table)[0]).location).to_pyarrow_table().to_pylist()
+        )
         return rows

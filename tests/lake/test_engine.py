@@ -17,6 +17,7 @@ from lakefeed.failpoint import armed
 from lakefeed.lake.base import Seed, SyncResult
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.engine import Engine, Enrolled
+from lakefeed.lake.route import Route
 from lakefeed.lake.mode import Mirror, mode_named
 from lakefeed.testing.builders import batch, table
 from lakefeed.testing.memory_lake import MemoryLake
@@ -58,7 +59,9 @@ class Bench:
         self.lake = WatchedLake(str(root))
         columns: dict[str, pa.DataType] = {"id": pa.int64(), "v": pa.string()}
         self.schemas = {name: self.log.schema_of(table(f"main.{name}", columns, key=("id",))) for name in names}
-        self.enrolled = {schema.table: Enrolled(GENERATION) for schema in self.schemas.values()}
+        self.enrolled = {
+            schema.table: Enrolled(Route.same(schema.table), GENERATION) for schema in self.schemas.values()
+        }
         for schema in self.schemas.values():
             self.seed(schema)
         self.engine = self.new_engine()
@@ -121,8 +124,8 @@ def test_b03_a_cycle_that_failed_is_made_good_by_the_next(bench: Bench, place: s
 def test_b05_a_mode_that_does_not_exist_is_refused_with_the_choices(tmp_path: Path) -> None:
     assert mode_named("mirror") == Mirror()
     with pytest.raises(ConfigError) as refused:
-        Delta(lambda: pytest.fail("Spark was started"), tmp_path, mode="temporal")
-    assert "temporal" in refused.value.message
+        Delta(lambda: pytest.fail("Spark was started"), tmp_path, mode="cube")
+    assert "cube" in refused.value.message
     assert "mirror" in refused.value.remedy
 
 
@@ -237,7 +240,7 @@ def test_an_idle_table_survives_a_trim_and_a_restart(bench: Bench) -> None:
     known = bench.engine.known(idle, GENERATION)
     assert known is not None
     assert (known.complete, known.applied.number) == (5, 0)
-    bench.enrolled[idle] = Enrolled(GENERATION, settled_recorded=0, settled_effective=5)
+    bench.enrolled[idle] = Enrolled(Route.same(idle), GENERATION, settled_recorded=0, settled_effective=5)
     bench.log.trimmed = 5
     bench.insert("b", 1)
     result = bench.new_engine().sync_once()
@@ -249,7 +252,9 @@ def test_a_table_that_was_set_back_is_an_error_and_not_a_gap(bench: Bench) -> No
     idle = bench.schemas["b"].table
     bench.insert("b", 1)
     bench.insert("b", 2)
-    bench.enrolled[idle] = Enrolled(GENERATION, settled_recorded=1, settled_effective=1)  # but the table says 0
+    bench.enrolled[idle] = Enrolled(
+        Route.same(idle), GENERATION, settled_recorded=1, settled_effective=1
+    )  # but the table says 0
     bench.log.trimmed = 1
     result = bench.engine.sync_once()
     assert "trimmed" in (result.tables[idle].error or "")

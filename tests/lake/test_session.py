@@ -101,7 +101,8 @@ def test_nothing_of_spark_is_imported_before_it_is_needed(tmp_path: Path) -> Non
         "loaded = lambda: {m.split('.')[0] for m in sys.modules} & {'pyspark', 'py4j', 'delta', 'deltalake'}\n"
         "assert not loaded(), loaded()\n"
         f"tables = Delta(lambda: 1 / 0, {str(tmp_path)!r}).bind('p')\n"
-        "assert tables.applied(TableId('main', 't'), 1) is None\n"
+        "route = tables.routes(TableId('main', 't'))[0]\n"
+        "assert tables.table(route).applied(1) is None\n"
         "assert loaded() == {'deltalake'}, loaded()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

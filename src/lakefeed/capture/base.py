@@ -7,7 +7,7 @@ to use which. Whether a table needs a snapshot is the lake's answer, not the mec
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -56,11 +56,15 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
-    """How far the confirmed position trails the source. Never negative; None where there is no such notion."""
+    """How far the confirmed position trails the source. Never negative; None where there is no such notion.
+
+    ``source`` is what else this kind of source says about the log that it keeps for us, by the source's own names.
+    """
 
     rows: int | None = None
     bytes: int | None = None
     seconds: float | None = None
+    source: Mapping[str, int | str | None] = field(default_factory=dict)
 
 
 class ChunkReader(Protocol):
@@ -114,7 +118,7 @@ class ChangeCapture(Protocol):
       2. ``continuity``     read-only, asked first
       3. (the lake stages what must be rebuilt, durably)
       4. ``prepare``        the durable resume point exists from here on; idempotent; before any snapshot
-      5. ``snapshot``       plan the chunks; Spark tasks read them
+      5. ``snapshot``       plan the chunks; Spark tasks read them; ``copied`` when a table's are all read
       6. ``live``           change sets strictly after a position
       7. ``confirm``        the source may forget everything up to a position; only after it is durable elsewhere
       8. ``close``          idempotent; the resume point stays
@@ -148,6 +152,13 @@ class ChangeCapture(Protocol):
         ``tables`` whose own resume point is missing is not an error here; ``live`` reports it as ReseedNeeded.
         """
 
+    def recall(self, schemas: Sequence[TableSchema]) -> None:
+        """The newest schemas that earlier change sets and copies were delivered with, one per captured table.
+
+        Called after ``open`` and before ``live``, and again for a table that is copied: so a mechanism that keeps no
+        record in the source still notices what changed while no process ran. One that does may ignore it.
+        """
+
     def discover(self) -> tuple[TableSchema, ...]:
         """The tables the configured patterns match, as they are now. ConfigError for a pattern that matches none."""
 
@@ -156,6 +167,9 @@ class ChangeCapture(Protocol):
 
     def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
         """Plan the copy of one table. Never writes to the source. SourceSetupError if there is no such table."""
+
+    def copied(self, table: TableId) -> None:
+        """The copy of ``table`` is over, finished or given up: what is kept open for it may go. Idempotent."""
 
     def chunk(self, data: Mapping[str, Any]) -> Chunk:
         """Inverse of ``Chunk.to_json``."""

@@ -56,7 +56,9 @@ class Window:
     """All of one table's changes in the change sets (after, upto].
 
     ``target`` is the table's schema at ``upto``; ``schemas`` has every version that ``segments`` use, the target and
-    the versions between the one at ``after`` and the target.
+    the versions between the one at ``after`` and the target. ``exact`` is False while some of the changes may be inside
+    the copied rows already (the copy was read while they happened): then an insert may meet its own row, and history
+    is not to be made of them.
     """
 
     table: TableId
@@ -66,6 +68,7 @@ class Window:
     segments: tuple[Segment, ...]
     target: TableSchema
     schemas: Mapping[int, TableSchema] = field(default_factory=dict)
+    exact: bool = True
 
     @property
     def counts(self) -> Counts:

@@ -17,9 +17,17 @@ import time
 from collections.abc import Iterator
 
 from lakefeed.capture.base import ChangeCapture, Continuity
-from lakefeed.change.change_set import ReseedNeeded, TableBlocked, TableDropped
+from lakefeed.change.change_set import ReseedNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.position import Position
-from lakefeed.errors import DecodeError, LakefeedError, PositionLostError, SourceSetupError, TableStoppedError
+from lakefeed.change.table import TableId
+from lakefeed.errors import (
+    ConfigError,
+    DecodeError,
+    LakefeedError,
+    PositionLostError,
+    SourceSetupError,
+    TableStoppedError,
+)
 from lakefeed.flow.journal_checkpoint import JournalCheckpoint
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.runtime import Runtime
@@ -27,6 +35,8 @@ from lakefeed.flow.seed import Phase, SeedRecord, SeedStore
 from lakefeed.journal.commit import Commit
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableFormat
+from lakefeed.lake.mode import described
+from lakefeed.lake.route import Route
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +44,9 @@ _A_LITTLE_ROWS = 1_000
 
 _A_TABLES_OWN = (SourceSetupError, TableStoppedError, DecodeError)
 """Errors of ``prepare`` and ``snapshot`` that are one table's, and must not hold up the others."""
+
+
+_FOLLOWED = (Phase.STAGED, Phase.COPYING, Phase.LIVE, Phase.BLOCKED)
 
 
 class CaptureSide:
@@ -48,6 +61,7 @@ class CaptureSide:
         self._tables = tables
         self._listener = listener
         self._runtime: Runtime | None = None
+        self._copying: set[TableId] = set()
 
     def open(self) -> None:
         """Steps 1 to 3, then ready to poll."""
@@ -74,18 +88,34 @@ class CaptureSide:
         A table that cannot be prepared or planned is blocked, with the reason and the remedy; the others go on.
         Returns whether there is something new to copy.
         """
-        schemas = {schema.table: schema for schema in self._capture.discover()}
-        for table in schemas:
-            record = self._seeds.get(table)
-            if record is None or record.phase is Phase.DROPPED:
-                reason = "new in the pipeline" if record is None else "the source table is there again"
-                self._seeds.stage(table, reason=reason)
+        there = {schema.table for schema in self._capture.discover()}
+        routes = {route.table: route for table in sorted(there) for route in self._tables.routes(table)}
+        for route in routes.values():
+            self._take_in(route)
+        for record in self._seeds.in_phase(*_FOLLOWED):
+            if record.source in there and record.table not in routes:
+                log.warning("lake table %s is no longer in the configuration; it stays as it is", record.table)
+                self._seeds.update(record.table, phase=Phase.DROPPED, reason="it is no longer in the configuration")
         staged = self._seeds.in_phase(Phase.STAGED)
         for record in staged:
-            if record.table not in schemas:
+            if record.source not in there:
                 self._seeds.update(record.table, phase=Phase.DROPPED)
-        planned = [self._plan(record, low) for record, low in self._prepared([r for r in staged if r.table in schemas])]
+        wanted = [record for record in staged if record.source in there]
+        planned = [self._plan(record, low) for record, low in self._prepared(wanted)]
         return any(planned)
+
+    def _take_in(self, route: Route) -> None:
+        record = self._seeds.get(route.table)
+        if record is None:
+            self._seeds.stage(route, reason="new in the pipeline")
+        elif record.phase is Phase.DROPPED:
+            self._seeds.stage(route, reason="the source table is there again")
+        elif record.route != route:
+            raise ConfigError(
+                f"lake table {route.table} was made as {described(record.mode)} of {record.source}; the configuration "
+                f"now says {described(route.mode)} of {route.source}",
+                remedy=f"Put the configuration back, or make the table anew: lakefeed rebuild FILE {route.table}",
+            )
 
     @property
     def has_staged(self) -> bool:
@@ -95,6 +125,7 @@ class CaptureSide:
     def take(self, *, wait_seconds: float) -> list[Commit]:
         """Steps 4 to 6, once: what the source has to give now, or nothing after the wait."""
         assert self._runtime is not None  # noqa: S101  # open() comes first
+        self._end_copies()
         delivery = self._runtime.poll(wait_seconds=wait_seconds)
         if delivery is None:
             return []
@@ -119,8 +150,15 @@ class CaptureSide:
                 break
         return total
 
+    def _end_copies(self) -> None:
+        """Tell the source which of the copies planned here are over: the lake's side, in another thread, ends them."""
+        copying = {record.source for record in self._seeds.in_phase(Phase.COPYING)}
+        for table in self._copying - copying:
+            self._capture.copied(table)
+        self._copying &= copying
+
     def _resume(self) -> None:
-        captured = [record.table for record in self._seeds.in_phase(Phase.COPYING, Phase.LIVE)]
+        captured = sorted({record.source for record in self._seeds.in_phase(Phase.COPYING, Phase.LIVE)})
         continuity = self._capture.continuity(self._journal.end, captured)
         if continuity is Continuity.FRESH and self._journal.head > 0:
             raise PositionLostError(
@@ -128,8 +166,9 @@ class CaptureSide:
                 remedy="Restore the source, or move the pipeline's state directory away to copy every table anew.",
             )
         if continuity is Continuity.FRESH:
-            for table in captured:
-                self._seeds.stage(table, reason="the source has no resume point")
+            for record in self._seeds.in_phase(Phase.COPYING, Phase.LIVE):
+                self._seeds.stage(record.route, reason="the source has no resume point")
+        self._capture.recall([schema for schema in map(self._journal.latest_schema, captured) if schema is not None])
         if self._journal.head > 0:
             # The process may have died between the append of the newest change set and its notices.
             self._act_on_notices(self._journal.commit(self._journal.head))
@@ -147,17 +186,17 @@ class CaptureSide:
         """Tables that the lake has lost; and those that were blocked: a person may have followed the remedy."""
         for record in self._seeds.in_phase(Phase.LIVE, Phase.BLOCKED):
             if record.phase is Phase.BLOCKED:
-                self._seeds.stage(record.table, reason=f"tried again after: {record.reason}")
-            elif self._tables.applied(record.table, record.generation) is None:
+                self._seeds.stage(record.route, reason=f"tried again after: {record.reason}")
+            elif self._tables.table(record.route).applied(record.generation) is None:
                 log.warning("table %s is gone from the lake; it is copied anew", record.table)
-                self._seeds.stage(record.table, reason="the lake table is gone")
+                self._seeds.stage(record.route, reason="the lake table is gone")
 
     def _prepared(self, staged: list[SeedRecord]) -> Iterator[tuple[SeedRecord, Position]]:
         """All at once if the source lets us; one by one to find the table that it does not."""
         if not staged:
             return
         try:
-            low = self._capture.prepare([record.table for record in staged])
+            low = self._capture.prepare(sorted({record.source for record in staged}))
             yield from ((record, low) for record in staged)
         except _A_TABLES_OWN as error:
             if len(staged) == 1:
@@ -168,19 +207,22 @@ class CaptureSide:
 
     def _plan(self, record: SeedRecord, low: Position) -> bool:
         try:
-            plan = self._capture.snapshot(record.table)
+            plan = self._capture.snapshot(record.source)
         except _A_TABLES_OWN as error:
             self._block(record, error)
             return False
+        schema = self._journal.record_schema(plan.schema, low)
+        self._capture.recall([schema])
         self._seeds.update(
             record.table,
             phase=Phase.COPYING,
-            schema=self._journal.record_schema(plan.schema, low),
+            schema=schema,
             base=self._journal.head,
             low=low,
             chunks=tuple(chunk.to_json() for chunk in plan.chunks),
             rows_estimate=plan.rows_estimate,
         )
+        self._copying.add(record.source)
         return True
 
     def _block(self, record: SeedRecord, error: LakefeedError) -> None:
@@ -189,14 +231,17 @@ class CaptureSide:
     def _act_on_notices(self, commit: Commit) -> None:
         """Idempotent: a seed remembers up to which change set it has been told."""
         for notice in commit.notices:
-            record = self._seeds.get(notice.table)
-            if record is None or record.noticed >= commit.number:
-                continue
-            if isinstance(notice, ReseedNeeded):
-                log.warning("table %s is copied anew: %s", notice.table, notice.reason)
-                self._seeds.stage(notice.table, reason=notice.reason, noticed=commit.number)
-            elif isinstance(notice, TableDropped):
-                self._seeds.update(notice.table, phase=Phase.DROPPED, noticed=commit.number)
-            elif isinstance(notice, TableBlocked):
-                blocked = {"phase": Phase.BLOCKED, "reason": notice.reason, "remedy": notice.remedy}
-                self._seeds.update(notice.table, noticed=commit.number, **blocked)
+            fed = [record for record in self._seeds.all().values() if record.source == notice.table]
+            for record in fed:
+                if record.noticed < commit.number:
+                    self._act_on(notice, record, commit.number)
+
+    def _act_on(self, notice: TableNotice, record: SeedRecord, number: int) -> None:
+        if isinstance(notice, ReseedNeeded):
+            log.warning("table %s is copied anew: %s", record.table, notice.reason)
+            self._seeds.stage(record.route, reason=notice.reason, noticed=number)
+        elif isinstance(notice, TableDropped):
+            self._seeds.update(record.table, phase=Phase.DROPPED, noticed=number)
+        elif isinstance(notice, TableBlocked):
+            blocked = {"phase": Phase.BLOCKED, "reason": notice.reason, "remedy": notice.remedy}
+            self._seeds.update(record.table, noticed=number, **blocked)

@@ -19,7 +19,7 @@ from lakefeed.flow.result import CycleResult
 from lakefeed.flow.seed import Phase, SeedRecord, SeedStore
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import ChunkSource, Seed, SyncResult, TableFormat, TableResult
-from lakefeed.lake.engine import Engine, Enrolled
+from lakefeed.lake.engine import Engine, Enrolled, Known
 
 TRIM_EVERY = 64
 """Change sets between two trims: trimming lists directories and writes the seeds, a sync should not."""
@@ -83,7 +83,14 @@ class LakeSide:
 
     def _enrolled(self) -> dict[TableId, Enrolled]:
         return {
-            record.table: Enrolled(record.generation, record.settled_recorded, record.settled_effective)
+            record.table: Enrolled(
+                record.route,
+                record.generation,
+                record.settled_recorded,
+                record.settled_effective,
+                copied_from=record.low,
+                exact_at=record.high,
+            )
             for record in self._seeds.in_phase(Phase.LIVE)
             if not self._paused(record.table)
         }
@@ -105,7 +112,7 @@ class LakeSide:
             return self._copy(record)
         except (DecodeError, TableStoppedError) as error:
             # The table may have changed under the plan: it is planned again, and that plan will know.
-            self._seeds.stage(record.table, reason=error.message)
+            self._seeds.stage(record.route, reason=error.message)
             return _failed(error)
         except LakefeedError as error:
             return _failed(error)
@@ -121,7 +128,8 @@ class LakeSide:
             position=record.low,
             chunks=[self._chunk(chunk) for chunk in record.chunks],
         )
-        loaded = self._tables.load(seed, lambda rows: self._listener.snapshot_progress(record.table, rows))
+        lake_table = self._tables.table(record.route)
+        loaded = lake_table.load(seed, lambda rows: self._listener.snapshot_progress(record.table, rows))
         if self._seeds.get(record.table) == record:  # otherwise it was staged anew, and this copy is out of date
             self._seeds.update(record.table, phase=Phase.LIVE, rows=loaded.rows, high=loaded.high, chunks=())
         self._listener.snapshot_done(record.table, loaded.rows, time.monotonic() - started)
@@ -154,14 +162,20 @@ class LakeSide:
             return
         needed: dict[TableId, set[int]] = {}
         for record in self._seeds.in_phase(Phase.LIVE, Phase.COPYING):
-            needed[record.table] = {record.schema.version} if record.schema else set()
+            needed.setdefault(record.source, set()).update({record.schema.version} if record.schema else ())
             known = self._engine.known(record.table, record.generation)
             if known is not None:
-                self._seeds.update(
-                    record.table, settled_recorded=known.applied.number, settled_effective=known.complete
-                )
-                needed[record.table].add(known.applied.schema_version)
+                self._settle(record, known)
+                needed[record.source].add(known.applied.schema_version)
         self._journal.trim(bound, needed=needed)
+
+    def _settle(self, record: SeedRecord, known: Known) -> None:
+        """What only the journal knows now is kept, before it is trimmed."""
+        changes: dict[str, Any] = {"settled_recorded": known.applied.number, "settled_effective": known.complete}
+        reached = self._journal.position(known.complete)
+        if record.high is not None and reached is not None and reached >= record.high:
+            changes["high"] = None  # the table is past its copy, for good
+        self._seeds.update(record.table, **changes)
 
     def _result(self, loaded: Mapping[TableId, TableResult], synced: SyncResult) -> CycleResult:
         tables = {**loaded, **synced.tables}

@@ -156,6 +156,9 @@ class Retrying:
     def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:
         return self._call(lambda: self._capture.continuity(position, tables))
 
+    def recall(self, schemas: Sequence[TableSchema]) -> None:
+        self._capture.recall(schemas)
+
     def discover(self) -> tuple[TableSchema, ...]:
         return self._call(self._capture.discover)
 
@@ -164,6 +167,9 @@ class Retrying:
 
     def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
         return self._call(lambda: self._capture.snapshot(table, chunk_rows=chunk_rows))
+
+    def copied(self, table: TableId) -> None:
+        self._capture.copied(table)
 
     def chunk(self, data: Mapping[str, Any]) -> Chunk:
         return self._capture.chunk(data)

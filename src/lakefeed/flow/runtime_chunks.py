@@ -52,6 +52,8 @@ class ChunkFeed:
             return None
         first = self.cursor.chunk == 0
         self.cursor = self.cursor.advanced()
+        if self.cursor.schema is None:  # that was the table's last
+            self._capture.copied(schema.table)
         return ChunkRead(_change_set(schema, batches, bracket, stream, first), bracket)
 
     def _rows(self, stream: Position) -> tuple[list[pa.RecordBatch], tuple[Position, Position]]:

@@ -27,6 +27,8 @@ from lakefeed.change.position import Position, decode_position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import JournalDamagedError
 from lakefeed.journal.atomic import write_atomic
+from lakefeed.lake.mode import Mode, mode_from_json, mode_to_json
+from lakefeed.lake.route import Route
 
 
 class Phase(StrEnum):
@@ -39,7 +41,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedRecord:
-    """One table's seed.
+    """One lake table's seed: ``table`` is its name in the lake, ``source`` feeds it, ``mode`` is what it was made as.
 
     ``generation`` names one life of the lake table; it is taken from the clock, so that even a pipeline whose state
     was deleted cannot take an old table's numbers for its own. ``base``: change sets up to it are inside the copied
@@ -50,6 +52,8 @@ class SeedRecord:
     """
 
     table: TableId
+    source: TableId
+    mode: Mode
     generation: int
     phase: Phase
     reason: str = ""
@@ -65,9 +69,14 @@ class SeedRecord:
     settled_recorded: int = 0
     settled_effective: int = 0
 
+    @property
+    def route(self) -> Route:
+        return Route(self.table, self.source, self.mode)
+
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        data |= {"table": str(self.table), "phase": self.phase.value, "chunks": [dict(chunk) for chunk in self.chunks]}
+        data |= {"table": str(self.table), "source": str(self.source), "mode": mode_to_json(self.mode)}
+        data |= {"phase": self.phase.value, "chunks": [dict(chunk) for chunk in self.chunks]}
         data["schema"] = self.schema.to_json() if self.schema else None
         data["low"] = self.low.encode() if self.low else None
         data["high"] = self.high.encode() if self.high else None
@@ -79,6 +88,8 @@ class SeedRecord:
             **{
                 **data,
                 "table": TableId.parse(data["table"]),
+                "source": TableId.parse(data["source"]),
+                "mode": mode_from_json(data["mode"]),
                 "phase": Phase(data["phase"]),
                 "chunks": tuple(data["chunks"]),
                 "schema": TableSchema.from_json(data["schema"]) if data["schema"] else None,
@@ -126,12 +137,19 @@ class SeedStore:
             raise KeyError(str(table))
         return self.save(replace(record, **changes))
 
-    def stage(self, table: TableId, *, reason: str, noticed: int = 0) -> SeedRecord:
+    def stage(self, route: Route, *, reason: str, noticed: int = 0) -> SeedRecord:
         """Begin a new life of the table, under a new generation."""
-        before = self.get(table)
+        before = self.get(route.table)
         generation = max(time.time_ns() // 1_000_000, before.generation + 1 if before else 0)
-        noticed = max(noticed, before.noticed if before else 0)
-        record = SeedRecord(table=table, generation=generation, phase=Phase.STAGED, reason=reason, noticed=noticed)
+        record = SeedRecord(
+            table=route.table,
+            source=route.source,
+            mode=route.mode,
+            generation=generation,
+            phase=Phase.STAGED,
+            reason=reason,
+            noticed=max(noticed, before.noticed if before else 0),
+        )
         return self.save(record)
 
 

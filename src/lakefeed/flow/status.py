@@ -92,7 +92,7 @@ def _table_status(record: SeedRecord, journal: Journal, tables: TableFormat, pul
     if record.phase is Phase.BLOCKED:
         error, remedy = record.reason, record.remedy
     try:
-        applied = tables.applied(record.table, record.generation)
+        applied = tables.table(record.route).applied(record.generation)
     except LakefeedError as problem:
         return TableStatus(state=record.phase.value, error=problem.message, remedy=problem.remedy)
     if applied is None:
@@ -108,7 +108,7 @@ def effective(record: SeedRecord, applied: Applied, journal: Journal) -> int:
     number = max(applied.number, settled)
     if number < journal.trimmed:
         return number  # a table that somebody has put back to an older version
-    window = journal.window(record.table, number, journal.head)
+    window = journal.window(record.source, number, journal.head)
     nothing_new = not window.segments and window.target.version <= applied.schema_version
     return journal.head if nothing_new else number
 

@@ -78,8 +78,8 @@ class JournalView:
             return self._index.commit(number)
 
     def position(self, number: int) -> Position | None:
-        """The end position of a change set; None for 0, which is before the first."""
-        return self.commit(number).end if number else None
+        """The end position of a change set; None for one that is trimmed, and for 0, which is before the first."""
+        return self.commit(number).end if number > self.trimmed else None
 
     def window(self, table: TableId, after: int, upto: int) -> Window:
         """Everything of one table in (after, upto]. JournalError if part of it has been trimmed."""
@@ -88,7 +88,7 @@ class JournalView:
             segments = self._index.segments(table, after, upto)
             target = self._known_version(table, upto)
             before = self._known_version(table, after)
-        end = covered[-1].end if covered else self._end_at(upto)
+        end = covered[-1].end if covered else self.position(upto)
         between = range(min(before, target), max(before, target) + 1)
         wanted = {target, *between, *(segment.schema_version for segment in segments)}
         kept = self.schemas.versions(table)
@@ -117,10 +117,6 @@ class JournalView:
     def _newest(self) -> Commit | None:
         with self._lock:
             return self._index.newest
-
-    def _end_at(self, number: int) -> Position | None:
-        """The end of a change set, where it is still known."""
-        return self.position(number) if number > self.trimmed else None
 
     def _known_version(self, table: TableId, number: int) -> int:
         """The version at ``number``; for a place before the table was first seen, the first one it had."""

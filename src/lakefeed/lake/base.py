@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from lakefeed.change.position import Position
 from lakefeed.change.segment import Counts, Window
 from lakefeed.change.table import TableId, TableSchema
+from lakefeed.lake.route import Route
 
 
 class ChangeLog(Protocol):
@@ -19,7 +20,7 @@ class ChangeLog(Protocol):
         """Number of the newest change set; 0 if there is none."""
 
     def position(self, number: int) -> Position | None:
-        """The end position of a change set."""
+        """The end position of a change set; None where the log does not know it (any more)."""
 
     def window(self, table: TableId, after: int, upto: int) -> Window:
         """Everything of one table in (after, upto]. JournalError if part of it has been trimmed."""
@@ -74,16 +75,23 @@ class Applied:
     rows: int | None
 
 
-class TableFormat(Protocol):
-    """A lake table format: Delta, later Iceberg.
+class LakeTable(Protocol):
+    """One table of a lake, in one format and one mode.
 
     Exactly once: every commit records what it did (generation, change set number, schema version) in the same atomic
     step as the data. Doing the same step again, after a crash or in another process, commits nothing.
-    ``applied`` and ``rows`` start no Spark job and no JVM. All other methods may.
-    Threads: one thread per table at a time; different tables in parallel.
+    ``applied`` starts no Spark job and no JVM. All other methods may.
+    Threads: one at a time; different tables in parallel.
     """
 
-    def applied(self, table: TableId, generation: int) -> Applied | None:
+    @property
+    def route(self) -> Route: ...
+
+    @property
+    def location(self) -> str:
+        """Where readers find the table."""
+
+    def applied(self, generation: int) -> Applied | None:
         """What the table's own commits say. None: there is no table, or it is of another generation."""
 
     def load(self, seed: Seed, progress: Callable[[int], None]) -> Loaded:
@@ -95,8 +103,15 @@ class TableFormat(Protocol):
     def apply(self, window: Window, generation: int) -> None:
         """Bring the table from ``window.after`` to ``window.upto`` in one commit, evolving its schema first."""
 
-    def location(self, table: TableId) -> str:
-        """Where readers find the table."""
+
+class TableFormat(Protocol):
+    """The lake of one pipeline in one table format: Delta or Iceberg."""
+
+    def routes(self, source: TableId) -> tuple[Route, ...]:
+        """The lake tables that a source table feeds, at least one. Pure."""
+
+    def table(self, route: Route) -> LakeTable:
+        """The lake table of a route, whether it exists yet or not; asked again, the same object. Any thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

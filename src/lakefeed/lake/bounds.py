@@ -6,6 +6,7 @@ column is used, and only kinds that Parquet, Delta and Spark order alike.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
 
@@ -21,8 +22,25 @@ _MAX_FILES = 64
 _LONGEST_TEXT = 200
 
 
-def key_bounds(window: Window) -> tuple[str, str] | None:
-    """SQL literals (low, high) that every first key column value of the window lies between; None if unknown."""
+@dataclass(frozen=True, slots=True)
+class KeyBounds:
+    """The first key column and the values that all of it in a window lie between."""
+
+    column: str
+    low: Any
+    high: Any
+
+    def condition(self, alias: str) -> str | None:
+        """As Spark SQL; None for values that no literal can stand for."""
+        column = f"{alias}.{quoted(self.column)}"
+        try:
+            return f"{column} >= {_literal(self.low)} AND {column} <= {_literal(self.high)}"
+        except (TypeError, ValueError):
+            return None
+
+
+def key_bounds(window: Window) -> KeyBounds | None:
+    """What every first key column value of the window lies between; None if unknown."""
     key = window.target.key[0]
     if len(window.segments) > _MAX_FILES or not _orderable(window.target.column(key).type):
         return None
@@ -36,14 +54,9 @@ def key_bounds(window: Window) -> tuple[str, str] | None:
     if not found:
         return None
     try:
-        return _literal(min(low for low, _ in found)), _literal(max(high for _, high in found))
-    except (TypeError, ValueError):
+        return KeyBounds(key, min(low for low, _ in found), max(high for _, high in found))
+    except TypeError:
         return None
-
-
-def bounded(alias: str, key: str, bounds: tuple[str, str]) -> str:
-    column = f"{alias}.{quoted(key)}"
-    return f"{column} >= {bounds[0]} AND {column} <= {bounds[1]}"
 
 
 def _orderable(kind: pa.DataType) -> bool:

@@ -12,13 +12,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
+from lakefeed.change.table import TableId
 from lakefeed.errors import LakefeedError, TableStoppedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import ChunkSource, Loaded, Seed
 from lakefeed.lake.delta_log import AppIds, DeltaLog, Group, highest
 from lakefeed.lake.loader import ChunkFile, attempt_chunk
 from lakefeed.lake.outcome import explained
-from lakefeed.lake.sparktype import lake_arrow, refuse_unstorable
+from lakefeed.lake.shape import Shape
+from lakefeed.lake.sparktype import lake_arrow
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -29,6 +33,7 @@ GROUP_CHUNKS = 8
 
 def load_table(
     seed: Seed,
+    shape: Shape,
     log: DeltaLog,
     ids: AppIds,
     *,
@@ -36,8 +41,6 @@ def load_table(
     progress: Callable[[int], None],
 ) -> Loaded:
     """Copy ``seed`` into the table whose log is ``log``; ``context`` is asked for only if there is much to read."""
-    hit("lake.before_load")
-    refuse_unstorable(seed.schema)
     done = log.chunks_done(ids)
     if done is None and log.is_foreign(ids):
         raise TableStoppedError(
@@ -46,22 +49,25 @@ def load_table(
             table=str(seed.table),
         )
     total = len(seed.chunks)
+    stored = lake_arrow(shape.schema(seed.schema))
+    write = partial(attempt_chunk, directory=log.path, schema=stored, added=shape.copied(seed))
     while done is None or done < total:
         start = done or 0
-        files = _written(seed.chunks[start : start + GROUP_CHUNKS], seed, log.path, context)
+        files = _written(seed.chunks[start : start + GROUP_CHUNKS], write, seed.table, context)
         end = min(start + GROUP_CHUNKS, total)
-        log.commit(_group(seed, ids, files, end, first=done is None))
+        log.commit(_group(seed, ids, stored, files, end, first=done is None))
         done = end
         progress(sum(file.rows for file in files))
         hit("lake.during_load")
-    hit("lake.after_load")
     return log.loaded(seed.generation)
 
 
 def _written(
-    chunks: Sequence[ChunkSource], seed: Seed, directory: str, context: Callable[[], SparkContext]
+    chunks: Sequence[ChunkSource],
+    write: Callable[[ChunkSource], ChunkFile | LakefeedError],
+    table: TableId,
+    context: Callable[[], SparkContext],
 ) -> list[ChunkFile]:
-    write = partial(attempt_chunk, directory=directory, schema=lake_arrow(seed.schema))
     try:
         # A single chunk is sooner written here than sent to a worker, and needs no JVM at all.
         if len(chunks) < 2:
@@ -69,14 +75,14 @@ def _written(
         else:
             results = context().parallelize(list(chunks), len(chunks)).map(write).collect()
     except Exception as error:
-        raise explained(error, seed.table) from error
+        raise explained(error, table) from error
     for result in results:
         if isinstance(result, LakefeedError):
             raise result
     return [result for result in results if isinstance(result, ChunkFile)]
 
 
-def _group(seed: Seed, ids: AppIds, files: Sequence[ChunkFile], done: int, *, first: bool) -> Group:
+def _group(seed: Seed, ids: AppIds, stored: pa.Schema, files: Sequence[ChunkFile], done: int, *, first: bool) -> Group:
     transactions = {ids.seed: done}
     if first:
         transactions |= {ids.owner: seed.generation, ids.schema: seed.schema.version}
@@ -85,11 +91,11 @@ def _group(seed: Seed, ids: AppIds, files: Sequence[ChunkFile], done: int, *, fi
     key = ", ".join(seed.schema.key) or "none"
     return Group(
         files=files,
-        schema=lake_arrow(seed.schema),
+        schema=stored,
         transactions=transactions,
         metadata=_metadata(seed, ids, files, done),
         first=first,
-        description=f"Mirror of {seed.table}, kept by Lakefeed. Key: {key}.",
+        description=f"Made of {seed.table}, kept by Lakefeed. Key: {key}.",
     )
 
 

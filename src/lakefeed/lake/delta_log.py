@@ -16,6 +16,7 @@ import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,8 +25,10 @@ import pyarrow.compute as pc
 from lakefeed.change.position import Position, decode_position
 from lakefeed.errors import LakeError
 from lakefeed.lake.base import Applied, Loaded
+from lakefeed.lake.bounds import KeyBounds
 from lakefeed.lake.loader import ChunkFile
 from lakefeed.lake.location import delta_uri
+from lakefeed.lake.store import Extent
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -113,6 +116,22 @@ class DeltaLog:
             high = highest(high, decode_position(seed["high"]) if seed["high"] else None)
         return Loaded(rows=rows, high=high)
 
+    def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:
+        """How many of the table's files may have rows between the bounds; all, where their statistics do not tell."""
+        with self._lock:
+            table = self._current()
+            if table is None:
+                return None
+            actions = pa.table(table.get_add_actions(flatten=True))
+        sizes = actions.column("size_bytes")
+        touched = _may_have(actions, column, bounds)
+        return Extent(
+            files=actions.num_rows,
+            bytes=int(pc.sum(sizes, min_count=0).as_py()),
+            touched_files=int(pc.sum(touched, min_count=0).as_py()),
+            touched_bytes=int(pc.sum(sizes.filter(touched), min_count=0).as_py()),
+        )
+
     def commit(self, group: Group) -> None:
         """Add a group's files in one commit. The first one replaces whatever table was there, in the same step."""
         from deltalake import Schema
@@ -171,6 +190,23 @@ def highest(one: Position | None, other: Position | None) -> Position | None:
     if one is None or other is None:
         return one or other
     return max(one, other)
+
+
+def _may_have(actions: pa.Table, column: str, bounds: KeyBounds | None) -> Any:
+    """For each file: may it have a row between the bounds? A file without statistics may."""
+    everything = pa.repeat(pa.scalar(True), actions.num_rows)
+    low, high = f"min.{column}", f"max.{column}"
+    if bounds is None or low not in actions.column_names or high not in actions.column_names:
+        return everything
+    if isinstance(bounds.low, datetime):
+        return everything  # Delta cuts instants in statistics to milliseconds, so that a file may seem to end early
+    try:
+        below: Any = pc.less(actions.column(high), pa.scalar(bounds.low))
+        above: Any = pc.greater(actions.column(low), pa.scalar(bounds.high))
+    except pa.ArrowException:  # the statistics are of another type than the key, which then tells nothing
+        return everything
+    outside: Any = pc.fill_null(pc.or_(below, above), False)
+    return pc.invert(outside)
 
 
 def _add_action(file: ChunkFile) -> Any:

@@ -9,14 +9,16 @@ ask for change sets that are gone and had nothing for that table.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from lakefeed.change.position import Position
 from lakefeed.change.segment import Counts, Window
 from lakefeed.change.table import TableId
 from lakefeed.errors import LakeError, LakefeedError, LeaseError, SparkSetupError
 from lakefeed.lake.base import Applied, ChangeLog, SyncResult, SyncStatus, TableFormat, TableResult
+from lakefeed.lake.route import Route
 
 CONCERNS_ALL = (SparkSetupError, LeaseError)
 """Errors that are no table's own: the whole sync fails with them."""
@@ -24,11 +26,19 @@ CONCERNS_ALL = (SparkSetupError, LeaseError)
 
 @dataclass(frozen=True, slots=True)
 class Enrolled:
-    """A table that the engine is to keep up: its generation, and what was saved when the journal was last trimmed."""
+    """A lake table that the engine is to keep up.
 
+    Which one and of which generation; what was saved when the journal was last trimmed; ``copied_from`` and
+    ``exact_at``, the oldest and the newest state that its copy was read at: changes between them may be inside the
+    copied rows.
+    """
+
+    route: Route
     generation: int
     settled_recorded: int = 0
     settled_effective: int = 0
+    copied_from: Position | None = None
+    exact_at: Position | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +53,7 @@ class Known:
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     result: TableResult
-    window: Window | None = None
+    windows: tuple[Window, ...] = ()
 
 
 class Engine:
@@ -114,39 +124,74 @@ class Engine:
         work: dict[TableId, Window] = {}
         for table, entry in behind.items():
             try:
-                window = self._window(table, entry, head)
+                window = self._window(entry, head)
             except LakefeedError as error:
-                outcomes[table] = self._failed(table, entry, error)
+                outcomes[table] = self._failed(entry, error)
                 continue
             if window is not None:
                 work[table] = window
         if len(work) == 1:
-            outcomes |= {table: self._apply(window, behind[table]) for table, window in work.items()}
+            outcomes |= {table: self._bring_one(behind[table], window, head) for table, window in work.items()}
         elif work:
-            futures = {table: self._pool.submit(self._apply, window, behind[table]) for table, window in work.items()}
+            futures = {
+                table: self._pool.submit(self._bring_one, behind[table], window, head) for table, window in work.items()
+            }
             wait(futures.values())
             outcomes |= {table: future.result() for table, future in futures.items()}
         return outcomes
 
-    def _window(self, table: TableId, entry: Enrolled, head: int) -> Window | None:
+    def _bring_one(self, entry: Enrolled, window: Window, head: int) -> _Outcome:
+        """Window after window, until the table is complete: the one that overlaps its copy is applied by itself."""
+        done: list[Window] = []
+        following: Window | None = window
+        try:
+            while following is not None:
+                self._apply(entry, following)
+                done.append(following)
+                following = self._window(entry, head)
+        except CONCERNS_ALL:
+            raise
+        except Exception as error:  # noqa: BLE001  # one table must not hold up the others; the next sync tries again
+            return self._failed(entry, error, done)
+        counts = sum((window.counts for window in done), Counts())
+        return _Outcome(TableResult(applied=done[-1].upto, counts=counts), tuple(done))
+
+    def _window(self, entry: Enrolled, head: int) -> Window | None:
         """What is new for a table; None if nothing is, which is then known."""
-        known = self._look(table, entry)
+        known = self._look(entry)
         if known.complete >= head:
             return None
-        window = self._log.window(table, known.complete, head)
+        overlap = self._overlap(entry, known.complete, head)
+        window = self._log.window(entry.route.source, known.complete, overlap or head)
         if window.segments or window.target.version > known.applied.schema_version:
-            return window
-        self._known[table] = Known(entry.generation, known.applied, head)
-        return None
+            return replace(window, exact=overlap is None)
+        self._known[entry.route.table] = Known(entry.generation, known.applied, overlap or head)
+        return self._window(entry, head) if overlap is not None else None
 
-    def _look(self, table: TableId, entry: Enrolled) -> Known:
+    def _overlap(self, entry: Enrolled, complete: int, head: int) -> int | None:
+        """The change set up to which changes may be inside the copied rows; None once the table is past that."""
+        if self._reached(entry, complete):
+            return None
+        low, high = complete, head  # the first change set that reaches the copy's newest state, by bisection
+        while low + 1 < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._reached(entry, middle) else (middle, high)
+        return high
+
+    def _reached(self, entry: Enrolled, number: int) -> bool:
+        places = (self._log.position(number), entry.copied_from)
+        return entry.exact_at is None or any(place >= entry.exact_at for place in places if place is not None)
+
+    def _look(self, entry: Enrolled) -> Known:
+        table = entry.route.table
         known = self._known.get(table)
         if known is not None and known.generation == entry.generation and table not in self._doubtful:
             return known
-        applied = self._tables.applied(table, entry.generation)
+        lake_table = self._tables.table(entry.route)
+        applied = lake_table.applied(entry.generation)
         if applied is None:
             raise LakeError(
-                f"the lake has no table {table} of generation {entry.generation} at {self._tables.location(table)}",
+                f"the lake has no table {table} of generation {entry.generation} at {lake_table.location}",
                 remedy=f"Start the pipeline again: {table} is then copied anew.",
             )
         if applied.number > self._log.head:
@@ -162,32 +207,28 @@ class Engine:
         self._doubtful.discard(table)
         return found
 
-    def _apply(self, window: Window, entry: Enrolled) -> _Outcome:
-        table = window.table
-        try:
-            self._tables.apply(window, entry.generation)
-            applied = self._tables.applied(table, entry.generation)
-            if applied is None or (window.segments and applied.number < window.upto):
-                raise LakeError(f"table {table} does not record change set {window.upto} after its commit")
-        except CONCERNS_ALL:
-            raise
-        except Exception as error:  # noqa: BLE001  # one table must not hold up the others; the next sync tries again
-            return self._failed(table, entry, error)
-        self._known[table] = Known(entry.generation, applied, window.upto)
-        return _Outcome(TableResult(applied=window.upto, counts=window.counts), window)
+    def _apply(self, entry: Enrolled, window: Window) -> None:
+        lake_table = self._tables.table(entry.route)
+        lake_table.apply(window, entry.generation)
+        applied = lake_table.applied(entry.generation)
+        if applied is None or (window.segments and applied.number < window.upto):
+            raise LakeError(f"table {entry.route.table} does not record change set {window.upto} after its commit")
+        self._known[entry.route.table] = Known(entry.generation, applied, window.upto)
 
-    def _failed(self, table: TableId, entry: Enrolled, error: Exception) -> _Outcome:
+    def _failed(self, entry: Enrolled, error: Exception, done: Sequence[Window] = ()) -> _Outcome:
         # The commit may or may not have happened: the next sync asks the table itself.
+        table = entry.route.table
         number = self.complete(table, entry.generation) or 0
         self._known.setdefault(table, None)
         self._doubtful.add(table)
         message = error.message if isinstance(error, LakefeedError) else f"{type(error).__name__}: {error}"
         remedy = error.remedy if isinstance(error, LakefeedError) else LakeError.default_remedy
-        return _Outcome(TableResult(applied=number, error=message, remedy=remedy))
+        counts = sum((window.counts for window in done), Counts())
+        return _Outcome(TableResult(applied=number, counts=counts, error=message, remedy=remedy), tuple(done))
 
 
 def _summed(outcomes: Mapping[TableId, _Outcome]) -> SyncResult:
-    windows = [outcome.window for outcome in outcomes.values() if outcome.window is not None]
+    windows = [window for outcome in outcomes.values() for window in outcome.windows]
     tables = {table: outcome.result for table, outcome in outcomes.items()}
     if not windows:
         return SyncResult(tables=tables)

@@ -11,23 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from lakefeed.change.schema_change import ChangeKey, RetypeColumn, SchemaChange, diff
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import TableStoppedError
-from lakefeed.lake.location import spark_path
-from lakefeed.lake.projection import lineage, projected
-from lakefeed.lake.sparktype import refuse_unstorable, spark_columns
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from lakefeed.lake.projection import lineage
 
 
 def refuse_unfollowed(path: Sequence[TableSchema]) -> None:
     """TableStoppedError if a step on the way cannot be followed in place."""
     target = path[-1]
-    refuse_unstorable(target)
     for before, after in pairwise(path):
         for change in diff(before, after):
             if isinstance(change, RetypeColumn | ChangeKey):
@@ -45,17 +38,6 @@ def is_only_metadata(path: Sequence[TableSchema]) -> bool:
     kept = [name for name, was in came_from.items() if was == name]
     added = [last.column(name) for name, was in came_from.items() if was is None]
     return tuple(kept) == first.names and all(column.default is None for column in added)
-
-
-def evolve_table(session: SparkSession, path: Sequence[TableSchema], location: str) -> None:
-    """Bring the table at ``location`` from the first schema of ``path`` to the last. The session is stamped."""
-    place = spark_path(location)
-    if is_only_metadata(path):
-        nothing = session.createDataFrame([], spark_columns(path[-1]))
-        nothing.write.format("delta").mode("append").option("mergeSchema", "true").save(place)
-        return
-    rows = session.read.format("delta").load(place).select(*projected(path))
-    rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(place)
 
 
 def _said(change: SchemaChange) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
-from lakefeed.change.table import TableSchema
+from lakefeed.change.table import Column, TableSchema
 from lakefeed.errors import TableStoppedError
 
 _SCALARS: dict[pa.DataType, str] = {
@@ -53,9 +55,9 @@ def lake_arrow(schema: TableSchema) -> pa.Schema:
     return pa.schema([pa.field(column.name, column.type) for column in schema.columns])
 
 
-def refuse_unstorable(schema: TableSchema) -> None:
-    """TableStoppedError for a table whose columns Delta cannot hold under their own names."""
-    problem = _problem(schema)
+def refuse_unstorable(schema: TableSchema, *, added: Sequence[Column] = ()) -> None:
+    """TableStoppedError for a table whose columns a lake cannot hold under their names; ``added`` are Lakefeed's."""
+    problem = _problem(schema, {column.name for column in added})
     if problem:
         raise TableStoppedError(
             f"table {schema.table}: {problem}",
@@ -64,14 +66,14 @@ def refuse_unstorable(schema: TableSchema) -> None:
         )
 
 
-def _problem(schema: TableSchema) -> str | None:
+def _problem(schema: TableSchema, added: set[str]) -> str | None:
     seen: dict[str, str] = {}
     for column in schema.columns:
         if spark_type(column.type) is None:
             return f"column '{column.name}' is {column.type}, which Delta has no type for"
         if any(char in _HOSTILE for char in column.name):
             return f"Delta refuses a column named '{column.name}'"
-        if column.name.lower().startswith("_lakefeed_"):
+        if column.name.lower().startswith("_lakefeed_") and column.name not in added:
             return f"column '{column.name}' has a name that Lakefeed uses for itself"
         if twin := seen.get(column.name.lower()):
             return f"columns '{twin}' and '{column.name}' differ only in case, which Spark does not tell apart"

@@ -147,6 +147,9 @@ class FaultyCapture:
     def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:
         return self._faults.run("continuity", lambda: self._capture.continuity(position, tables))
 
+    def recall(self, schemas: Sequence[TableSchema]) -> None:
+        self._capture.recall(schemas)
+
     def discover(self) -> tuple[TableSchema, ...]:
         return self._faults.run("discover", self._capture.discover)
 
@@ -155,6 +158,9 @@ class FaultyCapture:
 
     def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
         return self._faults.run("snapshot", lambda: self._capture.snapshot(table, chunk_rows=chunk_rows))
+
+    def copied(self, table: TableId) -> None:
+        self._faults.run("copied", lambda: self._capture.copied(table))
 
     def chunk(self, data: Mapping[str, Any]) -> Chunk:
         return self._faults.run("chunk", lambda: self._capture.chunk(data))

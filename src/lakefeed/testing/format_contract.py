@@ -20,7 +20,7 @@ import pytest
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.errors import TableStoppedError
 from lakefeed.failpoint import FailpointError, armed
-from lakefeed.lake.base import Applied, Loaded, Seed, TableFormat
+from lakefeed.lake.base import Applied, LakeTable, Loaded, Seed, TableFormat
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.scripted_log import ListChunk, ScriptedLog
 
@@ -30,6 +30,11 @@ FIRST_GENERATION, SECOND_GENERATION = 1_000, 2_000
 
 def person(tenant: int, code: str, name: str | None, big: str | None = "b") -> dict[str, Any]:
     return {"tenant": tenant, "id": code, "name": name, "big": big}
+
+
+def one(tables: TableFormat, schema: TableSchema) -> LakeTable:
+    """The lake table of the source table's own name."""
+    return tables.table(tables.routes(schema.table)[0])
 
 
 class TableFormatContract(ABC):
@@ -62,7 +67,7 @@ class TableFormatContract(ABC):
         """Copy chunks of rows, the n-th read at position n."""
         made = [ListChunk.of(schema, rows, read_at=number, marks=marks) for number, rows in enumerate(chunks, 1)]
         seed = Seed(schema=schema, generation=generation, base=0, position=at(0), chunks=made)
-        return tables.load(seed, lambda _: None)
+        return one(tables, schema).load(seed, lambda _: None)
 
     def content(self, tables: TableFormat, schema: TableSchema) -> set[tuple[Any, ...]]:
         rows = self.read_rows(tables, schema.table)
@@ -72,13 +77,13 @@ class TableFormatContract(ABC):
         return found
 
     def test_a_table_that_was_never_copied_has_nothing_applied(self, tables: TableFormat, people: TableSchema) -> None:
-        assert tables.applied(people.table, FIRST_GENERATION) is None
+        assert one(tables, people).applied(FIRST_GENERATION) is None
 
     def test_an_empty_table_is_copied_as_an_empty_table(
         self, tables: TableFormat, people: TableSchema, tmp_path: Path
     ) -> None:
         assert self.seeded(tables, people, marks=tmp_path) == Loaded(rows=0, high=None)
-        assert tables.applied(people.table, 1) == Applied(number=0, schema_version=1, rows=0)
+        assert one(tables, people).applied(1) == Applied(number=0, schema_version=1, rows=0)
         assert self.content(tables, people) == set()
 
     def test_a_copy_has_every_row_and_tells_the_highest_position(
@@ -87,7 +92,7 @@ class TableFormatContract(ABC):
         loaded = self.seeded(tables, people, [person(1, "a", "Ada"), person(1, "b", None)], [], marks=tmp_path)
         assert loaded == Loaded(rows=2, high=at(2))
         assert self.content(tables, people) == {(1, "a", "Ada", "b"), (1, "b", None, "b")}
-        assert tables.applied(people.table, 1) == Applied(number=0, schema_version=1, rows=2)
+        assert one(tables, people).applied(1) == Applied(number=0, schema_version=1, rows=2)
 
     def test_an_interrupted_copy_goes_on_where_it_was(
         self, tables: TableFormat, people: TableSchema, tmp_path: Path
@@ -114,8 +119,8 @@ class TableFormatContract(ABC):
         self.seeded(tables, people, [person(1, "a", "Ada")], marks=tmp_path, generation=FIRST_GENERATION)
         self.seeded(tables, people, [person(2, "b", "Bo")], marks=tmp_path, generation=SECOND_GENERATION)
         assert self.content(tables, people) == {(2, "b", "Bo", "b")}
-        assert tables.applied(people.table, FIRST_GENERATION) is None
-        assert tables.applied(people.table, SECOND_GENERATION) == Applied(number=0, schema_version=1, rows=1)
+        assert one(tables, people).applied(FIRST_GENERATION) is None
+        assert one(tables, people).applied(SECOND_GENERATION) == Applied(number=0, schema_version=1, rows=1)
 
     def test_acceptance_5_a_window_leaves_one_row_per_key_by_the_last_operation(
         self, tables: TableFormat, people: TableSchema, log: ScriptedLog, tmp_path: Path
@@ -147,10 +152,10 @@ class TableFormatContract(ABC):
                 ],
             )
         )
-        tables.apply(log.window(people.table, 0, 2), 1)
+        one(tables, people).apply(log.window(people.table, 0, 2), 1)
         expected = {("kept", "K"), ("new", None), ("new key", "moved"), ("again", "2")}
         assert self.content(tables, people) == {(1, code, name, "b") for code, name in expected}
-        assert tables.applied(people.table, 1) == Applied(number=2, schema_version=1, rows=4)
+        assert one(tables, people).applied(1) == Applied(number=2, schema_version=1, rows=4)
 
     def test_b03_a_step_that_failed_anywhere_is_made_good_by_doing_it_again(
         self, tables: TableFormat, people: TableSchema, log: ScriptedLog, tmp_path: Path
@@ -160,11 +165,11 @@ class TableFormatContract(ABC):
             log.add(batch(people, [("update", person(1, "a", place)), ("insert", person(number, "n", "N"))]))
             window = log.window(people.table, number - 1, number)
             with armed(place, "raise"), pytest.raises(FailpointError):
-                tables.apply(window, 1)
-            self.make_format(tmp_path / "lake").apply(window, 1)
+                one(tables, people).apply(window, 1)
+            one(self.make_format(tmp_path / "lake"), people).apply(window, 1)
             expected = {(1, "a", place, "b"), *((one, "n", "N", "b") for one in range(1, number + 1))}
             assert self.content(tables, people) == expected
-            assert tables.applied(people.table, 1) == Applied(number=number, schema_version=1, rows=number + 1)
+            assert one(tables, people).applied(1) == Applied(number=number, schema_version=1, rows=number + 1)
 
     def test_truncate_takes_what_was_before_it_and_nothing_after(
         self, tables: TableFormat, people: TableSchema, log: ScriptedLog, tmp_path: Path
@@ -173,9 +178,9 @@ class TableFormatContract(ABC):
         rows: list[tuple[str, dict[str, Any]]] = [("insert", person(1, "b", "B")), ("truncate", {})]
         log.add(batch(people, [*rows, ("insert", person(1, "c", "C")), ("insert", person(1, "d", "D"))]))
         log.add(batch(people, [("delete", person(1, "d", None, None))]))
-        tables.apply(log.window(people.table, 0, 2), 1)
+        one(tables, people).apply(log.window(people.table, 0, 2), 1)
         assert self.content(tables, people) == {(1, "c", "C", "b")}
-        assert tables.applied(people.table, 1) == Applied(number=2, schema_version=1, rows=1)
+        assert one(tables, people).applied(1) == Applied(number=2, schema_version=1, rows=1)
 
     def test_acceptance_6_a_column_that_was_not_carried_keeps_its_value(
         self, tables: TableFormat, people: TableSchema, log: ScriptedLog, tmp_path: Path
@@ -190,7 +195,7 @@ class TableFormatContract(ABC):
             ("update", person(2, "c", "C1", None)),
         ]
         log.add(batch(people, rows, absent=not_sent))
-        tables.apply(log.window(people.table, 0, 1), 1)
+        one(tables, people).apply(log.window(people.table, 0, 1), 1)
         assert self.content(tables, people) == {
             (1, "a", "A1", "table"),
             (1, "b", "B2", "carried"),
@@ -205,7 +210,7 @@ class TableFormatContract(ABC):
         log.add(batch(people, [("insert", person(1, "b", "B"))]))
         noted = log.schema_of(added)
         log.add(batch(noted, [("update", {**person(1, "a", "A1"), "note": "n"})]))
-        tables.apply(log.window(people.table, 0, 2), 1)
+        one(tables, people).apply(log.window(people.table, 0, 2), 1)
         assert self.content(tables, noted) == {
             (1, "a", "A1", "b", "n"), (1, "b", "B", "b", None), (1, "z", "Z", "b", None),
         }  # fmt: skip
@@ -214,11 +219,11 @@ class TableFormatContract(ABC):
         log.add(batch(noted, [("insert", {**person(1, "c", "C"), "note": "c"})]))
         levelled = log.schema_of(TableSchema(people.table, (*dropped, level), people.key))
         log.add(batch(levelled, [("insert", {"tenant": 1, "id": "d", "note": "d", "level": 8})]))
-        tables.apply(log.window(people.table, 2, 4), 1)
+        one(tables, people).apply(log.window(people.table, 2, 4), 1)
         assert self.content(tables, levelled) == {
             (1, "a", "n", 7), (1, "b", None, 7), (1, "c", "c", 7), (1, "d", "d", 8), (1, "z", None, 7),
         }  # fmt: skip
-        assert tables.applied(people.table, 1) == Applied(number=4, schema_version=3, rows=5)
+        assert one(tables, people).applied(1) == Applied(number=4, schema_version=3, rows=5)
 
     def test_a_changed_type_or_key_stops_the_table_and_changes_nothing(
         self, tables: TableFormat, people: TableSchema, log: ScriptedLog, tmp_path: Path
@@ -228,6 +233,6 @@ class TableFormatContract(ABC):
         retyped = log.schema_of(table("main.people", columns, key=("tenant", "id")))
         log.add(batch(retyped, [("insert", {"tenant": 2, "id": "b", "name": 5, "big": "b"})]))
         with pytest.raises(TableStoppedError, match=r"main\.people"):
-            tables.apply(log.window(people.table, 0, 1), 1)
+            one(tables, people).apply(log.window(people.table, 0, 1), 1)
         assert self.content(tables, people) == {(1, "a", "A", "b")}
-        assert tables.applied(people.table, 1) == Applied(number=0, schema_version=1, rows=1)
+        assert one(tables, people).applied(1) == Applied(number=0, schema_version=1, rows=1)

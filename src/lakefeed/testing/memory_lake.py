@@ -20,6 +20,7 @@ from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import TableStoppedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import Applied, Loaded, Seed
+from lakefeed.lake.route import Route
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -37,6 +38,24 @@ class MemoryTable:
     rows: dict[Key, Row] = field(default_factory=dict)
 
 
+class MemoryLakeTable:
+    """One table of a MemoryLake, as the LakeTable contract sees it."""
+
+    def __init__(self, lake: MemoryLake, route: Route) -> None:
+        self.route = route
+        self.location = f"memory:{route.table}"
+        self._lake = lake
+
+    def applied(self, generation: int) -> Applied | None:
+        return self._lake.applied(self.route.table, generation)
+
+    def load(self, seed: Seed, progress: Callable[[int], None]) -> Loaded:
+        return self._lake.load(seed, progress)
+
+    def apply(self, window: Window, generation: int) -> None:
+        self._lake.apply(window, generation)
+
+
 class MemoryLake:
     """Both the Lake (what a user writes) and the TableFormat it binds to."""
 
@@ -48,8 +67,11 @@ class MemoryLake:
     def bind(self, pipeline: str) -> MemoryLake:  # noqa: ARG002  # one lake, one pipeline
         return self
 
-    def location(self, table: TableId) -> str:
-        return f"memory:{table}"
+    def routes(self, source: TableId) -> tuple[Route, ...]:
+        return (Route.same(source),)
+
+    def table(self, route: Route) -> MemoryLakeTable:
+        return MemoryLakeTable(self, route)
 
     def rows(self, table: str) -> list[Row]:
         return list(self.tables[TableId.parse(table)].rows.values())

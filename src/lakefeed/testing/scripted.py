@@ -86,6 +86,9 @@ class ScriptedCapture:
         self.capabilities = EVERYTHING
         self.name = "scripted"
         self.prepare_at = 0
+        self.recalled: dict[TableId, TableSchema] = {}
+        self.copies_open: set[TableId] = set()
+        """Tables whose copy was planned and is not over yet."""
         given = snapshot or {}
         self.content = ScriptedContent(
             {schema.table: list(rows) for schema, rows in given.items()},
@@ -141,6 +144,10 @@ class ScriptedCapture:
         self._number(position)
         return Continuity.RESUMED
 
+    def recall(self, schemas: Sequence[TableSchema]) -> None:
+        self._require_open()
+        self.recalled |= {schema.table: schema for schema in schemas}
+
     def discover(self) -> tuple[TableSchema, ...]:
         self._require_open()
         return tuple(self.content.schemas.values())
@@ -162,7 +169,12 @@ class ScriptedCapture:
         chunks = tuple(
             ScriptedChunk(self.content, table, start, stop) for start, stop in zip(starts, stops, strict=True)
         )
+        self.copies_open.add(table)
         return SnapshotPlan(self._schema(table), chunks, rows)
+
+    def copied(self, table: TableId) -> None:
+        self._require_open()
+        self.copies_open.discard(table)
 
     def chunk(self, data: Mapping[str, Any]) -> Chunk:
         return ScriptedChunk(self.content, TableId.parse(data["table"]), data["start"], data["stop"])

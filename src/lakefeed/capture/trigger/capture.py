@@ -98,6 +98,9 @@ class SqliteTriggers:
                 require_position(connection, self._names, own_position(position))
             return Continuity.RESUMED
 
+    def recall(self, schemas: Sequence[TableSchema]) -> None:
+        """Not needed: the change log in the source knows the schema of each of its rows."""
+
     def discover(self) -> tuple[TableSchema, ...]:
         with self._working() as connection, transaction(connection, "DEFERRED"):
             meta = load_meta(connection, self._names)
@@ -122,6 +125,9 @@ class SqliteTriggers:
             whole = TableChunk(self._database, self._names, captured.schema, rowid)
             chunks, rows = plan_chunks(connection, whole, source, chunk_rows)
             return SnapshotPlan(captured.schema, chunks, rows)
+
+    def copied(self, table: TableId) -> None:
+        """Nothing to let go of: each chunk has a read transaction of its own."""
 
     def chunk(self, data: Mapping[str, Any]) -> TableChunk:
         return TableChunk.from_json(self._database, self._names, data)

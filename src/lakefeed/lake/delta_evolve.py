@@ -1,0 +1,26 @@
+"""A Delta table's columns from one schema to a later one, in one commit. See ``evolve`` for the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lakefeed.change.table import TableSchema
+from lakefeed.lake.evolve import is_only_metadata
+from lakefeed.lake.location import spark_path
+from lakefeed.lake.projection import projected
+from lakefeed.lake.sparktype import spark_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def evolve_table(session: SparkSession, path: Sequence[TableSchema], location: str) -> None:
+    """Bring the table at ``location`` from the first schema of ``path`` to the last. The session is stamped."""
+    place = spark_path(location)
+    if is_only_metadata(path):
+        nothing = session.createDataFrame([], spark_columns(path[-1]))
+        nothing.write.format("delta").mode("append").option("mergeSchema", "true").save(place)
+        return
+    rows = session.read.format("delta").load(place).select(*projected(path))
+    rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(place)

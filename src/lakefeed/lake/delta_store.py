@@ -1,0 +1,92 @@
+"""One Delta table: what a table format can do to it. See ``delta_log`` for what commits record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lakefeed.change.table import TableSchema
+from lakefeed.lake.base import Applied, Loaded, Seed
+from lakefeed.lake.bounds import KeyBounds
+from lakefeed.lake.delta_evolve import evolve_table
+from lakefeed.lake.delta_load import load_table
+from lakefeed.lake.delta_log import AppIds, DeltaLog
+from lakefeed.lake.location import spark_path
+from lakefeed.lake.route import Route
+from lakefeed.lake.shape import Shape
+from lakefeed.lake.sparktype import quoted
+from lakefeed.lake.step import AppendRows, MergeRows, Step
+from lakefeed.lake.store import Extent, Stamp
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_VIEW = "lakefeed_changes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaOptions:
+    """``storage`` is deltalake's storage options, ``properties`` what tables are made with."""
+
+    storage: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+class DeltaStore:
+    """See ``lake.store.TableStore`` for the contract."""
+
+    def __init__(self, path: str, pipeline: str, route: Route, options: DeltaOptions) -> None:
+        self.location = path
+        self._owner = f"lakefeed/{pipeline}/{route.table}"
+        self._log = DeltaLog(path, storage_options=options.storage, properties=options.properties)
+
+    def recorded(self, generation: int) -> Applied | None:
+        return self._log.applied(AppIds(self._owner, generation))
+
+    def load(
+        self, seed: Seed, shape: Shape, session: Callable[[], SparkSession], progress: Callable[[int], None]
+    ) -> Loaded:
+        ids = AppIds(self._owner, seed.generation)
+        return load_table(seed, shape, self._log, ids, context=lambda: session().sparkContext, progress=progress)
+
+    def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:
+        return self._log.extent(column, bounds)
+
+    def read(self, session: SparkSession) -> DataFrame:
+        return session.read.format("delta").load(spark_path(self.location))
+
+    def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> None:
+        with self._stamped(session, stamp):
+            if isinstance(step, MergeRows):
+                step.rows.createOrReplaceTempView(_VIEW)
+                session.sql(step.statement(f"delta.{quoted(spark_path(self.location))}", _VIEW))
+                return
+            mode = "append" if isinstance(step, AppendRows) else "overwrite"
+            step.rows.write.format("delta").mode(mode).save(spark_path(self.location))
+
+    def evolve(self, session: SparkSession, path: Sequence[TableSchema], stamp: Stamp) -> None:
+        with self._stamped(session, stamp):
+            evolve_table(session, path, self.location)
+
+    @contextmanager
+    def _stamped(self, session: SparkSession, stamp: Stamp) -> Iterator[None]:
+        """The commit inside records the stamp; one that is recorded already is left out."""
+        ids = AppIds(self._owner, stamp.generation)
+        app_id, version = (
+            (ids.applied, stamp.number) if stamp.number is not None else (ids.schema, stamp.schema_version)
+        )
+        settings = {
+            "spark.databricks.delta.write.txnAppId": app_id,
+            "spark.databricks.delta.write.txnVersion": str(version),
+            "spark.databricks.delta.commitInfo.userMetadata": json.dumps(stamp.metadata),
+        }
+        for name, value in settings.items():
+            session.conf.set(name, value)
+        try:
+            yield
+        finally:
+            for name in settings:
+                session.conf.unset(name)

@@ -1,0 +1,64 @@
+"""Routes: which lake tables a source table feeds, under which names and in which modes.
+
+Every source table that the pipeline captures feeds one lake table of its own name in the lake's mode. A rule without a
+name gives the tables it matches another mode; a rule with a name adds a lake table beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from lakefeed.change.table import TableId
+from lakefeed.errors import ConfigError
+from lakefeed.lake.mode import Mirror, Mode, described
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One lake table: ``table`` is its name in the lake, ``source`` the table that feeds it."""
+
+    table: TableId
+    source: TableId
+    mode: Mode
+
+    @classmethod
+    def same(cls, table: TableId, mode: Mode = Mirror()) -> Route:  # noqa: B008  # immutable
+        """A lake table of the source table's own name."""
+        return cls(table, table, mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """``match`` is a pattern of ``schema.table`` or ``table``. In ``name``, ``{table}`` is the source table's name."""
+
+    match: str
+    mode: Mode
+    name: str | None = None
+
+    def matches(self, table: TableId) -> bool:
+        return fnmatchcase(str(table) if "." in self.match else table.name, self.match)
+
+
+class Routes:
+    """The rules of one lake. ``of`` is pure: the same source table always has the same routes."""
+
+    def __init__(self, mode: Mode, rules: Sequence[Rule] = ()) -> None:
+        self._mode = mode
+        self._rules = tuple(rules)
+
+    def of(self, source: TableId) -> tuple[Route, ...]:
+        """The lake tables of one source table, its own name first. ConfigError if two rules make the same one."""
+        matching = [rule for rule in self._rules if rule.matches(source)]
+        own = [rule.mode for rule in matching if rule.name is None]
+        found = {source: Route.same(source, own[-1] if own else self._mode)}
+        for rule in matching:
+            if rule.name is None:
+                continue
+            table = TableId(source.schema, rule.name.replace("{table}", source.name))
+            if table in found:
+                raise ConfigError(f"two rules make the lake table {table}, as {described(found[table].mode)} and "
+                                  f"{described(rule.mode)}", remedy="Give the second one another name.")  # fmt: skip
+            found[table] = Route(table, source, rule.mode)
+        return tuple(found.values())

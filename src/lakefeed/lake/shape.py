@@ -1,0 +1,86 @@
+"""Shape: the columns of a lake table. The source's own columns, then those that the mode adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from lakefeed.change.batch import POSITION, SEQ, TXN
+from lakefeed.change.table import Column, TableSchema
+from lakefeed.errors import TableStoppedError
+from lakefeed.lake.base import Seed
+from lakefeed.lake.mode import Append, Mirror, Mode, Temporal
+
+_INSTANT = pa.timestamp("us", tz="UTC")
+COMMITTED_AT, OPERATION = "_lakefeed_committed_at", "_lakefeed_operation"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a mode adds to a table's columns. ``copied`` are the values of those columns in rows of a copy."""
+
+    mode: Mode
+
+    def added(self) -> tuple[Column, ...]:
+        """The mode's own columns, behind the source's."""
+        if isinstance(self.mode, Temporal):
+            return _temporal(self.mode)
+        if isinstance(self.mode, Append):
+            return _append()
+        return _mirror(self.mode)
+
+    def schema(self, source: TableSchema) -> TableSchema:
+        """The lake table's schema for a source schema, with its version. TableStoppedError if names collide."""
+        added = self.added()
+        taken = {name.lower() for name in source.names}
+        for column in added:
+            if column.name.lower() in taken:
+                raise TableStoppedError(
+                    f"table {source.table} has a column '{column.name}', which the mode needs for itself",
+                    remedy="Give the mode's column another name in the configuration.",
+                    table=str(source.table),
+                )
+        return replace(source, columns=(*source.columns, *added))
+
+    def copied(self, seed: Seed) -> dict[str, Any]:
+        """For each added column the value that every copied row has. The time is when the copy was planned."""
+        planned = datetime.fromtimestamp(seed.generation / 1000, UTC)
+        position = seed.position.encode() if seed.position is not None else None
+        if isinstance(self.mode, Temporal):
+            values: dict[str, Any] = {
+                self.mode.valid_from: planned,
+                self.mode.valid_to: None,
+                self.mode.is_current: True,
+                SEQ: 0,
+            }
+            return values
+        told = {OPERATION: "read", COMMITTED_AT: planned, POSITION: position, SEQ: 0, TXN: None}
+        return {column.name: told.get(column.name) for column in self.added()}
+
+
+def _temporal(mode: Temporal) -> tuple[Column, ...]:
+    return (
+        Column(mode.valid_from, _INSTANT),
+        Column(mode.valid_to, _INSTANT),
+        Column(mode.is_current, pa.bool_()),
+        Column(SEQ, pa.int64()),
+    )
+
+
+def _append() -> tuple[Column, ...]:
+    return (
+        Column(OPERATION, pa.string()),
+        Column(SEQ, pa.int64()),
+        Column(POSITION, pa.string()),
+        Column(COMMITTED_AT, _INSTANT),
+        Column(TXN, pa.string()),
+    )
+
+
+def _mirror(mode: Mirror) -> tuple[Column, ...]:
+    kinds: dict[str, pa.DataType] = {"operation": pa.string(), "position": pa.string(), "committed_at": _INSTANT}
+    told = tuple(Column(f"_lakefeed_{choice}", kinds[choice]) for choice in mode.metadata)
+    return (*((Column(mode.soft_delete, _INSTANT),) if mode.soft_delete else ()), *told)

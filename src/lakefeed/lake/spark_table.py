@@ -1,0 +1,144 @@
+"""A lake table on Spark: a mode that plans, a store that commits. The same for every format."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from lakefeed.change.segment import Window
+from lakefeed.errors import CommitUnknownError, LakeError, LakefeedError
+from lakefeed.failpoint import hit
+from lakefeed.lake.base import Applied, Loaded, Seed
+from lakefeed.lake.evolve import refuse_unfollowed
+from lakefeed.lake.job import run_job
+from lakefeed.lake.outcome import explained
+from lakefeed.lake.plan import planned_step
+from lakefeed.lake.projection import steps
+from lakefeed.lake.route import Route
+from lakefeed.lake.shape import Shape
+from lakefeed.lake.sparktype import refuse_unstorable
+from lakefeed.lake.store import Stamp, TableStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Sessions:
+    """Child sessions of one session, which is asked for when the first is needed."""
+
+    def __init__(self, spark: Callable[[], SparkSession], settings: Mapping[str, str]) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._parent: SparkSession | None = None
+
+    def child(self) -> SparkSession:
+        with self._lock:
+            if self._parent is None:
+                self._parent = self._spark()
+            session = self._parent.newSession()
+        for name, value in self._settings.items():
+            session.conf.set(name, value)
+        return session
+
+
+class SparkTable:
+    """See ``lake.base.LakeTable`` for the contract."""
+
+    def __init__(self, pipeline: str, route: Route, store: TableStore, sessions: Sessions) -> None:
+        self.route = route
+        self._pipeline = pipeline
+        self._store = store
+        self._sessions = sessions
+        self._own: SparkSession | None = None
+        self._shape = Shape(route.mode)
+
+    @property
+    def location(self) -> str:
+        return self._store.location
+
+    def applied(self, generation: int) -> Applied | None:
+        return self._store.recorded(generation)
+
+    def load(self, seed: Seed, progress: Callable[[int], None]) -> Loaded:
+        hit("lake.before_load")
+        refuse_unstorable(self._shape.schema(seed.schema), added=self._shape.added())
+        loaded = self._store.load(seed, self._shape, self._session, progress)
+        hit("lake.after_load")
+        return loaded
+
+    def apply(self, window: Window, generation: int) -> None:
+        """1 evolve the schema, if it is older  2 change the rows. Each is one commit, skipped if the table has it.
+
+        A window without changes commits nothing: there is nothing in it that could be lost.
+        """
+        recorded = self.applied(generation)
+        if recorded is None:
+            raise LakeError(f"there is no table of generation {generation} at {self.location}")
+        if recorded.number >= window.upto:
+            return
+        if window.target.version > recorded.schema_version:
+            self._evolve(window, generation, recorded.schema_version)
+        if window.segments:
+            self._change(window, generation)
+
+    def _evolve(self, window: Window, generation: int, version: int) -> None:
+        path = steps(window.schemas, version, window.target.version)
+        refuse_unfollowed(path)
+        own = [self._shape.schema(schema) for schema in path]
+        refuse_unstorable(own[-1], added=self._shape.added())
+        target = window.target.version
+        stamp = Stamp(generation=generation, schema_version=target, metadata=self._metadata(window, generation))
+        with self._committing(stamp) as session:
+            self._store.evolve(session, own, stamp)
+
+    def _change(self, window: Window, generation: int) -> None:
+        stamp = Stamp(generation=generation, number=window.upto, metadata=self._metadata(window, generation))
+        hit("lake.before_commit")
+        with self._committing(stamp) as session:
+
+            def work() -> None:
+                self._store.commit(session, planned_step(session, self.route.mode, window, self._store), stamp)
+
+            name = f"lakefeed: {self.route.table} up to change set {window.upto}"
+            run_job(session, name, work, failpoint="lake.during_commit")
+        hit("lake.after_commit")
+
+    @contextmanager
+    def _committing(self, stamp: Stamp) -> Iterator[SparkSession]:
+        """The table's session; an error inside is judged by what the table then says."""
+        session = self._session()
+        try:
+            yield session
+        except LakefeedError:
+            raise
+        except Exception as error:
+            try:
+                after = self.applied(stamp.generation)
+            except Exception as unreadable:  # noqa: BLE001  # whatever it is, the outcome is unknown
+                text = f"table {self.route.table}: a commit failed and the table cannot be read back: {unreadable}"
+                raise CommitUnknownError(text) from error
+            if (
+                after is not None
+                and after.number >= (stamp.number or 0)
+                and after.schema_version >= (stamp.schema_version or 0)
+            ):
+                return  # the commit did happen; only its answer was lost
+            raise explained(error, self.route.table) from error
+
+    def _metadata(self, window: Window, generation: int) -> dict[str, Any]:
+        return {
+            "pipeline": self._pipeline,
+            "table": str(window.table),
+            "generation": generation,
+            "change_sets": {"after": window.after, "upto": window.upto},
+            "schema_version": window.target.version,
+            "position": window.end.encode() if window.end is not None else None,
+        }
+
+    def _session(self) -> SparkSession:
+        if self._own is None:
+            self._own = self._sessions.child()
+        return self._own

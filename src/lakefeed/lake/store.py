@@ -1,0 +1,75 @@
+"""The seam between modes and formats: TableStore, what a table format can do to one table. One commit per write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lakefeed.change.table import TableSchema
+from lakefeed.lake.base import Applied, Loaded, Seed
+from lakefeed.lake.bounds import KeyBounds
+from lakefeed.lake.shape import Shape
+from lakefeed.lake.step import Step
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What a commit records in the same atomic step as its data.
+
+    ``number`` is the change set that the table then has, ``schema_version`` the schema; None leaves what was recorded.
+    ``metadata`` is for people who look at the table's history.
+    """
+
+    generation: int
+    number: int | None = None
+    schema_version: int | None = None
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How much of a table lies in files that may have rows between some bounds, and how much there is in all."""
+
+    files: int
+    bytes: int
+    touched_files: int
+    touched_bytes: int
+
+
+class TableStore(Protocol):
+    """One table in one format. The session is the table's own: its settings never mix with another table's.
+
+    Every write is one commit and records its stamp. A write whose stamp (or a later one) is recorded already commits
+    nothing. What a write raises says nothing about its outcome: ask ``recorded``.
+    """
+
+    @property
+    def location(self) -> str:
+        """Where readers find the table."""
+
+    def recorded(self, generation: int) -> Applied | None:
+        """What the table's commits say of this generation; None before its copy is complete. No Spark, no JVM."""
+
+    def load(
+        self, seed: Seed, shape: Shape, session: Callable[[], SparkSession], progress: Callable[[int], None]
+    ) -> Loaded:
+        """The copy of a table: see ``LakeTable.load``. The session is asked for only if there is much to read."""
+
+    def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:
+        """By the table's own statistics, without reading rows; None where they do not tell. No Spark job."""
+
+    def read(self, session: SparkSession) -> DataFrame:
+        """The table's rows as they are now."""
+
+    def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> None:
+        """Do the step in one commit."""
+
+    def evolve(self, session: SparkSession, path: Sequence[TableSchema], stamp: Stamp) -> None:
+        """Bring the columns from the first schema of ``path`` to the last, in one commit.
+
+        The schemas are the lake table's own (``Shape.schema``). What cannot be followed has been refused before.
+        """
