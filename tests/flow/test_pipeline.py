@@ -34,7 +34,9 @@ from lakefeed.flow.seed import Phase, SeedStore
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
 from lakefeed.lake.base import Seed
-from lakefeed.testing.memory_lake import MemoryLake
+from lakefeed.lake.mode import Append, Mirror
+from lakefeed.lake.route import Rule
+from lakefeed.testing.memory_lake import MemoryLake, MemoryLakeTable
 
 T, U = TableId("main", "t"), TableId("main", "u")
 MADE_ANEW = """
@@ -196,14 +198,14 @@ def test_an_error_of_one_table_does_not_hold_up_the_others_and_is_in_the_status(
 ) -> None:
     pipeline = make()
     pipeline.sync_once()
-    apply = MemoryLake.apply
+    apply = MemoryLakeTable.apply
 
-    def broken(self: MemoryLake, window: Window, generation: int) -> None:
+    def broken(self: MemoryLakeTable, window: Window, generation: int) -> None:
         if window.table == T:
             raise TableStoppedError("t is in a bad way", remedy="Mend t.", table=str(T))
         apply(self, window, generation)
 
-    monkeypatch.setattr(MemoryLake, "apply", broken)
+    monkeypatch.setattr(MemoryLakeTable, "apply", broken)
     database.executescript("INSERT INTO t VALUES (3, 'c'); INSERT INTO u VALUES (1, 'u');")
     result = pipeline.sync_once()
     assert (set(result.errors), rows(lake, "main.u")) == ({T}, {1: "u"})
@@ -306,11 +308,11 @@ def test_capture_waits_while_the_lake_is_too_far_behind(
 ) -> None:
     pipeline = make(options=replace(QUICK, max_backlog_bytes=1))
 
-    def down(self: MemoryLake, window: Window, generation: int) -> None:
+    def down(self: MemoryLakeTable, window: Window, generation: int) -> None:
         raise CommitFailedError("the lake is down")
 
     pipeline.sync_once()
-    monkeypatch.setattr(MemoryLake, "apply", down)
+    monkeypatch.setattr(MemoryLakeTable, "apply", down)
     thread = threading.Thread(target=pipeline.run)
     thread.start()
     database.execute("INSERT INTO t VALUES (3, 'c')")
@@ -462,10 +464,10 @@ def test_a_table_that_becomes_impossible_while_running_is_told_by_the_same_sync(
 def test_a_table_that_the_lake_refuses_keeps_its_error_in_the_status(
     make: Make, lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuses(self: MemoryLake, seed: Seed, progress: object) -> None:
+    def refuses(self: MemoryLakeTable, seed: Seed, progress: object) -> None:
         raise TableStoppedError("no such column", remedy="Rename it.", table=str(seed.table))
 
-    monkeypatch.setattr(MemoryLake, "load", refuses)
+    monkeypatch.setattr(MemoryLakeTable, "load", refuses)
     pipeline = make()
     assert pipeline.sync_once().errors.keys() == {T, U}
     assert pipeline.status().tables[T].error == "no such column"
@@ -510,3 +512,46 @@ def test_seeds_survive_and_a_damaged_one_is_named(make: Make) -> None:
 def test_a_name_that_cannot_be_a_directory_is_refused(tmp_path: Path, lake: MemoryLake, make: Make) -> None:
     with pytest.raises(ConfigError, match=r"'\.\./x' cannot name a pipeline"):
         make(name="../x")
+
+
+def test_one_source_table_feeds_two_lake_tables(tmp_path: Path, database: sqlite3.Connection) -> None:
+    lake = MemoryLake(str(tmp_path / "two"), rules=[Rule("t", Mirror(), "{table}_too")])
+    with Pipeline(Sqlite(tmp_path / "s.db"), lake, name="two", options=QUICK) as pipeline:
+        pipeline.sync_once()
+        database.execute("UPDATE t SET v = 'x' WHERE id = 1")
+        result = pipeline.sync_once()
+        assert {str(table) for table in result.tables} == {"main.t", "main.t_too"}
+        assert rows(lake) == rows(lake, "main.t_too") == {1: "x", 2: "b"}
+        assert set(map(str, pipeline.status().tables)) == {"main.t", "main.t_too", "main.u"}
+
+
+def test_a_lake_table_that_is_taken_out_of_the_configuration_stays_as_it_is(
+    tmp_path: Path, database: sqlite3.Connection
+) -> None:
+    lake = MemoryLake(str(tmp_path / "two"), rules=[Rule("t", Mirror(), "{table}_too")])
+    with Pipeline(Sqlite(tmp_path / "s.db"), lake, name="two", options=QUICK) as pipeline:
+        pipeline.sync_once()
+    fewer = MemoryLake(lake.path)
+    fewer.tables = lake.tables
+    with Pipeline(Sqlite(tmp_path / "s.db"), fewer, name="two", options=QUICK) as pipeline:
+        database.execute("UPDATE t SET v = 'x' WHERE id = 1")
+        pipeline.sync_once()
+        assert rows(fewer) == {1: "x", 2: "b"}
+        assert rows(fewer, "main.t_too") == {1: "a", 2: "b"}
+        assert pipeline.status().tables[TableId("main", "t_too")].state == "dropped"
+
+
+def test_another_mode_in_the_configuration_is_refused_and_not_taken_for_the_old_one(
+    tmp_path: Path, lake: MemoryLake, make: Make
+) -> None:
+    with make() as pipeline:
+        pipeline.sync_once()
+    other = MemoryLake(lake.path, rules=[Rule("t", Append())])
+    other.tables = lake.tables
+    with (
+        Pipeline(Sqlite(tmp_path / "s.db"), other, name="p", options=QUICK) as pipeline,
+        pytest.raises(ConfigError, match=r"was made as mirror of main\.t; the configuration now says append") as refused,
+    ):
+        pipeline.sync_once()
+    assert "lakefeed rebuild" in refused.value.remedy
+    assert rows(other) == {1: "a", 2: "b"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,13 +13,13 @@ from lakefeed.change.segment import Counts, Window
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import ConfigError, SparkSetupError, TableStoppedError
 from lakefeed.failpoint import armed
-from lakefeed.lake.base import Seed, SyncResult
+from lakefeed.lake.base import Applied, Seed, SyncResult
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.engine import Engine, Enrolled
-from lakefeed.lake.route import Route
 from lakefeed.lake.mode import Mirror, mode_named
+from lakefeed.lake.route import Route
 from lakefeed.testing.builders import batch, table
-from lakefeed.testing.memory_lake import MemoryLake
+from lakefeed.testing.memory_lake import MemoryLake, MemoryLakeTable
 from lakefeed.testing.scripted_log import ScriptedLog
 
 GENERATION = 7
@@ -38,16 +37,25 @@ class WatchedLake(MemoryLake):
         self.gate.set()
         self.inside = threading.Event()
 
-    def applied(self, table: TableId, generation: int) -> Any:
-        self.questions += 1
-        return super().applied(table, generation)
+    def table(self, route: Route) -> WatchedTable:
+        return WatchedTable(self, route)
+
+
+class WatchedTable(MemoryLakeTable):
+    def __init__(self, lake: WatchedLake, route: Route) -> None:
+        super().__init__(lake, route)
+        self.watch = lake
+
+    def applied(self, generation: int) -> Applied | None:
+        self.watch.questions += 1
+        return super().applied(generation)
 
     def apply(self, window: Window, generation: int) -> None:
-        self.inside.set()
-        self.gate.wait(10)
-        if window.table in self.broken:
-            raise self.broken[window.table]
-        self.applies.append(window)
+        self.watch.inside.set()
+        self.watch.gate.wait(10)
+        if window.table in self.watch.broken:
+            raise self.watch.broken[window.table]
+        self.watch.applies.append(window)
         super().apply(window, generation)
 
 
@@ -68,7 +76,7 @@ class Bench:
 
     def seed(self, schema: TableSchema) -> None:
         seed = Seed(schema=schema, generation=GENERATION, base=self.log.head, position=None, chunks=[])
-        self.lake.load(seed, lambda _: None)
+        self.lake.table(Route.same(schema.table)).load(seed, lambda _: None)
 
     def new_engine(self) -> Engine:
         return Engine(self.lake, self.log, lambda: self.enrolled, parallel=2)
@@ -246,6 +254,40 @@ def test_an_idle_table_survives_a_trim_and_a_restart(bench: Bench) -> None:
     result = bench.new_engine().sync_once()
     assert result.tables[idle].error is None
     assert bench.lake.rows("main.b") == [{"id": 1, "v": "x"}]
+
+
+def test_changes_that_the_copy_may_have_are_a_window_of_their_own(bench: Bench) -> None:
+    copied = bench.schemas["a"].table
+    for number in range(1, 8):
+        bench.insert("a", number)
+    entry = Enrolled(Route.same(copied), GENERATION, copied_from=bench.log.position(1), exact_at=bench.log.position(3))
+    bench.enrolled[copied] = entry
+    result = bench.engine.sync_once()
+    assert [(window.after, window.upto, window.exact) for window in bench.lake.applies] == [(0, 3, False), (3, 7, True)]
+    assert (result.change_sets, result.tables[copied].applied, result.counts.inserted) == (7, 7, 7)
+    bench.insert("a", 8)
+    bench.engine.sync_once()
+    assert bench.lake.applies[-1].exact
+
+
+def test_a_copy_that_was_read_at_one_state_has_no_such_window(bench: Bench) -> None:
+    copied = bench.schemas["a"].table
+    quiet = bench.log.position(9)
+    bench.enrolled[copied] = Enrolled(Route.same(copied), GENERATION, copied_from=quiet, exact_at=quiet)
+    bench.insert("a", 1)
+    bench.engine.sync_once()
+    assert [window.exact for window in bench.lake.applies] == [True]
+
+
+def test_a_journal_that_has_not_reached_the_copy_yet_is_all_overlap(bench: Bench) -> None:
+    copied = bench.schemas["a"].table
+    start, far = bench.log.position(1), bench.log.position(9)
+    bench.enrolled[copied] = Enrolled(Route.same(copied), GENERATION, copied_from=start, exact_at=far)
+    bench.insert("a", 1)
+    bench.insert("b", 1)
+    bench.engine.sync_once()
+    assert [window.exact for window in bench.lake.applies if window.table == copied] == [False]
+    assert bench.engine.complete(copied, GENERATION) == 2
 
 
 def test_a_table_that_was_set_back_is_an_error_and_not_a_gap(bench: Bench) -> None:

@@ -6,7 +6,7 @@ side is compared with. The object stands for the lake's storage: keep it while p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,8 @@ from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import TableStoppedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import Applied, Loaded, Seed
-from lakefeed.lake.route import Route
+from lakefeed.lake.mode import Mirror
+from lakefeed.lake.route import Route, Routes, Rule
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -38,8 +39,30 @@ class MemoryTable:
     rows: dict[Key, Row] = field(default_factory=dict)
 
 
+class MemoryLake:
+    """Both the Lake (what a user writes) and the TableFormat it binds to. Every table is a mirror."""
+
+    def __init__(self, path: str, *, rules: Sequence[Rule] = ()) -> None:
+        self.path = path
+        self.tables: dict[TableId, MemoryTable] = {}
+        self.commits = 0
+        self._routes = Routes(Mirror(), rules)
+
+    def bind(self, pipeline: str) -> MemoryLake:  # noqa: ARG002  # one lake, one pipeline
+        return self
+
+    def rows(self, table: str) -> list[Row]:
+        return list(self.tables[TableId.parse(table)].rows.values())
+
+    def routes(self, source: TableId) -> tuple[Route, ...]:
+        return self._routes.of(source)
+
+    def table(self, route: Route) -> MemoryLakeTable:
+        return MemoryLakeTable(self, route)
+
+
 class MemoryLakeTable:
-    """One table of a MemoryLake, as the LakeTable contract sees it."""
+    """One table of a MemoryLake, as the LakeTable contract sees it. What it keeps, the lake keeps."""
 
     def __init__(self, lake: MemoryLake, route: Route) -> None:
         self.route = route
@@ -47,61 +70,31 @@ class MemoryLakeTable:
         self._lake = lake
 
     def applied(self, generation: int) -> Applied | None:
-        return self._lake.applied(self.route.table, generation)
-
-    def load(self, seed: Seed, progress: Callable[[int], None]) -> Loaded:
-        return self._lake.load(seed, progress)
-
-    def apply(self, window: Window, generation: int) -> None:
-        self._lake.apply(window, generation)
-
-
-class MemoryLake:
-    """Both the Lake (what a user writes) and the TableFormat it binds to."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.tables: dict[TableId, MemoryTable] = {}
-        self.commits = 0
-
-    def bind(self, pipeline: str) -> MemoryLake:  # noqa: ARG002  # one lake, one pipeline
-        return self
-
-    def routes(self, source: TableId) -> tuple[Route, ...]:
-        return (Route.same(source),)
-
-    def table(self, route: Route) -> MemoryLakeTable:
-        return MemoryLakeTable(self, route)
-
-    def rows(self, table: str) -> list[Row]:
-        return list(self.tables[TableId.parse(table)].rows.values())
-
-    def applied(self, table: TableId, generation: int) -> Applied | None:
-        found = self.tables.get(table)
+        found = self._lake.tables.get(self.route.table)
         if found is None or found.generation != generation:
             return None
         return Applied(number=found.number, schema_version=found.schema.version, rows=len(found.rows))
 
     def load(self, seed: Seed, progress: Callable[[int], None]) -> Loaded:
         hit("lake.before_load")
-        table = self.tables.get(seed.table)
+        table = self._lake.tables.get(self.route.table)
         if table is None or table.generation != seed.generation:
             table = MemoryTable(seed.generation, seed.schema, seed.base)
-            self.tables[seed.table] = table
+            self._lake.tables[self.route.table] = table
         for chunk in seed.chunks[table.seeded :]:
             with chunk.open() as reader:
                 rows = [row for batch in reader for row in batch.to_pylist()]
                 table.rows |= {_key(seed.schema, row): row for row in rows}
                 table.high = reader.high if table.high is None else max(table.high, reader.high)
             table.seeded += 1
-            self.commits += 1
+            self._lake.commits += 1
             progress(len(rows))
             hit("lake.during_load")
         hit("lake.after_load")
         return Loaded(rows=len(table.rows), high=table.high)
 
     def apply(self, window: Window, generation: int) -> None:
-        table = self.tables[window.table]
+        table = self._lake.tables[self.route.table]
         if table.generation != generation or table.number >= window.upto:
             return
         hit("lake.before_commit")
@@ -111,8 +104,8 @@ class MemoryLake:
         for row in sorted(changes, key=lambda row: row[SEQ]):
             _apply(after, row)
         hit("lake.during_commit")
-        self.tables[window.table] = after
-        self.commits += 1
+        self._lake.tables[self.route.table] = after
+        self._lake.commits += 1
         hit("lake.after_commit")
 
 
