@@ -550,7 +550,9 @@ def test_another_mode_in_the_configuration_is_refused_and_not_taken_for_the_old_
     other.tables = lake.tables
     with (
         Pipeline(Sqlite(tmp_path / "s.db"), other, name="p", options=QUICK) as pipeline,
-        pytest.raises(ConfigError, match=r"was made as mirror of main\.t; the configuration now says append") as refused,
+        pytest.raises(
+            ConfigError, match=r"was made as mirror of main\.t; the configuration now says append"
+        ) as refused,
     ):
         pipeline.sync_once()
     assert "lakefeed rebuild" in refused.value.remedy

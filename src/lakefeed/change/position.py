@@ -131,3 +131,10 @@ class SqliteSequence(Position):
 
     def _compare(self, other: SqliteSequence) -> int | None:
         return order(self.sequence, other.sequence)
+
+
+def highest(one: Position | None, other: Position | None) -> Position | None:
+    """The later of two positions; None counts as no position at all."""
+    if one is None or other is None:
+        return one or other
+    return max(one, other)

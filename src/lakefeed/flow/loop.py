@@ -70,6 +70,7 @@ class RunLoop:
             target=self._capture, args=(session, over, failed), name="lakefeed-capture", daemon=True
         )
         thread.start()
+        session.upkeep.start()
         try:
             while not self._over() and not failed:
                 self._apply(session)
@@ -77,6 +78,7 @@ class RunLoop:
                 session.lake.finish()
         finally:
             over.set()
+            session.upkeep.stop()
             thread.join()
         if failed:
             raise failed[0]

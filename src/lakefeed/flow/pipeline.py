@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -24,11 +25,16 @@ from lakefeed.errors import ConfigError, LakefeedError, LeaseError, StateError
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.loop import RunLoop
 from lakefeed.flow.options import PipelineOptions
+from lakefeed.flow.rebuild import Rebuild, Rebuilt
 from lakefeed.flow.result import CycleResult
+from lakefeed.flow.seed import SeedStore
 from lakefeed.flow.session import Session
 from lakefeed.flow.status import PipelineStatus, Pulse, read_status
+from lakefeed.flow.upkeep import keep_up
+from lakefeed.journal.journal import Journal
 from lakefeed.journal.lease import lease_holder
 from lakefeed.lake.base import Lake, TableResult
+from lakefeed.lake.upkeep import UpkeepResult
 
 _ROUNDS = 3
 """Of copying and capturing in one sync: a table that changes faster than that is caught by the next sync."""
@@ -108,6 +114,24 @@ class Pipeline:
     def status(self) -> PipelineStatus:
         """How the pipeline stands, whoever runs it. Starts no Spark and never waits for a sync."""
         return read_status(self.root, self._tables, self._lag())
+
+    def rebuild(self, table: str, *, from_source: bool = False) -> Rebuilt:
+        """Make a lake table anew as the lake says it is to be, from the retained journal or from the source.
+
+        The next ``sync_once`` or ``run`` brings it up to date. LeaseError while another process runs the pipeline.
+        """
+        with self._work:
+            self._close()
+            journal = Journal.open(self.root, options=self._options.journal)
+            try:
+                work = Rebuild(journal, SeedStore(self.root), self._tables, self._listener)
+                return work.run(TableId.parse(table), from_source=from_source)
+            finally:
+                journal.close()
+
+    def upkeep(self) -> Mapping[TableId, UpkeepResult]:
+        """Pack small files and remove old ones, of every live table, now. Beside a running process if need be."""
+        return keep_up(SeedStore(self.root), self._tables, self._options.upkeep)
 
     def uninstall(self) -> tuple[str, ...]:
         """Remove what was installed in the source, and put the pipeline's state aside. The lake tables stay.

@@ -12,6 +12,7 @@ from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.seed import SeedStore
 from lakefeed.flow.status import Pulse
+from lakefeed.flow.upkeep import UpkeepThread
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableFormat
 
@@ -28,6 +29,7 @@ class Session:
             seeds = SeedStore(root)
             self.capture = CaptureSide(capture, self.journal, seeds, tables, listener)
             self.lake = LakeSide(tables, self.journal, seeds, capture.chunk, options, listener)
+            self.upkeep = UpkeepThread(seeds, tables, options.upkeep, options.upkeep_seconds)
             self.capture.open()
         except BaseException:
             self.close()

@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,15 @@ class Pulse:
     tables: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def write(self, root: Path) -> None:
-        """Without fsync: a pulse that a crash loses is a pulse that has stopped."""
+        """Without fsync, and on a full disk not at all: a pulse that is lost is a pulse that has stopped.
+
+        It is written because of an error, too, and that one must not be hidden by another.
+        """
         body = {"at": self.at, "error": self.error, "remedy": self.remedy, "tables": dict(self.tables)}
         temporary = root / f".pulse.{os.getpid()}"
-        temporary.write_text(json.dumps(body))
-        temporary.replace(root / "pulse.json")
+        with suppress(OSError):
+            temporary.write_text(json.dumps(body))
+            temporary.replace(root / "pulse.json")
 
     @classmethod
     def read(cls, root: Path) -> Pulse:

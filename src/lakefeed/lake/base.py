@@ -10,6 +10,7 @@ from lakefeed.change.position import Position
 from lakefeed.change.segment import Counts, Window
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.lake.route import Route
+from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult
 
 
 class ChangeLog(Protocol):
@@ -75,6 +76,19 @@ class Applied:
     rows: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableState:
+    """A state that a lake table once had and that can still be read: after change set ``number``.
+
+    ``version`` is the format's own name for it. ``position`` is that change set's end.
+    """
+
+    number: int
+    schema_version: int
+    position: Position | None
+    version: int
+
+
 class LakeTable(Protocol):
     """One table of a lake, in one format and one mode.
 
@@ -102,6 +116,21 @@ class LakeTable(Protocol):
 
     def apply(self, window: Window, generation: int) -> None:
         """Bring the table from ``window.after`` to ``window.upto`` in one commit, evolving its schema first."""
+
+    def states(self, generation: int) -> tuple[TableState, ...]:
+        """States of this generation that can still be read and are exact (past the copy), oldest first. No JVM."""
+
+    def chunks(self, state: TableState, schema: TableSchema) -> tuple[ChunkSource, ...] | None:
+        """The source's rows as the table had them at ``state``, to seed another table with; ``schema`` is theirs.
+
+        They stay readable while this very table is replaced. None for a mode that does not keep the current rows.
+        """
+
+    def upkeep(self, options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:
+        """Pack small files and remove what nobody needs any more. Beside a sync, from another thread: see flow.upkeep.
+
+        Changes no row and nothing that ``applied`` says. ``key`` is the source table's.
+        """
 
 
 class TableFormat(Protocol):

@@ -14,22 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from lakefeed.change.table import TableId
-from lakefeed.errors import LakefeedError, TableStoppedError
+from lakefeed.change.position import highest
+from lakefeed.errors import TableStoppedError
 from lakefeed.failpoint import hit
-from lakefeed.lake.base import ChunkSource, Loaded, Seed
-from lakefeed.lake.delta_log import AppIds, DeltaLog, Group, highest
-from lakefeed.lake.loader import ChunkFile, attempt_chunk
-from lakefeed.lake.outcome import explained
+from lakefeed.lake.base import Loaded, Seed
+from lakefeed.lake.delta_log import AppIds, DeltaLog, Group
+from lakefeed.lake.loader import GROUP_CHUNKS, ChunkFile, attempt_chunk, written_chunks
 from lakefeed.lake.shape import Shape
 from lakefeed.lake.sparktype import lake_arrow
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-
-GROUP_CHUNKS = 8
-"""Per commit. What an interruption can cost is one group; what a commit costs is milliseconds."""
-
 
 def load_table(
     seed: Seed,
@@ -53,33 +48,13 @@ def load_table(
     write = partial(attempt_chunk, directory=log.path, schema=stored, added=shape.copied(seed))
     while done is None or done < total:
         start = done or 0
-        files = _written(seed.chunks[start : start + GROUP_CHUNKS], write, seed.table, context)
+        files = written_chunks(seed.chunks[start : start + GROUP_CHUNKS], write, seed.table, context)
         end = min(start + GROUP_CHUNKS, total)
         log.commit(_group(seed, ids, stored, files, end, first=done is None))
         done = end
         progress(sum(file.rows for file in files))
         hit("lake.during_load")
     return log.loaded(seed.generation)
-
-
-def _written(
-    chunks: Sequence[ChunkSource],
-    write: Callable[[ChunkSource], ChunkFile | LakefeedError],
-    table: TableId,
-    context: Callable[[], SparkContext],
-) -> list[ChunkFile]:
-    try:
-        # A single chunk is sooner written here than sent to a worker, and needs no JVM at all.
-        if len(chunks) < 2:
-            results = [write(chunk) for chunk in chunks]
-        else:
-            results = context().parallelize(list(chunks), len(chunks)).map(write).collect()
-    except Exception as error:
-        raise explained(error, table) from error
-    for result in results:
-        if isinstance(result, LakefeedError):
-            raise result
-    return [result for result in results if isinstance(result, ChunkFile)]
 
 
 def _group(seed: Seed, ids: AppIds, stored: pa.Schema, files: Sequence[ChunkFile], done: int, *, first: bool) -> Group:

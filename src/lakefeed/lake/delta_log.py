@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import fs
 
-from lakefeed.change.position import Position, decode_position
+from lakefeed.change.position import decode_position, highest
 from lakefeed.errors import LakeError
 from lakefeed.lake.base import Applied, Loaded
 from lakefeed.lake.bounds import KeyBounds
 from lakefeed.lake.loader import ChunkFile
-from lakefeed.lake.location import delta_uri
+from lakefeed.lake.location import delta_uri, filesystem
 from lakefeed.lake.store import Extent
 
 if TYPE_CHECKING:
@@ -132,6 +133,33 @@ class DeltaLog:
             touched_bytes=int(pc.sum(sizes.filter(touched), min_count=0).as_py()),
         )
 
+    def files(self, version: int) -> list[str]:
+        """The files of one version. LakeError if its log or one of them has been cleaned up, or rows are masked."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        try:
+            table = DeltaTable(self._uri, version=version, storage_options=self._options or None)
+        except DeltaError as error:
+            raise LakeError(f"version {version} of the table at {self.path} cannot be read: {error}") from error
+        if _masks_rows(table):
+            raise LakeError(f"the table at {self.path} has deletion vectors, which mask rows of its files")
+        paths = [f"{self.path}/{name}" for name in pa.table(table.get_add_actions()).column("path").to_pylist()]
+        for path in paths:
+            system, place = filesystem(path)
+            if system.get_file_info(place).type is not fs.FileType.File:
+                raise LakeError(f"version {version} of the table at {self.path} has lost a file: {path}")
+        return paths
+
+    def vacuum(self, keep_hours: float) -> int:
+        """Remove files that no version younger than so many hours uses. Returns how many."""
+        with self._lock:
+            table = self._current()
+            if table is None:
+                return 0
+            hours = max(1, round(keep_hours))
+            return len(table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False))
+
     def commit(self, group: Group) -> None:
         """Add a group's files in one commit. The first one replaces whatever table was there, in the same step."""
         from deltalake import Schema
@@ -186,12 +214,6 @@ class DeltaLog:
                 yield metadata["seed"]
 
 
-def highest(one: Position | None, other: Position | None) -> Position | None:
-    if one is None or other is None:
-        return one or other
-    return max(one, other)
-
-
 def _may_have(actions: pa.Table, column: str, bounds: KeyBounds | None) -> Any:
     """For each file: may it have a row between the bounds? A file without statistics may."""
     everything = pa.repeat(pa.scalar(True), actions.num_rows)
@@ -215,9 +237,13 @@ def _add_action(file: ChunkFile) -> Any:
     return AddAction(file.name or "", file.bytes, {}, file.written_ms, True, file.statistics)
 
 
-def _count_rows(table: DeltaTable) -> int | None:
+def _masks_rows(table: DeltaTable) -> bool:
     features = table.protocol().reader_features or []
-    if "deletionVectors" in features and table.metadata().configuration.get("delta.enableDeletionVectors") == "true":
+    return "deletionVectors" in features and table.metadata().configuration.get("delta.enableDeletionVectors") == "true"
+
+
+def _count_rows(table: DeltaTable) -> int | None:
+    if _masks_rows(table):
         return None
     counts = pa.table(table.get_add_actions(flatten=True)).column("num_records")
     return None if counts.null_count else int(pc.sum(counts, min_count=0).as_py())

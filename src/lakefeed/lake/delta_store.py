@@ -9,17 +9,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lakefeed.change.table import TableSchema
-from lakefeed.lake.base import Applied, Loaded, Seed
+from lakefeed.lake.base import Applied, ChunkSource, Loaded, Seed, TableState
 from lakefeed.lake.bounds import KeyBounds
 from lakefeed.lake.delta_evolve import evolve_table
+from lakefeed.lake.delta_history import exact_states, read_log
 from lakefeed.lake.delta_load import load_table
 from lakefeed.lake.delta_log import AppIds, DeltaLog
+from lakefeed.lake.file_chunk import CurrentRows, FileChunk
 from lakefeed.lake.location import spark_path
 from lakefeed.lake.route import Route
 from lakefeed.lake.shape import Shape
 from lakefeed.lake.sparktype import quoted
 from lakefeed.lake.step import AppendRows, MergeRows, Step
 from lakefeed.lake.store import Extent, Stamp
+from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult, needs_packing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,6 +43,7 @@ class DeltaStore:
 
     def __init__(self, path: str, pipeline: str, route: Route, options: DeltaOptions) -> None:
         self.location = path
+        self._table = route.table
         self._owner = f"lakefeed/{pipeline}/{route.table}"
         self._log = DeltaLog(path, storage_options=options.storage, properties=options.properties)
 
@@ -55,6 +59,22 @@ class DeltaStore:
     def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:
         return self._log.extent(column, bounds)
 
+    def states(self, generation: int) -> tuple[TableState, ...]:
+        commits = exact_states(read_log(self.location, self._table), generation)
+        return tuple(
+            TableState(
+                number=commit.applied or 0,
+                schema_version=int((commit.metadata or {})["schema_version"]),
+                position=commit.position,
+                version=commit.version,
+            )
+            for commit in commits
+        )
+
+    def chunks(self, state: TableState, schema: TableSchema, current: CurrentRows) -> tuple[ChunkSource, ...]:
+        files = self._log.files(state.version)
+        return tuple(FileChunk(schema, path, current, state.position) for path in files)
+
     def read(self, session: SparkSession) -> DataFrame:
         return session.read.format("delta").load(spark_path(self.location))
 
@@ -66,6 +86,23 @@ class DeltaStore:
                 return
             mode = "append" if isinstance(step, AppendRows) else "overwrite"
             step.rows.write.format("delta").mode(mode).save(spark_path(self.location))
+
+    def upkeep(self, session: Callable[[], SparkSession], options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:
+        extent = self._log.extent("", None)
+        if extent is None:
+            return UpkeepResult()
+        after = extent.files
+        if needs_packing(extent.files, extent.bytes, options):
+            self._pack(session(), options, key if options.cluster else ())
+            packed = self._log.extent("", None)
+            after = packed.files if packed is not None else after
+        return UpkeepResult(files_before=extent.files, files_after=after, removed=self._log.vacuum(options.keep_hours))
+
+    def _pack(self, session: SparkSession, options: UpkeepOptions, key: Sequence[str]) -> None:
+        session.conf.set("spark.databricks.delta.optimize.maxFileSize", str(options.file_bytes))
+        session.conf.set("spark.databricks.delta.optimize.minFileSize", str(options.file_bytes // 2))
+        order = f" ZORDER BY ({', '.join(map(quoted, key))})" if key else ""
+        session.sql(f"OPTIMIZE delta.{quoted(spark_path(self.location))}{order}")
 
     def evolve(self, session: SparkSession, path: Sequence[TableSchema], stamp: Stamp) -> None:
         with self._stamped(session, stamp):

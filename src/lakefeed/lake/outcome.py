@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from lakefeed.change.table import TableId
 from lakefeed.errors import CommitFailedError, LakefeedError, SparkSetupError, TableStoppedError
-from lakefeed.lake.mirror import INCOMPLETE
+from lakefeed.lake.keyless import NO_SUCH_ROW
+from lakefeed.lake.upsert import INCOMPLETE
 
 _DEAD_JVM = ("Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetError", "Java gateway process exited")
 _SCHEMA = ("DELTA_FAILED_TO_MERGE_FIELDS", "DELTA_MERGE_INCOMPATIBLE", "_LEGACY_ERROR_TEMP_DELTA", "DELTA_SCHEMA")
+
+
+_CONFLICTS = ("DELTA_CONCURRENT", "ConcurrentDelete", "ConcurrentAppend", "ConcurrentModification", "ValidationException",
+              "CommitFailedException")  # fmt: skip
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Has another commit come first, so that the same work, planned anew, may well succeed?"""
+    return any(mark in f"{type(error).__name__}: {error}" for mark in _CONFLICTS)
 
 
 def explained(error: BaseException, table: TableId) -> LakefeedError:
@@ -18,6 +28,12 @@ def explained(error: BaseException, table: TableId) -> LakefeedError:
     if INCOMPLETE in text:
         return TableStoppedError(
             f"table {table}: an update did not carry all columns of a row that the lake table does not have",
+            remedy=f"Remove the lake table and start the pipeline again: {table} is then copied anew.",
+            table=str(table),
+        )
+    if NO_SUCH_ROW in text:
+        return TableStoppedError(
+            f"table {table}, which has no key: a row was deleted that the lake table does not have",
             remedy=f"Remove the lake table and start the pipeline again: {table} is then copied anew.",
             table=str(table),
         )

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lakefeed.change.segment import Window
+from lakefeed.change.table import TableSchema
 from lakefeed.errors import CommitUnknownError, LakeError, LakefeedError
 from lakefeed.failpoint import hit
-from lakefeed.lake.base import Applied, Loaded, Seed
+from lakefeed.lake.base import Applied, ChunkSource, Loaded, Seed, TableState
 from lakefeed.lake.evolve import refuse_unfollowed
 from lakefeed.lake.job import run_job
-from lakefeed.lake.outcome import explained
+from lakefeed.lake.outcome import explained, is_conflict
 from lakefeed.lake.plan import planned_step
 from lakefeed.lake.projection import steps
 from lakefeed.lake.route import Route
 from lakefeed.lake.shape import Shape
 from lakefeed.lake.sparktype import refuse_unstorable
 from lakefeed.lake.store import Stamp, TableStore
+from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+_CONFLICT_TRIES = 5
 
 
 class Sessions:
@@ -84,6 +89,16 @@ class SparkTable:
         if window.segments:
             self._change(window, generation)
 
+    def states(self, generation: int) -> tuple[TableState, ...]:
+        return self._store.states(generation)
+
+    def chunks(self, state: TableState, schema: TableSchema) -> tuple[ChunkSource, ...] | None:
+        current = self._shape.current()
+        return self._store.chunks(state, schema, current) if current is not None else None
+
+    def upkeep(self, options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:
+        return self._store.upkeep(self._sessions.child, options, key)
+
     def _evolve(self, window: Window, generation: int, version: int) -> None:
         path = steps(window.schemas, version, window.target.version)
         refuse_unfollowed(path)
@@ -103,7 +118,14 @@ class SparkTable:
                 self._store.commit(session, planned_step(session, self.route.mode, window, self._store), stamp)
 
             name = f"lakefeed: {self.route.table} up to change set {window.upto}"
-            run_job(session, name, work, failpoint="lake.during_commit")
+            for left in reversed(range(_CONFLICT_TRIES)):
+                try:
+                    run_job(session, name, work, failpoint="lake.during_commit")
+                    break
+                except Exception as error:
+                    # Upkeep, ours or somebody's, has replaced files under us: the same changes, planned again.
+                    if not left or not is_conflict(error):
+                        raise
         hit("lake.after_commit")
 
     @contextmanager

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lakefeed.change.table import TableSchema
-from lakefeed.lake.base import Applied, Loaded, Seed
+from lakefeed.lake.base import Applied, ChunkSource, Loaded, Seed, TableState
 from lakefeed.lake.bounds import KeyBounds
+from lakefeed.lake.file_chunk import CurrentRows
 from lakefeed.lake.shape import Shape
 from lakefeed.lake.step import Step
+from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,11 +64,20 @@ class TableStore(Protocol):
     def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:
         """By the table's own statistics, without reading rows; None where they do not tell. No Spark job."""
 
+    def states(self, generation: int) -> tuple[TableState, ...]:
+        """See ``LakeTable.states``."""
+
+    def chunks(self, state: TableState, schema: TableSchema, current: CurrentRows) -> tuple[ChunkSource, ...]:
+        """The files of a state as chunks: see ``LakeTable.chunks``. LakeError if they are gone."""
+
     def read(self, session: SparkSession) -> DataFrame:
         """The table's rows as they are now."""
 
     def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> None:
         """Do the step in one commit."""
+
+    def upkeep(self, session: Callable[[], SparkSession], options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:
+        """See ``LakeTable.upkeep``. The session is one for this alone, and asked for only if files are packed."""
 
     def evolve(self, session: SparkSession, path: Sequence[TableSchema], stamp: Stamp) -> None:
         """Bring the columns from the first schema of ``path`` to the last, in one commit.

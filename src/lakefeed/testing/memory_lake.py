@@ -6,22 +6,25 @@ side is compared with. The object stands for the lake's storage: keep it while p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakefeed.change.batch import ABSENT, METADATA, OP, SEQ, Operation
-from lakefeed.change.position import Position
+from lakefeed.change.position import Position, highest
 from lakefeed.change.schema_change import ChangeKey, RetypeColumn, diff, origins
 from lakefeed.change.segment import Segment, Window
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import TableStoppedError
 from lakefeed.failpoint import hit
-from lakefeed.lake.base import Applied, Loaded, Seed
+from lakefeed.lake.base import Applied, Loaded, Seed, TableState
 from lakefeed.lake.mode import Mirror
 from lakefeed.lake.route import Route, Routes, Rule
+from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -85,7 +88,7 @@ class MemoryLakeTable:
             with chunk.open() as reader:
                 rows = [row for batch in reader for row in batch.to_pylist()]
                 table.rows |= {_key(seed.schema, row): row for row in rows}
-                table.high = reader.high if table.high is None else max(table.high, reader.high)
+                table.high = highest(table.high, reader.high)
             table.seeded += 1
             self._lake.commits += 1
             progress(len(rows))
@@ -107,6 +110,40 @@ class MemoryLakeTable:
         self._lake.tables[self.route.table] = after
         self._lake.commits += 1
         hit("lake.after_commit")
+
+    def states(self, generation: int) -> tuple[TableState, ...]:
+        """Only the newest: a dictionary has no history."""
+        found = self._lake.tables.get(self.route.table)
+        if found is None or found.generation != generation:
+            return ()
+        return (TableState(number=found.number, schema_version=found.schema.version, position=found.high, version=0),)
+
+    def upkeep(self, options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:  # noqa: ARG002  # it has no files
+        return UpkeepResult()
+
+    def chunks(self, state: TableState, schema: TableSchema) -> tuple[RowsChunk, ...]:
+        rows = list(self._lake.tables[self.route.table].rows.values())
+        return (RowsChunk(schema, rows, state.position),)
+
+
+@dataclass
+class RowsChunk:
+    """Rows of a table, read at once; its own reader."""
+
+    schema: TableSchema
+    rows: list[Row]
+    high: Position | None
+
+    @property
+    def table(self) -> TableId:
+        return self.schema.table
+
+    @contextmanager
+    def open(self) -> Iterator[Self]:
+        yield self
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pylist(self.rows, schema=self.schema.arrow)
 
 
 def _key(schema: TableSchema, row: Mapping[str, Any]) -> Key:

@@ -1,0 +1,110 @@
+"""Rebuild: a lake table made anew, in another mode if the configuration says so, without touching the source.
+
+Its rows come from a lake table of the same source table (it may be the very table that is replaced, as it was before),
+at the oldest state from which the journal still has every change; the journal does the rest. The order is crash-safe:
+the new life is staged first, so that an interrupted rebuild ends as a table that the next start copies from the source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lakefeed.change.table import TableId
+from lakefeed.errors import ConfigError, LakeError
+from lakefeed.flow.listener import Listener
+from lakefeed.flow.seed import Phase, SeedRecord, SeedStore
+from lakefeed.journal.journal import Journal
+from lakefeed.lake.base import ChunkSource, Seed, TableFormat, TableState
+from lakefeed.lake.route import Route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """What a rebuild did. ``start`` is the change set whose state it began with, ``donor`` the table that had it.
+
+    Both are None for a table that is staged to be copied from the source by the next sync.
+    """
+
+    table: TableId
+    start: int | None = None
+    donor: TableId | None = None
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Donor:
+    record: SeedRecord
+    state: TableState
+    number: int
+    chunks: tuple[ChunkSource, ...]
+
+
+class Rebuild:
+    """Works while no process runs the pipeline; ``journal`` is open, so the caller has the lease."""
+
+    def __init__(self, journal: Journal, seeds: SeedStore, tables: TableFormat, listener: Listener) -> None:
+        self._journal = journal
+        self._seeds = seeds
+        self._tables = tables
+        self._listener = listener
+
+    def run(self, table: TableId, *, from_source: bool = False) -> Rebuilt:
+        """Make ``table`` anew as the configuration says. ConfigError for a table that the pipeline does not have."""
+        route = self._route(table)
+        if from_source:
+            self._seeds.stage(route, reason="rebuilt by hand")
+            return Rebuilt(table=table)
+        donor = self._donor(route)
+        schema = self._journal.schema(route.source, donor.state.schema_version)
+        record = self._seeds.stage(route, reason="rebuilt by hand")
+        seed = Seed(
+            schema=schema,
+            generation=record.generation,
+            base=donor.number,
+            position=donor.state.position,
+            chunks=donor.chunks,
+        )
+        progress = self._listener.snapshot_progress
+        loaded = self._tables.table(route).load(seed, lambda rows: progress(table, rows))
+        self._seeds.update(table, phase=Phase.LIVE, schema=schema, base=seed.base, rows=loaded.rows)
+        return Rebuilt(table=table, start=seed.base, donor=donor.record.table, rows=loaded.rows)
+
+    def _route(self, table: TableId) -> Route:
+        sources = {record.source for record in self._seeds.all().values()}
+        routes = {route.table: route for source in sources for route in self._tables.routes(source)}
+        if table not in routes:
+            raise ConfigError(
+                f"the pipeline has no lake table {table}",
+                remedy=f"Choose one of: {', '.join(map(str, sorted(routes))) or 'none, it has never run'}.",
+            )
+        return routes[table]
+
+    def _donor(self, route: Route) -> _Donor:
+        """The oldest state that the journal still leads on from, over all lake tables of the source table."""
+        found: list[_Donor] = []
+        for record in self._seeds.in_phase(Phase.LIVE, Phase.DROPPED):
+            if record.source != route.source:
+                continue
+            state = next(
+                (one for one in self._states(record) if self._number(record, one) >= self._journal.trimmed), None
+            )
+            if state is None:
+                continue
+            schema = self._journal.schema(route.source, state.schema_version)
+            chunks = self._tables.table(record.route).chunks(state, schema)
+            if chunks is not None:
+                found.append(_Donor(record, state, self._number(record, state), chunks))
+        if not found:
+            raise LakeError(
+                f"no lake table of {route.source} has a state from which the journal still has every change "
+                f"(it has change sets {self._journal.trimmed + 1} to {self._journal.head})",
+                remedy=f"Copy it from the source: lakefeed rebuild FILE {route.table} --from-source.",
+            )
+        return min(found, key=lambda donor: donor.number)
+
+    def _states(self, record: SeedRecord) -> tuple[TableState, ...]:
+        return self._tables.table(record.route).states(record.generation)
+
+    def _number(self, record: SeedRecord, state: TableState) -> int:
+        """Up to where the state is complete: its own number, or more where nothing for it came after that."""
+        return max(state.number, record.settled_effective if state.number == record.settled_recorded else 0)

@@ -1,0 +1,56 @@
+"""Upkeep of a pipeline's lake tables, now and then, beside the syncs and never in their way.
+
+It has a thread of its own and sessions of its own. Where a sync and an upkeep meet in one table, the format lets one
+of the two commits in: an upkeep that loses is tried again the next time, a sync that loses is planned again at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+
+from lakefeed.change.table import TableId
+from lakefeed.flow.seed import Phase, SeedStore
+from lakefeed.lake.base import TableFormat
+from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult
+
+log = logging.getLogger(__name__)
+
+
+def keep_up(seeds: SeedStore, tables: TableFormat, options: UpkeepOptions) -> Mapping[TableId, UpkeepResult]:
+    """Every live table once, one after the other. A table that fails does not hold up the others."""
+    found: dict[TableId, UpkeepResult] = {}
+    for record in seeds.in_phase(Phase.LIVE):
+        try:
+            key = record.schema.key if record.schema is not None else ()
+            found[record.table] = tables.table(record.route).upkeep(options, key)
+        except Exception as error:  # noqa: BLE001  # upkeep is never worth stopping a pipeline for
+            log.warning("upkeep of %s failed and is tried again later: %s", record.table, error)
+            found[record.table] = UpkeepResult(error=str(error).splitlines()[0] if str(error) else repr(error))
+    return found
+
+
+class UpkeepThread:
+    """``keep_up`` every so many seconds until ``stop``, which waits for the table under way."""
+
+    def __init__(self, seeds: SeedStore, tables: TableFormat, options: UpkeepOptions, every_seconds: float) -> None:
+        self._work = (seeds, tables, options)
+        self._every = every_seconds
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lakefeed-upkeep", daemon=True)
+
+    def start(self) -> None:
+        if self._every > 0:
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every):
+            for table, result in keep_up(*self._work).items():
+                if result.packed or result.removed:
+                    log.info("upkeep of %s: %s", table, result)

@@ -1,0 +1,38 @@
+"""Upkeep: what keeps a lake table fast and small while it is written to all the time. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepOptions:
+    """``file_bytes``: what files are packed to. ``most_files``: how many more files than needed are put up with.
+
+    ``keep_hours``: files that no current version uses stay so long, for readers of older versions and for
+    ``rebuild``. ``cluster``: packed files are also sorted by the key, so that readers and merges skip more of them.
+    """
+
+    file_bytes: int = 128 << 20
+    most_files: int = 16
+    keep_hours: float = 168.0
+    cluster: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepResult:
+    """What was done to one table: its files before and after packing, and how many that nobody needs were removed."""
+
+    files_before: int = 0
+    files_after: int = 0
+    removed: int = 0
+    error: str | None = None
+
+    @property
+    def packed(self) -> bool:
+        return self.files_after < self.files_before
+
+
+def needs_packing(files: int, total_bytes: int, options: UpkeepOptions) -> bool:
+    """Are there clearly more files than the rows need?"""
+    return files > -(-total_bytes // options.file_bytes) + options.most_files
