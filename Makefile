@@ -6,7 +6,7 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
-SOURCES := src tests scripts $(wildcard bench)
+SOURCES := src tests scripts examples $(wildcard bench)
 TESTS ?= tests
 
 .PHONY: help setup demo check test fmt lock schema points api clean

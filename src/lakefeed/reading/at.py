@@ -1,0 +1,184 @@
+"""A lake table as it was at a place of the source: ``read_at``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lakefeed.change.position import Position, decode_position
+from lakefeed.change.table import TableId
+from lakefeed.errors import ConfigError, LakeError
+from lakefeed.journal.journal import Journal
+from lakefeed.lake.delta_history import LogCommit, LogState, read_log, state_at
+from lakefeed.lake.location import delta_uri, filesystem, lake_root, spark_path, table_path
+from lakefeed.reading.options import STATE_FOLDER
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def read_at(
+    spark: SparkSession,
+    lake_path: str | Path,
+    table: str,
+    *,
+    position: Position | str | None = None,
+    change_set: int | None = None,
+) -> DataFrame:
+    """A Delta table of the lake as it was at a place of the source: a position, or the end of a change set.
+
+    Gives the newest version of the table that shows nothing from after that place. Change sets that were merged in one
+    commit are told apart by no version: a place between them reads as the one before the first of them. A position is
+    a value or its encoded text, ``sqlite=8@1794778483365``, as in the column ``_lakefeed_position``.
+
+    LakeError if the table has not got there yet, if its rows are still those of a copy that was read at several
+    moments after that place, or if that version's log or files have been cleaned up.
+    """
+    place = _Place.of(position, change_set)
+    name = TableId.parse(table)
+    root = lake_root(lake_path)
+    path = table_path(root, name)
+    commits = read_log(path, name)
+    state = state_at(commits, place.covers)
+    if state is None:
+        raise _too_old(name, place, commits)
+    if state.is_newest:
+        _check_reached(root, name, place, state)
+    _check_settled(root, name, place, state)
+    _check_files(path, name, state.version)
+    return spark.read.format("delta").option("versionAsOf", state.version).load(spark_path(path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What was asked for; exactly one of the two."""
+
+    position: Position | None
+    change_set: int | None
+
+    @classmethod
+    def of(cls, position: Position | str | None, change_set: int | None) -> _Place:
+        if (position is None) == (change_set is None):
+            raise ConfigError("read_at needs either position or change_set", remedy="Give exactly one of them.")
+        return cls(decode_position(position) if isinstance(position, str) else position, change_set)
+
+    def __str__(self) -> str:
+        return f"position {self.position}" if self.position is not None else f"change set {self.change_set}"
+
+    def covers(self, commit: LogCommit) -> bool:
+        """Does the commit bring nothing from after this place?"""
+        if self.change_set is not None:
+            return commit.upto <= self.change_set
+        return commit.position is None or self.compare(commit.position) in (0, 1)
+
+    def compare(self, other: Position) -> int | None:
+        """The asked position against another of the source; None if they are not ordered."""
+        try:
+            return self.position.compare(other) if self.position is not None else None
+        except TypeError:
+            raise ConfigError(
+                f"the table's positions are of kind {other.kind}", remedy=f"Ask for one that reads {other.encode()}."
+            ) from None
+
+
+def _check_reached(root: str, table: TableId, place: _Place, state: LogState) -> None:
+    """The newest state stands for later places, too, if the journal has no change of the table up to there."""
+    if _is_exactly(place, state.commit):
+        return
+    metadata = state.commit.metadata or {}
+    journal = _journal(root, metadata)
+    asked = _number(journal, place) if journal is not None else None
+    if journal is None or asked is None:
+        raise _not_yet(table, place, state)
+    source = TableId.parse(metadata.get("table") or str(table))
+    if journal.window(source, max(state.commit.applied or 0, journal.trimmed), asked).segments:
+        raise _not_yet(table, place, state)
+
+
+def _is_exactly(place: _Place, commit: LogCommit) -> bool:
+    if place.change_set is not None:
+        return commit.applied == place.change_set
+    return commit.position is not None and place.compare(commit.position) == 0
+
+
+def _number(journal: Journal, place: _Place) -> int | None:
+    """The last change set that ends at or before a place; None if the journal has not got there."""
+    if place.change_set is not None:
+        return place.change_set if place.change_set <= journal.head else None
+    if journal.end is None or place.compare(journal.end) not in (-1, 0):
+        return None
+    ends = [commit.number for commit in journal.commits() if place.compare(commit.end) in (0, 1)]
+    return max(ends, default=journal.trimmed)
+
+
+def _check_settled(root: str, table: TableId, place: _Place, state: LogState) -> None:
+    """The rows of a copy are of several moments up to ``copied_upto``; from there on the table is exact."""
+    copied = state.copied_upto
+    if copied is None or (state.commit.position is not None and state.commit.position >= copied):
+        return
+    asked = place.position
+    if place.change_set is not None:
+        journal = _journal(root, state.commit.metadata or {})
+        retained = journal is not None and journal.trimmed < place.change_set <= journal.head
+        asked = journal.position(place.change_set) if journal is not None and retained else None
+    if asked is None or not asked >= copied:
+        raise LakeError(
+            f"table {table} cannot be read at {place}: its rows were copied from the source up to position {copied}",
+            remedy=f"Ask for a place at or after position {copied}.",
+        )
+
+
+def _journal(root: str, metadata: object) -> Journal | None:
+    """The journal of the pipeline that made the table, where it can be read from here."""
+    if "://" in root or not isinstance(metadata, dict):
+        return None
+    state = Path(root) / STATE_FOLDER / str(metadata["pipeline"])
+    return Journal.read(state) if (state / "commits").is_dir() else None
+
+
+def _check_files(path: str, table: TableId, version: int) -> None:
+    """LakeError if the version's log or files are gone: Spark would say so in pages, and only when it reads."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    try:
+        files = DeltaTable(delta_uri(path), version=version).get_add_actions().column("path").to_pylist()
+    except (DeltaError, OSError) as error:
+        raise _cleaned_up(table, version, "the log") from error
+    system, place = filesystem(path)
+    found = system.get_file_info([f"{place}/{file}" for file in files])
+    missing = sum(1 for info in found if not info.is_file)
+    if missing:
+        raise _cleaned_up(table, version, f"{missing} of {len(files)} files")
+
+
+def _cleaned_up(table: TableId, version: int, what: str) -> LakeError:
+    return LakeError(
+        f"table {table} was at that place in version {version}, but {what} of it have been cleaned up",
+        remedy="Keep more: VACUUM with a longer retention, and delta.logRetentionDuration; or ask for a later place.",
+    )
+
+
+def _not_yet(table: TableId, place: _Place, state: LogState) -> LakeError:
+    at = state.commit.position
+    return LakeError(
+        f"table {table} is not at {place} yet: it has change sets up to {state.commit.applied}"
+        + (f", position {at}" if at else ""),
+        remedy="Run `lakefeed sync`, then read again; or ask for an earlier place.",
+    )
+
+
+def _too_old(table: TableId, place: _Place, commits: list[LogCommit]) -> LakeError:
+    states = [commit for commit in commits if commit.applied is not None]
+    if not states:
+        return LakeError(
+            f"the Delta table of {table} has no commit of Lakefeed that says what it shows",
+            remedy="Check the lake's path and the table's name; a copy that is under way shows nothing yet.",
+        )
+    first = states[0]
+    return LakeError(
+        f"table {table} cannot be read at {place}: its log begins with change set {first.applied}"
+        + (f", position {first.position}" if first.position else ""),
+        remedy="Ask for a later place; a longer delta.logRetentionDuration keeps more from now on.",
+    )

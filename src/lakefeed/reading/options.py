@@ -1,0 +1,133 @@
+"""The options of the format ``lakefeed``: from texts to values, or a sentence that says what may stand there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from lakefeed.change.table import TableId
+from lakefeed.errors import ConfigError, LakefeedError
+from lakefeed.journal.layout import local_root
+
+STATE_FOLDER = "_lakefeed"
+"""Below a lake's path, with a folder for each pipeline."""
+
+_NAMES = ("path", "pipeline", "journal", "table", "start", "end", "max_change_sets")
+_REMEDY = f"The options are {', '.join(_NAMES)}: give table, and either path with pipeline or journal."
+
+
+class Edge(Enum):
+    """Places in the journal that have a name."""
+
+    EARLIEST = "earliest"
+    """The oldest change set that is retained."""
+    LATEST = "latest"
+    """For ``start`` the change set that comes after the newest one, for ``end`` the newest one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What to read. ``start`` and ``end`` are change set numbers, both included; None: not given."""
+
+    journal: Path
+    table: TableId
+    start: int | Edge = Edge.EARLIEST
+    end: int | Edge | None = None
+    max_change_sets: int | None = None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
+        """ConfigError names the option that is unknown, missing or wrong, and the valid choices."""
+        unknown = sorted(name for name in options if name.lower() not in _NAMES)
+        if unknown:
+            raise _wrong(f"format lakefeed has no option '{unknown[0]}'")
+        if not options.get("table"):
+            raise _wrong("format lakefeed needs the option 'table', as in main.orders")
+        return cls(
+            journal=_journal(options),
+            table=TableId.parse(options["table"]),
+            start=_place(options, "start", (Edge.EARLIEST, Edge.LATEST)) or Edge.EARLIEST,
+            end=_place(options, "end", (Edge.LATEST,)),
+            max_change_sets=_count(options, "max_change_sets"),
+        )
+
+    def for_batch(self) -> ReadOptions:
+        """Itself, if nothing in it belongs to streams alone."""
+        if self.max_change_sets is not None:
+            raise _wrong("option 'max_change_sets' is for spark.readStream; a batch read has 'start' and 'end'")
+        if self.start is Edge.LATEST:
+            raise _wrong(
+                "option 'start' is 'latest', after which a batch read finds nothing; give a number or earliest"
+            )
+        if isinstance(self.start, int) and isinstance(self.end, int) and self.start > self.end:
+            raise _wrong(f"option 'start' is {self.start}, after option 'end', which is {self.end}")
+        return self
+
+    def for_stream(self) -> ReadOptions:
+        """Itself, if nothing in it belongs to batch reads alone."""
+        if self.end is not None:
+            raise _wrong("option 'end' is for spark.read; a stream has no end, but takes 'max_change_sets' a batch")
+        return self
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Spark shows nothing of a Python error but its text: the remedy goes into it."""
+    try:
+        yield
+    except LakefeedError as error:
+        raise type(error)(f"{error.message}. {error.remedy}", remedy=error.remedy) from None
+
+
+def _journal(options: Mapping[str, str]) -> Path:
+    if options.get("journal"):
+        if options.get("path") or options.get("pipeline"):
+            raise _wrong("format lakefeed takes either 'journal' or 'path' with 'pipeline', not both")
+        return local_root(options["journal"])
+    if not options.get("path"):
+        raise _wrong("format lakefeed needs the option 'path' (the lake's) with 'pipeline', or 'journal'")
+    lake = local_root(options["path"])
+    if not options.get("pipeline"):
+        raise _wrong(f"format lakefeed needs the option 'pipeline' beside 'path'; {pipelines_at(lake)}")
+    return lake / STATE_FOLDER / options["pipeline"]
+
+
+def pipelines_at(lake: Path) -> str:
+    """A half sentence that says which pipelines have their state in a lake."""
+    state = lake / STATE_FOLDER
+    found = sorted(path.name for path in state.iterdir() if path.is_dir()) if state.is_dir() else []
+    return f"the lake {lake} has {', '.join(found)}" if found else f"the lake {lake} has none"
+
+
+def _place(options: Mapping[str, str], name: str, edges: tuple[Edge, ...]) -> int | Edge | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    for edge in edges:
+        if text.strip().lower() == edge.value:
+            return edge
+    number = _number(text)
+    if number is None:
+        choices = " or ".join(edge.value for edge in edges)
+        raise _wrong(f"option '{name}' is '{text}'; it must be a change set number from 1 on, or {choices}")
+    return number
+
+
+def _count(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
+    number = _number(text) if text is not None else None
+    if text is not None and number is None:
+        raise _wrong(f"option '{name}' is '{text}'; it must be a number from 1 on")
+    return number
+
+
+def _number(text: str) -> int | None:
+    plain = text.strip()
+    return int(plain) if plain.isascii() and plain.isdigit() and 0 < len(plain) < 19 and int(plain) else None
+
+
+def _wrong(message: str) -> ConfigError:
+    return ConfigError(message, remedy=_REMEDY)
