@@ -16,6 +16,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
 
 
+def pytest_report_header() -> str:
+    """Which servers the tests can have: what is not in this line was not run."""
+    from lakefeed.testing.postgres_server import find_binaries
+
+    found = ", ".join(map(str, find_binaries())) or "none found, so its tests will fail"
+    return f"PostgreSQL: {found} (of 15, 16, 17, 18; LAKEFEED_POSTGRES_BIN lists more places to look)"
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The one Spark session of a test run, built as Lakefeed builds its own."""
@@ -23,7 +31,9 @@ def spark() -> Iterator[SparkSession]:
 
     # Tests merge a few rows in a fresh JVM: compiling them well would take longer than running them.
     session = spark_session(
-        "lakefeed-tests", settings={"spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:TieredStopAtLevel=1"}
+        "lakefeed-tests",
+        settings={"spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:TieredStopAtLevel=1"},
+        formats=("delta", "iceberg"),
     )
     yield session
     session.stop()

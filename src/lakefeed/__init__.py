@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lakefeed.capture.postgres.source import Postgres
     from lakefeed.capture.trigger.source import Sqlite
     from lakefeed.errors import LakefeedError, Retry
     from lakefeed.flow.listener import Listener
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
     from lakefeed.journal.checkpoint_memory import MemoryCheckpointStore
     from lakefeed.journal.options import JournalOptions
     from lakefeed.lake.delta import Delta
+    from lakefeed.lake.iceberg import Iceberg
     from lakefeed.lake.mode import Mirror
     from lakefeed.lake.session import spark_session
+    from lakefeed.reading.at import read_at
+    from lakefeed.reading.source import register_source
+    from lakefeed.reading.temporal import as_of
 
 __all__ = [
     "Checkpoint",
@@ -32,6 +37,7 @@ __all__ = [
     "Delivery",
     "Delta",
     "FileCheckpointStore",
+    "Iceberg",
     "JournalOptions",
     "LakefeedError",
     "Listener",
@@ -40,11 +46,15 @@ __all__ = [
     "Pipeline",
     "PipelineOptions",
     "PipelineStatus",
+    "Postgres",
     "Retry",
     "Runtime",
     "RuntimeOptions",
     "Sqlite",
     "TableStatus",
+    "as_of",
+    "read_at",
+    "register_source",
     "spark_session",
 ]
 
@@ -55,6 +65,7 @@ _HOMES = {
     "Delivery": "lakefeed.flow.runtime_options",
     "Delta": "lakefeed.lake.delta",
     "FileCheckpointStore": "lakefeed.journal.checkpoint_file",
+    "Iceberg": "lakefeed.lake.iceberg",
     "JournalOptions": "lakefeed.journal.options",
     "LakefeedError": "lakefeed.errors",
     "Listener": "lakefeed.flow.listener",
@@ -63,11 +74,15 @@ _HOMES = {
     "Pipeline": "lakefeed.flow.pipeline",
     "PipelineOptions": "lakefeed.flow.options",
     "PipelineStatus": "lakefeed.flow.status",
+    "Postgres": "lakefeed.capture.postgres.source",
     "Retry": "lakefeed.errors",
     "Runtime": "lakefeed.flow.runtime",
     "RuntimeOptions": "lakefeed.flow.runtime_options",
     "Sqlite": "lakefeed.capture.trigger.source",
     "TableStatus": "lakefeed.flow.status",
+    "as_of": "lakefeed.reading.temporal",
+    "read_at": "lakefeed.reading.at",
+    "register_source": "lakefeed.reading.source",
     "spark_session": "lakefeed.lake.session",
 }
 

@@ -64,7 +64,7 @@ def test_check_and_status_of_a_pipeline_that_never_ran_change_nothing(shop: Path
     assert answer(shop, "check", "shop.yaml") == {"ready": True, "findings": []}
     assert lakefeed(shop, "check", "shop.yaml") == "shop is ready.\n"
     status = answer(shop, "status", "shop.yaml")
-    assert set(status) == {"verdict", "reason", "journal_head", "lag", "tables"}
+    assert set(status) == {"verdict", "reason", "journal_head", "lag", "source", "tables"}
     assert (status["verdict"], status["journal_head"], status["tables"]) == ("stopped", 0, {})
     assert set(status["lag"]) == {"rows", "bytes", "seconds"}
     assert answer(shop, "journal", "shop.yaml") == {"pipeline": "shop", "change_sets": []}
@@ -143,7 +143,7 @@ def test_sync_status_journal_and_uninstall_tell_one_story(shop: Path) -> None:
     status = answer(shop, "status", "shop.yaml")
     assert status["verdict"] == "stopped"
     items = status["tables"]["main.items"]
-    assert set(items) == {"state", "applied", "rows", "error", "remedy"}
+    assert set(items) == {"state", "applied", "rows", "error", "remedy", "reason"}
     assert (items["applied"], items["rows"], items["error"]) == (status["journal_head"], 3, None)
     assert "main.items" in lakefeed(shop, "status", "shop.yaml")
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from pydantic import BaseModel
 
-from lakefeed.app.build import LAKES, SOURCES
-from lakefeed.app.command.prepare import TEMPLATE
-from lakefeed.app.config import Config, LakeConfig, SourceConfig, load_config
+from lakefeed.app.build import LAKES, SOURCES, build_pipeline, rules
+from lakefeed.app.command.prepare import SOURCES as TEMPLATES
+from lakefeed.app.command.prepare import template
+from lakefeed.app.config import Config, LakeConfig, PostgresSource, SqliteSource, load_config
 from lakefeed.app.schema import schema_text
+from lakefeed.capture.postgres.source import Postgres
 from lakefeed.errors import ConfigError
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.journal.options import JournalOptions
+from lakefeed.lake.mode import Temporal
+from lakefeed.lake.route import Rule
 
 MINIMAL = """\
 pipeline: shop
@@ -48,7 +54,7 @@ def test_a_minimal_file_takes_its_defaults_from_the_library(tmp_path: Path) -> N
 
 
 def test_the_file_that_init_writes_is_valid_and_says_the_defaults(tmp_path: Path) -> None:
-    text = TEMPLATE.format(name="shop.yaml")
+    text = template("sqlite", "shop.yaml")
     assert load(tmp_path, text) == load(tmp_path, MINIMAL)
     lines = text.splitlines()
     begin = next(index for index, line in enumerate(lines) if line.startswith("# journal:"))
@@ -57,10 +63,59 @@ def test_the_file_that_init_writes_is_valid_and_says_the_defaults(tmp_path: Path
     assert load(tmp_path, uncommented.replace("#   ", "  ")) == load(tmp_path, MINIMAL)
 
 
+POSTGRES = MINIMAL.replace("kind: sqlite\n  path: shop.db", "kind: postgres\n  dsn: host=h dbname=shop password=${PW}")
+
+
+def test_a_postgres_source_takes_its_defaults_from_the_library(tmp_path: Path) -> None:
+    config = load(tmp_path, POSTGRES, {"PW": "hunter2"})
+    assert isinstance(config.source, PostgresSource)
+    assert config.source.dsn == "host=h dbname=shop password=hunter2"
+    assert "hunter2" not in repr(config)
+    library = Postgres("host=h")
+    assert SOURCES["postgres", config.source.capture](config.source) == replace(library, dsn=config.source.dsn)
+
+
+def test_the_file_that_init_writes_for_postgres_is_valid(tmp_path: Path) -> None:
+    assert set(TEMPLATES) == {kind for kind, _ in SOURCES}
+    text = template("postgres", "shop.yaml")
+    plain = load(
+        tmp_path, POSTGRES.replace("host=h dbname=shop password=${PW}", "host=localhost dbname=shop user=lakefeed")
+    )
+    assert load(tmp_path, text) == plain
+    assert load(tmp_path, text.replace("# text_columns", "text_columns").replace("# provision", "provision")) == plain
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("dsn: host=h dbname=shop password=${PW}", "path: shop.db", "source.path belongs to sqlite; valid keys of"),
+        ("dsn: host=h dbname=shop password=${PW}", "tables: [a]", "line 2: source.dsn is missing"),
+        ("kind: postgres", "kind: postgres\n  capture: trigger", "'trigger' is not there yet; available now: log"),
+        ("kind: postgres", "kind: postgres\n  provision: maybe", "line 4: source.provision: 'maybe' must be true or"),
+        ("kind: postgres", "kind: postgres\n  text_columns: a.b.c", "source.text_columns: 'a.b.c' must be a list"),
+        ("kind: postgres", "kind: postgres\n  tabels: [a]", "no key 'tabels' in source; valid keys are kind, dsn, cap"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_postgres_source_is_answered_with_its_own_keys(
+    tmp_path: Path, old: str, new: str, expected: str
+) -> None:
+    text = mistake(tmp_path, POSTGRES.replace(old, new), {"PW": "hunter2"})
+    assert expected in text
+    assert "hunter2" not in text
+
+
+def test_a_connection_string_that_is_none_is_refused_without_showing_it(tmp_path: Path) -> None:
+    config = load(tmp_path, POSTGRES.replace("host=h", "host"), {"PW": "hunter2"})
+    with pytest.raises(ConfigError, match=r"source\.dsn is not a PostgreSQL connection string") as caught:
+        build_pipeline(config)
+    assert "hunter2" not in str(caught.value)
+
+
 def test_relative_paths_belong_to_the_directory_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "conf").mkdir()
     monkeypatch.chdir("/")
     config = load(tmp_path / "conf", MINIMAL)
+    assert isinstance(config.source, SqliteSource)
     assert config.source.path == str(tmp_path / "conf" / "shop.db")
     assert config.lake.path == str(tmp_path / "conf" / "lake")
     assert config.state_path == tmp_path / "conf" / "lake" / "_lakefeed" / "shop"
@@ -69,7 +124,7 @@ def test_relative_paths_belong_to_the_directory_of_the_file(tmp_path: Path, monk
 def test_an_unknown_key_is_named_with_its_place_line_and_the_valid_keys(tmp_path: Path) -> None:
     text = mistake(tmp_path, MINIMAL.replace("  path: ./lake", "  path: ./lake\n  fromat: delta"))
     assert text.endswith(
-        "shop.yaml, line 7: there is no key 'fromat' in lake; valid keys are path, format, mode; did you mean format?"
+        "shop.yaml, line 7: there is no key 'fromat' in lake; valid keys are path, format, mode, options, tables, catalog, namespace; did you mean format?"
     )
     text = mistake(tmp_path, MINIMAL + "sinc: {}\n")
     assert "line 7: there is no key 'sinc' at the top; valid keys are pipeline, source, lake, sync, journal" in text
@@ -79,14 +134,13 @@ def test_an_unknown_key_is_named_with_its_place_line_and_the_valid_keys(tmp_path
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("kind: sqlite", "kind: postgres", "line 3: source.kind: 'postgres' is not there yet; available now: sqlite"),
-        ("kind: sqlite", "kind: sqlit", "'sqlit' is not a choice; available: sqlite; did you mean sqlite?"),
+        ("kind: sqlite", "kind: mysql", "source.kind: 'mysql' is not there yet; available now: sqlite, postgres"),
+        ("kind: sqlite", "kind: sqlit", "'sqlit' is not a choice; available: sqlite, postgres; did you mean sqlite?"),
         ("path: shop.db", "path: shop.db\n  capture: log", "capture: 'log' is not there yet; available now: trigger"),
-        ("path: ./lake", "path: l\n  format: iceberg", "lake.format: 'iceberg' is not there yet; available now: delta"),
-        ("path: ./lake", "path: l\n  mode: temporal", "lake.mode: 'temporal' is not there yet; available now: mirror"),
+        ("path: ./lake", "path: l\n  format: iceburg", "'iceburg' is not a choice; available: delta, iceberg; did you mean"),
         ("path: ./lake", "path: l\n  mode: miror", "lake.mode: 'miror' is not a choice; available: mirror"),
         ("path: ./lake", "path: s3://bucket/lake", "lake.path: s3:// is not there yet"),
-        ("path: shop.db", "dsn: postgresql://u@h/d", "source.dsn belongs to kinds that are not there yet"),
+        ("path: shop.db", "dsn: postgresql://u@h/d", "line 4: source.dsn belongs to postgres; valid keys of sqlite"),
     ],
 )  # fmt: skip
 def test_a_wrong_choice_is_answered_with_what_there_is(tmp_path: Path, old: str, new: str, expected: str) -> None:
@@ -104,7 +158,7 @@ def test_a_kind_that_is_not_there_yet_hides_what_follows_from_it(tmp_path: Path)
     ("old", "new", "expected"),
     [
         ("pipeline: shop\n", "", "line 1: pipeline is missing"),
-        ("  kind: sqlite\n", "", "line 2: source.kind is missing; available: sqlite"),
+        ("  kind: sqlite\n", "", "line 2: source.kind is missing; available: sqlite, postgres"),
         ("  path: shop.db\n", "", "line 2: source.path is missing"),
         ("lake:\n  path: ./lake\n", "", "lake is missing; it is a section with the keys path, format, mode"),
         ("pipeline: shop", "pipeline: Shop One", "line 1: pipeline: 'Shop One' must begin with a letter a-z or digit"),
@@ -137,6 +191,22 @@ def test_a_missing_or_misshapen_value_names_its_key(tmp_path: Path, old: str, ne
 )
 def test_a_number_out_of_range_says_the_range(tmp_path: Path, addition: str, expected: str) -> None:
     assert expected in mistake(tmp_path, MINIMAL + addition + "\n")
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ("{match: a, mode: miror}", "lake.tables.0.mode: 'miror' is not a choice; available: mirror, temporal, append"),
+        (
+            "{match: a, mode: mirror, nmae: b}",
+            "there is no key 'nmae' in lake.tables.0; valid keys are match, mode, name",
+        ),
+        ("{mode: mirror}", "lake.tables.0.match is missing"),
+        ("5", "lake.tables.0: '5' must be a section with keys of its own"),
+    ],
+)
+def test_a_mistake_in_a_list_of_sections_names_its_place(tmp_path: Path, item: str, expected: str) -> None:
+    assert expected in mistake(tmp_path, MINIMAL.replace("  path: ./lake", f"  path: ./lake\n  tables: [{item}]"))
 
 
 def test_several_mistakes_are_said_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
@@ -179,6 +249,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_a_variable_is_taken_from_the_environment(tmp_path: Path) -> None:
     config = load(tmp_path, MINIMAL.replace("shop.db", "${SHOP_DIR}/${NAME}.db"), {"SHOP_DIR": "/data", "NAME": "x"})
+    assert isinstance(config.source, SqliteSource)
     assert config.source.path == "/data/x.db"
 
 
@@ -201,14 +272,38 @@ def test_the_value_of_a_variable_is_never_in_a_message(tmp_path: Path) -> None:
 
 
 def test_everything_that_a_configuration_can_choose_can_be_built() -> None:
-    def choices(model: type[SourceConfig] | type[LakeConfig], first: str, second: str) -> set[tuple[str, str]]:
+    def choices(model: type[BaseModel], first: str, second: str) -> set[tuple[str, str]]:
         fields = model.model_fields
         return {(a, b) for a in get_args(fields[first].annotation) for b in get_args(fields[second].annotation)}
 
-    assert choices(SourceConfig, "kind", "capture") == set(SOURCES)
-    assert choices(LakeConfig, "format", "mode") == set(LAKES)
+    sources = (SqliteSource, PostgresSource)
+    assert {choice for model in sources for choice in choices(model, "kind", "capture")} == set(SOURCES)
+    assert set(get_args(LakeConfig.model_fields["format"].annotation)) == set(LAKES)
 
 
 def test_the_published_schema_is_current() -> None:
     published = Path(__file__).parents[2] / "docs" / "lakefeed.schema.json"
     assert published.read_text(encoding="utf-8") == schema_text(), "run make schema"
+
+
+HISTORY = """\
+  mode: mirror
+  options: {soft_delete: deleted_at}
+  tables:
+    - match: orders
+      mode: temporal
+      name: "{table}_history"
+      options: {track_except: [note]}
+"""
+
+
+def test_lake_tables_say_another_mode_or_a_second_table(tmp_path: Path) -> None:
+    config = load(tmp_path, MINIMAL + HISTORY)
+    assert rules(config.lake) == [Rule("orders", Temporal(track_except=("note",)), "{table}_history")]
+
+
+def test_an_option_that_the_mode_does_not_have_is_refused_with_those_it_has(tmp_path: Path) -> None:
+    config = load(tmp_path, MINIMAL + HISTORY.replace("track_except", "tracks"))
+    with pytest.raises(ConfigError, match="mode temporal has no option 'tracks'") as refused:
+        rules(config.lake)
+    assert "track_except" in refused.value.remedy

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lakefeed.app.config import load_config
+from lakefeed.app.config import SqliteSource, load_config
 from lakefeed.app.demo.place import MARKER, fresh_place
 from lakefeed.app.demo.shop import TABLES, build_shop, count_rows
 from lakefeed.app.demo.writer import Writer
@@ -123,7 +123,9 @@ def test_the_directory_is_made_anew_for_each_demo(tmp_path: Path) -> None:
     with fresh_place(directory) as place:
         (directory / "lake" / "main").mkdir(parents=True)
         place.database.write_text("old")
-        assert load_config(place.configuration).source.path == str(place.database)
+        source = load_config(place.configuration).source
+        assert isinstance(source, SqliteSource)
+        assert source.path == str(place.database)
     with fresh_place(directory) as place:
         assert not place.database.exists()
         assert sorted(path.name for path in directory.iterdir()) == [MARKER, "shop.yaml"]

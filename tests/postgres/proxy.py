@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts its connections after so many bytes from the server."""
+"""A TCP proxy that cuts its connections after so many bytes from the server, or speaks as a pooler does."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Self
 
 
 class CuttingProxy:
-    def __init__(self, port: int) -> None:
+    """``host`` is where it listens. With ``pooler``, clients are told another process than the server's own."""
+
+    def __init__(self, port: int, *, host: str = "127.0.0.1", pooler: bool = False) -> None:
         self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._pooler = pooler
+        self._listener = socket.create_server((host, 0))
         self._left: int | None = None
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
@@ -48,6 +51,8 @@ class CuttingProxy:
     def _pump(self, source: socket.socket, target: socket.socket, counted: bool) -> None:
         try:
             while data := source.recv(4096):
+                if counted and self._pooler:
+                    data = _with_another_pid(data)
                 if counted and self._left is not None:
                     if len(data) > self._left:
                         target.sendall(data[: self._left])
@@ -60,6 +65,12 @@ class CuttingProxy:
         finally:
             _shut(source)
             _shut(target)
+
+
+def _with_another_pid(data: bytes) -> bytes:
+    """BackendKeyData: K, length 12, process, secret."""
+    at = data.find(b"K\0\0\0\x0c")
+    return data if at < 0 else data[: at + 5] + (1).to_bytes(4, "big") + data[at + 9 :]
 
 
 def _shut(one: socket.socket) -> None:

@@ -6,15 +6,18 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres.rows import opened
+from tests.postgres.proxy import CuttingProxy
+from tests.postgres.rows import changes, drain, opened
 
 from lakefeed.capture.base import Finding, Level
 from lakefeed.capture.postgres.database import Database
 from lakefeed.capture.postgres.names import Names
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError, SourceSetupError, SourceUnavailableError
+from lakefeed.errors import ConfigError, PositionLostError, SourceSetupError, SourceUnavailableError
 from lakefeed.testing.postgres_server import PostgresServer, find_binaries
+
+VIA_ROOT = "publish_via_partition_root = true"
 
 
 @pytest.fixture
@@ -72,11 +75,80 @@ def test_wal_level_and_full_slots_are_found() -> None:
             capture.prepare([TableId("public", "t")])
 
 
-def test_t27_a_plain_connection_to_another_host_is_warned_about(dsn: str, writer: Any) -> None:
-    other = dsn.replace("host=127.0.0.1", "host=127.0.0.2")
+def test_t27_a_plain_connection_to_another_host_is_warned_about(server: PostgresServer, dsn: str, writer: Any) -> None:
+    with CuttingProxy(server.port, host="127.0.0.2") as proxy:
+        other = dsn.replace(f"host=127.0.0.1 port={server.port}", f"host=127.0.0.2 port={proxy.port}")
+        assert "Add sslmode=verify-full to source.dsn." in remedies(found(other), Level.WARNING)
     with pytest.raises((SourceUnavailableError, SourceSetupError)):
-        found(other)  # nobody listens there: an error, not a finding
+        found(other)  # nobody listens there any more: an error, not a finding
     assert not [finding for finding in found(dsn) if "sslmode" in finding.problem]
+
+
+def test_a_pooler_in_between_is_found(server: PostgresServer, dsn: str, writer: Any) -> None:
+    with CuttingProxy(server.port, pooler=True) as proxy:
+        listed = found(dsn.replace(f"port={server.port}", f"port={proxy.port}"))
+    assert any("pooler" in finding.problem for finding in listed if finding.level is Level.ERROR)
+    with CuttingProxy(server.port) as proxy:
+        assert remedies(found(dsn.replace(f"port={server.port}", f"port={proxy.port}"))) == []
+
+
+def test_without_provision_the_statements_are_errors_until_somebody_has_run_them(dsn: str, writer: Any) -> None:
+    for _ in range(2):
+        for remedy in remedies(found(dsn, provision=False)):
+            assert remedy.startswith(("CREATE PUBLICATION", "SELECT pg_create_logical_replication_slot"))
+            writer.execute(remedy)
+    assert remedies(found(dsn, provision=False)) == []
+    with opened(Postgres(dsn, provision=False), "check") as capture:
+        start = capture.prepare([TableId("public", "t")])
+        writer.execute("INSERT INTO t VALUES (1)")
+        assert [row["id"] for row in changes(drain(capture, start))] == [1]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE PUBLICATION lakefeed_check FOR TABLE t (id)",
+        "CREATE PUBLICATION lakefeed_check FOR TABLE t WHERE (id > 5)",
+        "CREATE PUBLICATION lakefeed_check FOR TABLE t WITH (publish = 'insert, update')",
+        "CREATE PUBLICATION lakefeed_check FOR ALL TABLES WITH (publish_via_partition_root = false)",
+    ],
+)
+def test_a_publication_that_leaves_something_out_is_refused_with_the_statement_that_helps(
+    dsn: str, writer: Any, statement: str
+) -> None:
+    writer.execute(statement if "FOR ALL" in statement or "WITH" in statement else f"{statement} WITH ({VIA_ROOT})")
+    if "publish =" in statement:
+        writer.execute(f"ALTER PUBLICATION lakefeed_check SET ({VIA_ROOT})")
+    with opened(Postgres(dsn), "check") as capture, pytest.raises(ConfigError, match="changes would be missing"):
+        capture.prepare([TableId("public", "t")])
+    (remedy,) = remedies(found(dsn))
+    writer.execute(remedy)
+    assert remedies(found(dsn)) == []
+    with opened(Postgres(dsn), "check") as capture:
+        capture.prepare([TableId("public", "t")])
+
+
+def test_a_slot_that_is_about_to_lose_its_log_or_has_lost_it_is_found() -> None:
+    binaries = find_binaries()
+    settings = {"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB", "max_wal_size": "32MB"}
+    with (
+        PostgresServer.start(binaries[max(binaries)], settings) as server,
+        psycopg.connect(server.dsn, autocommit=True) as writer,
+        opened(Postgres(server.dsn), "check") as capture,
+    ):
+        writer.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        start = capture.prepare([TableId("public", "t")])
+        switch = "SELECT pg_switch_wal() FROM pg_logical_emit_message(false, 'x', 'y')"
+        writer.execute(switch)
+        assert any("about to lose its log" in finding.problem for finding in found(server.dsn))
+        assert capture.lag().source["wal_status"] == "unreserved"
+        for _ in range(3):
+            writer.execute(switch)
+        writer.execute("CHECKPOINT")
+        assert any("was invalidated" in finding.problem for finding in found(server.dsn))
+        assert capture.lag().source["wal_status"] == "lost"
+        with pytest.raises(PositionLostError, match="invalidated"):
+            capture.continuity(start, [TableId("public", "t")])
 
 
 def test_t27_required_encryption_is_never_downgraded(dsn: str, writer: Any) -> None:

@@ -1,23 +1,32 @@
-"""The whole way, from PostgreSQL through the journal into a lake in memory, while pgbench is at work."""
+"""The whole way, from PostgreSQL through the journal into Delta tables, while pgbench is at work."""
 
 from __future__ import annotations
 
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psycopg
+import pytest
 from tests.postgres.conftest import new_database
 
+from lakefeed.app.verify_postgres import compare_postgres_table
 from lakefeed.capture.postgres.source import Postgres
+from lakefeed.change.table import TableId
 from lakefeed.flow.pipeline import Pipeline
-from lakefeed.testing.memory_lake import MemoryLake
+from lakefeed.lake.delta import Delta
 from lakefeed.testing.postgres_server import PostgresServer, find_binaries
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 TABLES = ("pgbench_accounts", "pgbench_branches", "pgbench_history", "pgbench_tellers")
+TRANSACTIONS, SYNCS = 100, 3
+ROWS = dict(zip(TABLES, (100_000, 1, 4 * TRANSACTIONS * SYNCS, 10), strict=True))
 
 
 def pgbench_binary() -> tuple[int, Path]:
@@ -34,35 +43,54 @@ def pgbench(server: PostgresServer, name: str, *options: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.spark
 def test_all_four_tables_of_pgbench_are_equal_in_the_lake(
-    servers: Callable[[int], PostgresServer], tmp_path: Path
+    servers: Callable[[int], PostgresServer], tmp_path: Path, spark: SparkSession
 ) -> None:
-    version, _ = pgbench_binary()
-    server = servers(version)
+    """The standard TPC-B script with four clients, from before the copy until after some cycles behind it."""
+    server = servers(pgbench_binary()[0])
     with new_database(server) as dsn, psycopg.connect(dsn, autocommit=True) as reader:
         name = reader.info.dbname
         pgbench(server, name, "-i", "-q")
         # Its history has no key; with one, a mirror can tell two equal rows apart.
         reader.execute("ALTER TABLE pgbench_history ADD id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY")
-        lake = MemoryLake(str(tmp_path))
-        busy = threading.Thread(target=pgbench, args=(server, name, "-c", "4", "-T", "4"))
-        busy.start()
-        with Pipeline(Postgres(dsn), lake, name="bench") as pipeline:
-            while busy.is_alive():
-                assert all(result.error is None for result in pipeline.sync_once().tables.values())
-                time.sleep(0.05)
-            busy.join()
+        with (
+            at_work(server, name) as runs,
+            Pipeline(Postgres(dsn), Delta(spark, str(tmp_path)), name="bench") as pipeline,
+        ):
+            for _ in range(SYNCS):
+                before = len(runs)
+                assert not pipeline.sync_once().errors
+                while len(runs) == before:  # what the next sync is to find
+                    time.sleep(0.05)
+        with Pipeline(Postgres(dsn), Delta(spark, str(tmp_path)), name="bench") as pipeline:
             pipeline.sync_once()
         for table in TABLES:
-            assert _by_key(lake.rows(f"public.{table}")) == _by_key(_rows(reader, table)), table
-        assert len(lake.rows("public.pgbench_history")) > 10
+            compared = compare_postgres_table(dsn, TableId("public", table), tmp_path / "public" / table)
+            assert compared.equal, compared
+            assert compared.source_rows >= ROWS[table], compared
 
 
-def _rows(reader: Any, table: str) -> list[dict[str, Any]]:
-    cursor = reader.execute(f"SELECT * FROM {table}".encode())
-    names = [column.name for column in cursor.description]
-    return [dict(zip(names, row, strict=True)) for row in cursor]
+@contextmanager
+def at_work(server: PostgresServer, name: str) -> Iterator[list[int]]:
+    """pgbench, again and again until the block ends; a run that is over is in the list."""
+    over, runs, failed = threading.Event(), list[int](), list[BaseException]()
 
+    def work() -> None:
+        try:
+            while not over.is_set():
+                pgbench(server, name, "-c", "4", "-t", str(TRANSACTIONS), "-R", "400", "-n")
+                runs.append(TRANSACTIONS)
+        except BaseException as error:  # noqa: BLE001  # raised again below, in the test's thread
+            failed.append(error)
+            runs.extend([0] * SYNCS)
 
-def _by_key(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    return sorted((tuple(row[name] for name in sorted(row)) for row in rows), key=repr)
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield runs
+    finally:
+        over.set()
+        thread.join()
+    if failed:
+        raise failed[0]

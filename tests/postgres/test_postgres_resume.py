@@ -18,7 +18,7 @@ from lakefeed.capture.postgres.stream import Limits
 from lakefeed.change.change_set import ReseedNeeded, TableDropped
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
-from lakefeed.errors import PositionLostError, SourceSetupError, SourceUnavailableError
+from lakefeed.errors import ConfigError, PositionLostError, SourceSetupError, SourceUnavailableError
 from lakefeed.testing.postgres_server import PostgresServer
 
 T = TableId("public", "t")
@@ -106,11 +106,19 @@ def test_e14_a_slot_that_is_not_ours_is_refused_and_not_touched(dsn: str, writer
 
 
 def test_without_provision_nothing_is_made_and_the_statements_are_said(dsn: str, writer: Any) -> None:
-    with opened(Postgres(dsn, provision=False)) as capture, pytest.raises(SourceSetupError) as caught:
+    with opened(Postgres(dsn, provision=False)) as capture, pytest.raises(ConfigError) as caught:
         capture.prepare([T])
     assert "CREATE PUBLICATION" in caught.value.remedy
     assert "pg_create_logical_replication_slot" in caught.value.remedy
     assert writer.execute("SELECT count(*) FROM pg_publication").fetchone() == (0,)
+    writer.execute("CREATE TABLE late (id int PRIMARY KEY)")
+    for statement in caught.value.remedy.removeprefix("Run: ").split(";")[:-1]:
+        writer.execute(statement)
+    with opened(Postgres(dsn, provision=False)) as capture:
+        capture.prepare([T])
+        with pytest.raises(SourceSetupError) as refused:  # one table's own: the others go on
+            capture.prepare([T, TableId("public", "late")])
+        assert refused.value.remedy == 'Run: ALTER PUBLICATION "lakefeed_test" ADD TABLE "public"."late";'
 
 
 def test_a_killed_walsender_loses_and_repeats_nothing(dsn: str, writer: Any) -> None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
 from psycopg import sql
+from tests.postgres.conftest import new_database
 from tests.postgres.rows import changes, copied, drain, opened
 from tests.postgres.values import PRINTED, SETUP, TYPED, UNFIT
 
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.capture.postgres.source import Postgres
+from lakefeed.capture.postgres.types import SourceType, arrow_type
 from lakefeed.change.batch import METADATA
 from lakefeed.change.change_set import TableBlocked
 from lakefeed.change.table import TableId
 from lakefeed.errors import TableStoppedError
+from lakefeed.testing.postgres_server import PostgresServer, find_binaries
 
+XML = 142
 TABLE = TableId("public", "t")
 
 
@@ -131,3 +136,19 @@ def test_t20_a_value_that_does_not_fit_stops_its_table_and_is_never_rounded_or_n
         with opened(Postgres(dsn, text_columns=["public.t.c0"])) as capture:  # the remedy
             assert [row["c0"] for row in changes(drain(capture, start)) if "c0" in row] == printed(connection, 1)[1]
             assert [row["c0"] for row in copied(capture, TABLE)] == printed(connection, 1)[1]
+
+
+def test_xml_is_kept_as_printed_where_the_server_has_it(servers: Callable[[int], PostgresServer]) -> None:
+    """Some builds of PostgreSQL come without it: they refuse every value, so that there is nothing to carry."""
+    for version in find_binaries():
+        with new_database(servers(version)) as dsn, psycopg.connect(dsn, autocommit=True) as writer:
+            try:
+                writer.execute("SELECT '<a/>'::xml")
+            except psycopg.errors.FeatureNotSupported:
+                continue
+            values = {"xml": ["<a b='c'>&amp; ü</a>", "just text", ""], "xml[]": ["{<a/>,NULL}"]}
+            create(writer, list(values))
+            with opened(Postgres(dsn)) as capture:
+                copy, stream = both_ways(capture, writer, values)
+            assert copy == stream == printed(writer, len(values))
+    assert arrow_type(SourceType(XML)) == pa.string()

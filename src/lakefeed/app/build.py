@@ -6,9 +6,13 @@ Registries are plain dicts; what stands behind a name is imported when the name 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from lakefeed.app.config import Config, LakeConfig, SourceConfig
+from lakefeed.app.config import Config, LakeConfig, PostgresSource, SqliteSource
+from lakefeed.errors import ConfigError
+from lakefeed.lake.mode import mode_named
+from lakefeed.lake.route import Rule
 
 if TYPE_CHECKING:
     from lakefeed.capture.base import Source
@@ -17,24 +21,60 @@ if TYPE_CHECKING:
     from lakefeed.lake.base import Lake
 
 
-def _sqlite_trigger(config: SourceConfig) -> Source:
+def _sqlite_trigger(config: SqliteSource) -> Source:
     from lakefeed.capture.trigger.source import Sqlite
 
     return Sqlite(config.path, tables=tuple(config.tables))
 
 
-def _delta_mirror(config: LakeConfig) -> Lake:
+def _postgres_log(config: PostgresSource) -> Source:
+    try:
+        from lakefeed.capture.postgres.source import Postgres
+    except ImportError as error:
+        raise ConfigError(
+            f"source.kind: postgres needs the driver psycopg, which is not installed ({error})",
+            remedy="pip install 'lakefeed[postgres]'",
+        ) from error
+    return Postgres(
+        config.dsn, tables=config.tables, text_columns=config.text_columns, provision=config.provision,
+        capture=config.capture,
+    )  # fmt: skip
+
+
+def _delta(config: LakeConfig) -> Lake:
     from lakefeed.lake.delta import Delta
     from lakefeed.lake.session import spark_session
 
-    return Delta(spark_session, config.path)
+    return Delta(spark_session, config.path, mode=mode_named(config.mode, config.options), rules=rules(config))
 
 
-SOURCES: dict[tuple[str, str], Callable[[SourceConfig], Source]] = {("sqlite", "trigger"): _sqlite_trigger}
+def _iceberg(config: LakeConfig) -> Lake:
+    from lakefeed.lake.iceberg import Iceberg
+    from lakefeed.lake.session import spark_session
+
+    return Iceberg(
+        partial(spark_session, formats=("iceberg",)),
+        config.path,
+        mode=mode_named(config.mode, config.options),
+        rules=rules(config),
+        catalog=config.catalog,
+        namespace=config.namespace,
+    )
+
+
+def rules(config: LakeConfig) -> list[Rule]:
+    """What ``lake.tables`` says. ConfigError for an option that a mode does not have."""
+    return [Rule(table.match, mode_named(table.mode, table.options), table.name) for table in config.tables]
+
+
+SOURCES: dict[tuple[str, str], Callable[..., Source]] = {
+    ("sqlite", "trigger"): _sqlite_trigger,
+    ("postgres", "log"): _postgres_log,
+}
 """By kind and capture."""
 
-LAKES: dict[tuple[str, str], Callable[[LakeConfig], Lake]] = {("delta", "mirror"): _delta_mirror}
-"""By format and mode."""
+LAKES: dict[str, Callable[[LakeConfig], Lake]] = {"delta": _delta, "iceberg": _iceberg}
+"""By format."""
 
 
 def build_pipeline(config: Config, *, listener: Listener | None = None) -> Pipeline:
@@ -42,12 +82,19 @@ def build_pipeline(config: Config, *, listener: Listener | None = None) -> Pipel
     from lakefeed.flow.options import PipelineOptions
     from lakefeed.flow.pipeline import Pipeline
     from lakefeed.journal.options import JournalOptions
+    from lakefeed.lake.upkeep import UpkeepOptions
 
     source = SOURCES[config.source.kind, config.source.capture](config.source)
-    lake = LAKES[config.lake.format, config.lake.mode](config.lake)
+    lake = LAKES[config.lake.format](config.lake)
     options = PipelineOptions(
         interval_seconds=config.sync.interval_seconds,
         max_backlog_bytes=config.journal.max_backlog_bytes,
         journal=JournalOptions(keep_change_sets=config.journal.keep_change_sets),
+        upkeep_seconds=config.upkeep.every_seconds,
+        upkeep=UpkeepOptions(
+            file_bytes=config.upkeep.file_megabytes << 20,
+            keep_hours=config.upkeep.keep_hours,
+            cluster=config.upkeep.cluster,
+        ),
     )
     return Pipeline(source, lake, name=config.pipeline, options=options, listener=listener)

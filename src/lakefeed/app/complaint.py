@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -12,16 +12,10 @@ from pydantic.fields import FieldInfo
 from lakefeed.app.document import Document, Place
 
 PLANNED: dict[Place, tuple[str, ...]] = {
-    ("source", "kind"): ("postgres", "mysql", "mariadb", "sqlserver"),
-    ("source", "capture"): ("log", "poll"),
-    ("lake", "format"): ("iceberg",),
-    ("lake", "mode"): ("temporal", "append"),
+    ("source", "kind"): ("mysql", "mariadb", "sqlserver"),
+    ("source", "capture"): ("log", "trigger", "poll"),
 }
 """Values that the documents announce and this version does not have: "not yet" is a better answer than "unknown"."""
-
-PLANNED_KEYS: dict[Place, str] = {
-    ("source", "dsn"): "source.dsn belongs to kinds that are not there yet; sqlite takes path",
-}
 
 
 def complaints(error: ValidationError, document: Document, model: type[BaseModel]) -> str:
@@ -36,23 +30,29 @@ def complaints(error: ValidationError, document: Document, model: type[BaseModel
 
 def _each(error: ValidationError, document: Document, model: type[BaseModel]) -> Iterator[tuple[int, str]]:
     problems = error.errors(include_url=False, include_input=False, include_context=True)
-    places = {tuple(problem["loc"]) for problem in problems}
-    # A kind that does not exist yet decides what else its section may hold: the rest would only confuse.
-    other_kind = ("source", "kind") in places and document.raw.get(("source", "kind")) in PLANNED["source", "kind"]
     for problem in problems:
-        place = tuple(problem["loc"])
-        if other_kind and place[:1] == ("source",) and place != ("source", "kind"):
-            continue
-        yield document.line(place), _sentence(place, dict(problem), document, model)
+        place, kind = _told_apart(tuple(problem["loc"]), dict(problem), model)
+        yield document.line(place), _sentence(place, {**problem, "type": kind}, document, model)
+
+
+def _told_apart(place: Place, problem: dict[str, Any], model: type[BaseModel]) -> tuple[Place, str]:
+    """The place as it is in the file, and the kind of problem: sections of several kinds are told apart by a key."""
+    kind = problem["type"]
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        place = (*place, str(problem["ctx"]["discriminator"]).strip("'"))
+        return place, "literal_error" if kind == "union_tag_invalid" else "missing"
+    if len(place) > 1 and str(place[0]) in model.model_fields and _variants(model.model_fields[str(place[0])]):
+        return (place[0], *place[2:]), kind  # the second part is the section's kind
+    return place, kind
 
 
 def _sentence(place: Place, problem: dict[str, Any], document: Document, model: type[BaseModel]) -> str:
     key = ".".join(str(part) for part in place)
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "extra_forbidden":
-        return PLANNED_KEYS.get(place) or _unknown_key(place, model)
+        return _unknown_key(place, document, model)
     if kind == "missing":
-        return f"{key} is missing{_choices(_field(model, place))}"
+        return f"{key} is missing{_choices(model, place, document)}"
     value = f"'{document.raw[place]}'" if place in document.raw else "this"
     if kind == "literal_error":
         return _wrong_choice(place, value, document, model)
@@ -61,38 +61,41 @@ def _sentence(place: Place, problem: dict[str, Any], document: Document, model: 
     return f"{key}: {value} {_expectation(kind, context, problem['msg'])}"
 
 
+_EXPECTATIONS = {
+    "greater_than": "must be more than {gt:g}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le:g}",
+    "finite_number": "must be a number",
+    "float_type": "must be a number",
+    "int_type": "must be a whole number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text; put it in quotes",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must not be longer than {max_length} characters",
+    "list_type": 'must be a list, such as ["*"]',
+    "too_short": 'must name at least one, such as ["*"]',
+    "model_type": "must be a section with keys of its own",
+    "model_attributes_type": "must be a section with keys of its own",
+}
+"""By the kind of pydantic's error; the names in braces are in its context."""
+
+
 def _expectation(kind: str, context: dict[str, Any], message: str) -> str:
-    match kind:
-        case "greater_than":
-            return f"must be more than {context['gt']:g}"
-        case "greater_than_equal":
-            return f"must be at least {context['ge']}"
-        case "less_than_equal":
-            return f"must be at most {context['le']:g}"
-        case "finite_number" | "float_type":
-            return "must be a number"
-        case "int_type":
-            return "must be a whole number"
-        case "string_type":
-            return "must be text; put it in quotes"
-        case "string_too_short":
-            return "must not be empty"
-        case "string_too_long":
-            return f"must not be longer than {context['max_length']} characters"
-        case "list_type":
-            return 'must be a list, such as ["*"]'
-        case "too_short":
-            return 'must name at least one, such as ["*"]'
-        case "model_type" | "model_attributes_type":
-            return "must be a section with keys of its own"
-    return f"is not valid: {message}"
+    return _EXPECTATIONS[kind].format(**context) if kind in _EXPECTATIONS else f"is not valid: {message}"
 
 
-def _unknown_key(place: Place, model: type[BaseModel]) -> str:
+def _unknown_key(place: Place, document: Document, model: type[BaseModel]) -> str:
     *around, name = place
-    section = _section(model, tuple(around))
+    section = _section(model, tuple(around), document)
     valid = list(section.model_fields)
     where = f"in {'.'.join(str(part) for part in around)}" if around else "at the top"
+    others = _variants(model.model_fields[str(around[0])]) if around else {}
+    owners = [kind for kind, variant in others.items() if str(name) in variant.model_fields]
+    if owners:
+        mine = next(kind for kind, variant in others.items() if variant is section)
+        return (
+            f"{'.'.join(map(str, place))} belongs to {', '.join(owners)}; valid keys of {mine} are {', '.join(valid)}"
+        )
     close = get_close_matches(str(name), valid, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"there is no key '{name}' {where}; valid keys are {', '.join(valid)}{hint}"
@@ -100,7 +103,7 @@ def _unknown_key(place: Place, model: type[BaseModel]) -> str:
 
 def _wrong_choice(place: Place, value: str, document: Document, model: type[BaseModel]) -> str:
     key, raw = ".".join(str(part) for part in place), document.raw.get(place, "")
-    available = _choices_of(_field(model, place))
+    available = _choices_of(model, place, document)
     if raw in PLANNED.get(place, ()):
         return f"{key}: {value} is not there yet; available now: {', '.join(available)}"
     close = get_close_matches(raw, available, n=1)
@@ -108,25 +111,53 @@ def _wrong_choice(place: Place, value: str, document: Document, model: type[Base
     return f"{key}: {value} is not a choice; available: {', '.join(available)}{hint}"
 
 
-def _section(model: type[BaseModel], place: Place) -> type[BaseModel]:
+def _variants(field: FieldInfo) -> dict[str, type[BaseModel]]:
+    """The kinds of a section that has several, by the value that tells them apart."""
+    if field.discriminator is None:
+        return {}
+    kinds = get_args(field.annotation)
+    return {get_args(kind.model_fields[str(field.discriminator)].annotation)[0]: kind for kind in kinds}
+
+
+def _section(model: type[BaseModel], place: Place, document: Document) -> type[BaseModel]:
+    """The model of a section, or of an item of a list of sections."""
+    data = document.data
     for part in place:
-        kind = model.model_fields[str(part)].annotation
-        assert isinstance(kind, type)  # noqa: S101  sections are plain model classes
-        model = kind
+        data = _inside(data, part)
+        if isinstance(part, int):
+            continue  # the list's own name has given the model
+        field = model.model_fields[part]
+        variants, items = _variants(field), get_args(field.annotation)
+        if variants:
+            model = variants.get(str(_inside(data, str(field.discriminator))), next(iter(variants.values())))
+        else:
+            kind = items[0] if get_origin(field.annotation) is list else field.annotation
+            assert isinstance(kind, type)  # noqa: S101  # nothing else has keys of its own
+            model = kind
     return model
 
 
-def _field(model: type[BaseModel], place: Place) -> FieldInfo:
-    return _section(model, place[:-1]).model_fields[str(place[-1])]
+def _inside(data: Any, part: str | int) -> Any:
+    if isinstance(data, dict):
+        return data.get(part)
+    return data[part] if isinstance(data, list) and isinstance(part, int) else None
 
 
-def _choices_of(field: FieldInfo) -> tuple[str, ...]:
-    return tuple(str(value) for value in get_args(field.annotation))
+def _choices_of(model: type[BaseModel], place: Place, document: Document) -> tuple[str, ...]:
+    *around, name = place
+    variants = _variants(model.model_fields[str(around[0])]) if around else {}
+    if variants and name == model.model_fields[str(around[0])].discriminator:
+        return tuple(variants)
+    field = _section(model, tuple(around), document).model_fields[str(name)]
+    return tuple(str(value) for value in get_args(field.annotation) if not isinstance(value, type))
 
 
-def _choices(field: FieldInfo) -> str:
-    kind = field.annotation
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return f"; it is a section with the keys {', '.join(kind.model_fields)}"
-    choices = _choices_of(field)
+def _choices(model: type[BaseModel], place: Place, document: Document) -> str:
+    if len(place) == 1:
+        field = model.model_fields[str(place[0])]
+        if variants := _variants(field):
+            return f"; it is a section whose {field.discriminator} is one of {', '.join(variants)}"
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            return f"; it is a section with the keys {', '.join(field.annotation.model_fields)}"
+    choices = _choices_of(model, place, document)
     return f"; available: {', '.join(choices)}" if choices else ""

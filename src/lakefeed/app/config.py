@@ -26,8 +26,8 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, title=None)
 
 
-class SourceConfig(_Section):
-    """The database to read."""
+class SqliteSource(_Section):
+    """A SQLite database file."""
 
     kind: Literal["sqlite"] = Field(description="Which database.")
     path: Text = Field(description="The database file, relative to the configuration file.")
@@ -37,12 +37,63 @@ class SourceConfig(_Section):
     )
 
 
+class PostgresSource(_Section):
+    """A PostgreSQL database, 15 or newer."""
+
+    kind: Literal["postgres"] = Field(description="Which database.")
+    dsn: Text = Field(repr=False, description="libpq connection string or URI; a password is better in PGPASSWORD.")
+    capture: Literal["log"] = Field(default="log", description="How changes are found.")
+    tables: list[Text] = Field(
+        default_factory=lambda: ["public.*"],
+        min_length=1,
+        description="Glob patterns of tables, schema.table or table.",
+    )
+    text_columns: list[Text] = Field(
+        default_factory=list, description="Patterns of schema.table.column that are kept as PostgreSQL prints them."
+    )
+    provision: bool = Field(
+        default=True, description="Make publication and slot; if not, check says which statements to run."
+    )
+
+
+SourceConfig = SqliteSource | PostgresSource
+"""The database to read, told apart by ``kind``."""
+
+
+ModeName = Literal["mirror", "temporal", "append"]
+
+
+class LakeTableConfig(_Section):
+    """Another mode for some tables, or with a name a second lake table beside the first."""
+
+    match: Text = Field(description="Glob pattern of source tables, schema.table or table.")
+    mode: ModeName = Field(description="What the lake table is.")
+    name: Text | None = Field(
+        default=None, description="Adds a lake table of this name; {table} in it is the source table's."
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="Options of the mode; docs/modes.md has them.")
+
+
 class LakeConfig(_Section):
     """The tables to keep equal to the source."""
 
     path: Text = Field(description="Tables are at <path>/<schema>/<table>; relative to the configuration file.")
-    format: Literal["delta"] = Field(default="delta", description="Table format.")
-    mode: Literal["mirror"] = Field(default="mirror", description="mirror: the current rows, exactly.")
+    format: Literal["delta", "iceberg"] = Field(default="delta", description="Table format.")
+    mode: ModeName = Field(
+        default="mirror",
+        description="mirror: the current rows, exactly. temporal: every version. append: every change.",
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="Options of the mode; docs/modes.md has them.")
+    tables: list[LakeTableConfig] = Field(
+        default_factory=list, description="Tables that are kept in another mode, or in a second one."
+    )
+    catalog: dict[str, str] = Field(
+        default_factory=dict,
+        description="Iceberg's catalog properties, with type and name: docs/iceberg.md. Without: tables of the path.",
+    )
+    namespace: Text = Field(
+        default="{schema}", description="Iceberg's namespace of the tables; {schema} is the source table's schema."
+    )
 
 
 class SyncConfig(_Section):
@@ -66,14 +117,28 @@ class JournalConfig(_Section):
     )
 
 
+class UpkeepConfig(_Section):
+    """What keeps the lake's tables fast and small."""
+
+    every_seconds: float = Field(
+        default=1800.0, ge=0, allow_inf_nan=False, description="How often `lakefeed run` does it; 0: never."
+    )
+    keep_hours: float = Field(
+        default=168.0, ge=1, allow_inf_nan=False, description="How long files stay that only older versions need."
+    )
+    file_megabytes: int = Field(default=128, ge=1, description="What small files are packed to.")
+    cluster: bool = Field(default=False, description="Sort packed files by the key.")
+
+
 class Config(_Section):
     """A whole configuration file."""
 
     pipeline: str = Field(pattern=PIPELINE_NAME, max_length=64, description="The name of the pipeline.")
-    source: SourceConfig
+    source: SourceConfig = Field(discriminator="kind", description="The database to read.")
     lake: LakeConfig
     sync: SyncConfig = SyncConfig()
     journal: JournalConfig = JournalConfig()
+    upkeep: UpkeepConfig = UpkeepConfig()
 
     @property
     def state_path(self) -> Path:
@@ -92,9 +157,12 @@ def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Con
 
 
 def _with_absolute_paths(config: Config, directory: Path) -> Config:
+    source: SourceConfig = config.source
+    if isinstance(source, SqliteSource):
+        source = source.model_copy(update={"path": _absolute(source.path, directory)})
     return config.model_copy(
         update={
-            "source": config.source.model_copy(update={"path": _absolute(config.source.path, directory)}),
+            "source": source,
             "lake": config.lake.model_copy(update={"path": _absolute(_local(config.lake.path), directory)}),
         }
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from lakefeed.change.table import TableId
-from lakefeed.lake.reader import read_delta
+from lakefeed.lake.reader import read_table
 
 _EXAMPLES = 3
 _ROWID = re.compile("_+rowid")
@@ -39,20 +39,26 @@ class Comparison:
         return not self.differences
 
 
-def compare_sqlite_table(database: Path, table: TableId, lake_table: Path) -> Comparison:
-    """Compare one table. Nothing may be writing to either side meanwhile."""
-    if not (lake_table / "_delta_log").exists():
+Rows = tuple[list[str], dict[str, tuple[Any, ...]], int]
+"""The source's own column names; the values of the lake's columns that it has; the number of rows."""
+
+
+def compare_rows(table: TableId, lake_table: Path, read: Callable[[pa.Table], Rows]) -> Comparison:
+    """Compare a lake table with what ``read``, which is given the lake's rows, finds in the source."""
+    lake = read_table(lake_table)
+    if lake is None:
         return Comparison(table=table, source_rows=0, lake_rows=0, differences=(f"there is no table at {lake_table}",))
-    lake = read_delta(lake_table)
-    names, columns, rows = _read_sqlite(database, table, lake.column_names)
+    names, columns, rows = read(lake)
     differences = tuple(_differences(names, columns, lake))
     return Comparison(table=table, source_rows=rows, lake_rows=lake.num_rows, differences=differences)
 
 
-def _read_sqlite(
-    database: Path, table: TableId, lake_names: list[str]
-) -> tuple[list[str], dict[str, tuple[Any, ...]], int]:
-    """The source's own column names; the values of the lake's columns that it has; the number of rows."""
+def compare_sqlite_table(database: Path, table: TableId, lake_table: Path) -> Comparison:
+    """Compare one table. Nothing may be writing to either side meanwhile."""
+    return compare_rows(table, lake_table, lambda lake: _read_sqlite(database, table, lake.column_names))
+
+
+def _read_sqlite(database: Path, table: TableId, lake_names: list[str]) -> Rows:
     source = f"{_quoted(table.schema)}.{_quoted(table.name)}"
     with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, timeout=30)) as connection:
         # Text that is not UTF-8 must not stop the comparison: it comes as bytes, which have a text form.
@@ -82,7 +88,7 @@ def _differences(names: list[str], columns: dict[str, tuple[Any, ...]], lake: pa
             yield f"column {field.name} holds values that the lake's {field.type} cannot: {error}"
             return
     source = pa.Table.from_arrays(arrays, schema=lake.schema)
-    if not _sorted(source).equals(_sorted(lake)):
+    if not _comparable(source).equals(_comparable(lake)):
         yield from _row_differences(source, lake)
 
 
@@ -105,7 +111,11 @@ def _text_form(value: Any) -> str | None:
     return f"X'{value.hex().upper()}'" if isinstance(value, bytes) else repr(value)
 
 
-def _sorted(table: pa.Table) -> pa.Table:
+def _comparable(table: pa.Table) -> pa.Table:
+    """Sorted by every column; floating point as text, because NaN is not equal to itself."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_floating(field.type):
+            table = table.set_column(place, field.name, table.column(place).cast(pa.string()))
     return table.sort_by([(name, "ascending") for name in table.column_names]).combine_chunks()
 
 

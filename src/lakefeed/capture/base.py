@@ -37,6 +37,8 @@ class Capabilities:
     schema_changes: bool
     exact_snapshot: bool
     snapshot_resume: bool
+    every_change: bool = True
+    """Each change of a row is delivered, and not only what it has come to since the last look."""
 
 
 class Level(Enum):

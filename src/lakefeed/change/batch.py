@@ -4,6 +4,9 @@ Layout: the table's own columns in schema order, then Lakefeed's metadata column
 - A delete carries the key; its other columns are NULL and mean nothing.
 - A truncate carries nothing; all columns of the table are NULL.
 - A change of the key arrives as two rows: delete of the old key, insert of the new one.
+- In a table without a key a row's identity is all of its values: a delete carries the whole row, every column sent, and
+  an update arrives as two rows, delete of the old one and insert of the new one. An UPDATE never appears there. A
+  source that cannot tell the old row must not capture such a table, or the lake stops it.
 - A column that the source did not send (unchanged TOAST) is listed in ``_lakefeed_absent`` and its value means
   nothing. It is never to be read as NULL.
 """

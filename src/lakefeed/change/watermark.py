@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any, ClassVar
 
@@ -12,6 +12,9 @@ from lakefeed.change.position import Position, order, order_by_inclusion
 from lakefeed.errors import CheckpointError
 
 KeyValue = int | str | bytes | Decimal
+
+_BEFORE_ALL = -(1 << 63)
+_FIELDS = {"us", "key", "era", "place", "stamp"}
 
 # What json, Decimal, bytes.fromhex and the shape of foreign JSON raise, and what a watermark refuses itself.
 _UNREADABLE = (ValueError, TypeError, AttributeError, RecursionError, InvalidOperation, CheckpointError)
@@ -21,22 +24,42 @@ _UNREADABLE = (ValueError, TypeError, AttributeError, RecursionError, InvalidOpe
 class Mark:
     """The last row read of one table: ``updated_at`` in microseconds since 1970 (UTC) and its key, in key order.
 
-    Marks are ordered by time, then by key, column after column. Numbers and bytes have one order everywhere. Texts do
-    not (it depends on the collation), so two marks of the same time that first differ in a text are not ordered; nor
-    are marks whose keys do not have the same shape.
+    Marks are ordered by era, by time, by place, then by key, column after column. Numbers and bytes have one order
+    everywhere. Texts do not (it depends on the collation), so two marks that first differ in a text are not ordered;
+    nor are marks whose keys do not have the same shape. An empty key is before every row of its time.
+
+    ``place`` counts the rows of one time that have been read, so that marks within a tie are ordered whatever the key
+    is; 0 where nobody has counted.
+    ``era`` counts how often reading began anew at an earlier time, because the source's clock went back: so a mark
+    never moves back although the time does. ``stamp`` is what the source stores for the time where that is not a
+    timestamp (a text or a number in SQLite): it is what the next query is asked with.
     """
 
     instant_us: int
     key: tuple[KeyValue, ...]
+    era: int = 0
+    place: int = 0
+    stamp: int | str | None = field(default=None, compare=False)
+
+    @classmethod
+    def start(cls, era: int = 0) -> Mark:
+        """Before every row: the table is followed, and nothing of it has been read."""
+        return cls(_BEFORE_ALL, (), era)
+
+    @property
+    def is_start(self) -> bool:
+        return self.instant_us == _BEFORE_ALL
 
     def compare(self, other: Mark) -> int | None:
-        by_time = order(self.instant_us, other.instant_us)
-        if by_time:
-            return by_time
+        mine, theirs = (self.era, self.instant_us, self.place), (other.era, other.instant_us, other.place)
+        if mine != theirs:
+            return -1 if mine < theirs else 1
+        if not self.key or not other.key:
+            return order(len(self.key) > 0, len(other.key) > 0)
         if len(self.key) != len(other.key):
             return None
         pairs = zip(self.key, other.key, strict=True)
-        return next((_compare_values(mine, theirs) for mine, theirs in pairs if mine != theirs), 0)
+        return next((_compare_values(a, b) for a, b in pairs if a != b), 0)
 
 
 def _compare_values(mine: KeyValue, theirs: KeyValue) -> int | None:
@@ -73,7 +96,7 @@ class Watermark(Position):
 
     def text(self) -> str:
         """JSON: ``{"public.users":{"key":[["int",5]],"us":1700000000000000}}``."""
-        data = {table: {"us": mark.instant_us, "key": [_tag(v) for v in mark.key]} for table, mark in self.marks}
+        data = {table: _entry(mark) for table, mark in self.marks}
         return json.dumps(data, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -96,6 +119,12 @@ def _check(table: str, mark: Mark) -> None:
     """Refuse what could not be read back as the same value."""
     if type(mark.instant_us) is not int:
         raise CheckpointError(f"the watermark of {table} has the time {mark.instant_us!r}; it must be microseconds")
+    for name in ("era", "place"):
+        value = getattr(mark, name)
+        if type(value) is not int or value < 0:
+            raise CheckpointError(f"the watermark of {table} has the {name} {value!r}; it must be a number from 0 on")
+    if mark.stamp is not None and type(mark.stamp) not in (int, str):
+        raise CheckpointError(f"the watermark of {table} has the stamp {mark.stamp!r}; it must be a number or text")
     for value in mark.key:
         finite = not isinstance(value, Decimal) or value.is_finite()
         if type(value) not in (int, str, bytes, Decimal) or not finite:
@@ -126,10 +155,17 @@ def _untag(tagged: Any) -> KeyValue:
     raise ValueError(f"{tagged!r} is not a key value")
 
 
+def _entry(mark: Mark) -> dict[str, Any]:
+    entry: dict[str, Any] = {"us": mark.instant_us, "key": [_tag(value) for value in mark.key]}
+    known = {"era": mark.era or None, "place": mark.place or None, "stamp": mark.stamp}
+    return entry | {name: value for name, value in known.items() if value is not None}
+
+
 def _mark(entry: Any) -> Mark:
-    if set(entry) != {"us", "key"} or not isinstance(entry["key"], list):
+    if not {"us", "key"} <= set(entry) <= _FIELDS or not isinstance(entry["key"], list):
         raise ValueError(f"{entry!r} is not the mark of a table")
-    return Mark(entry["us"], tuple(_untag(value) for value in entry["key"]))
+    key = tuple(_untag(value) for value in entry["key"])
+    return Mark(entry["us"], key, entry.get("era", 0), entry.get("place", 0), entry.get("stamp"))
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -46,6 +46,8 @@ _A_TABLES_OWN = (SourceSetupError, TableStoppedError, DecodeError)
 """Errors of ``prepare`` and ``snapshot`` that are one table's, and must not hold up the others."""
 
 
+_NOT_THERE = "no table pattern of the configuration matches its source table, or the source has it no more"
+
 _FOLLOWED = (Phase.STAGED, Phase.COPYING, Phase.LIVE, Phase.BLOCKED)
 
 
@@ -68,6 +70,7 @@ class CaptureSide:
         self._capture.open()
         self._adopt()
         self._resume()
+        self._leave_out()
         self._stage_again()
         self.enrol()
         self._adopt()
@@ -99,7 +102,7 @@ class CaptureSide:
         staged = self._seeds.in_phase(Phase.STAGED)
         for record in staged:
             if record.source not in there:
-                self._seeds.update(record.table, phase=Phase.DROPPED)
+                self._seeds.update(record.table, phase=Phase.DROPPED, reason=_NOT_THERE)
         wanted = [record for record in staged if record.source in there]
         planned = [self._plan(record, low) for record, low in self._prepared(wanted)]
         return any(planned)
@@ -182,6 +185,17 @@ class CaptureSide:
         if identity is not None:
             self._journal.adopt(identity)
 
+    def _leave_out(self) -> None:
+        """Tables that are not among those to follow. Only at the start, when the patterns may be other ones.
+
+        A table that is dropped while we run is told by the stream, after its last changes.
+        """
+        there = {schema.table for schema in self._capture.discover()}
+        for record in self._seeds.in_phase(Phase.COPYING, Phase.LIVE):
+            if record.source not in there:
+                log.warning("lake table %s stays as it is: %s", record.table, _NOT_THERE)
+                self._seeds.update(record.table, phase=Phase.DROPPED, reason=_NOT_THERE)
+
     def _stage_again(self) -> None:
         """Tables that the lake has lost; and those that were blocked: a person may have followed the remedy."""
         for record in self._seeds.in_phase(Phase.LIVE, Phase.BLOCKED):
@@ -241,7 +255,8 @@ class CaptureSide:
             log.warning("table %s is copied anew: %s", record.table, notice.reason)
             self._seeds.stage(record.route, reason=notice.reason, noticed=number)
         elif isinstance(notice, TableDropped):
-            self._seeds.update(record.table, phase=Phase.DROPPED, noticed=number)
+            reason = "the source table was dropped or renamed"
+            self._seeds.update(record.table, phase=Phase.DROPPED, reason=reason, noticed=number)
         elif isinstance(notice, TableBlocked):
             blocked = {"phase": Phase.BLOCKED, "reason": notice.reason, "remedy": notice.remedy}
             self._seeds.update(record.table, noticed=number, **blocked)

@@ -73,7 +73,10 @@ class LakeSide:
         """Apply what is new, trim what all have; the answer includes what was ``loaded`` before."""
         synced = self._engine.sync_once()
         for table, result in synced.tables.items():
-            self._note(table, result)
+            if result.rebuild:
+                self._stage(table, result)
+            else:
+                self._note(table, result)
         self._trim(force=False)
         return self._result({**self._newly_blocked(), **loaded}, synced)
 
@@ -134,6 +137,15 @@ class LakeSide:
             self._seeds.update(record.table, phase=Phase.LIVE, rows=loaded.rows, high=loaded.high, chunks=())
         self._listener.snapshot_done(record.table, loaded.rows, time.monotonic() - started)
         return TableResult(applied=record.base, counts=Counts(inserted=loaded.rows))
+
+    def _stage(self, table: TableId, result: TableResult) -> None:
+        """A new life of the table, which the source's side plans in its next turn."""
+        record = self._seeds.get(table)
+        if record is not None and record.phase is Phase.LIVE:
+            self._seeds.stage(record.route, reason=result.error or "")
+        self._errors.pop(table, None)
+        self._pauses.pop(table, None)
+        self._listener.table_error(table, result.error or "", result.remedy or "")
 
     def _note(self, table: TableId, result: TableResult) -> None:
         """Remember what stopped a table and when to try it again; forget it once it works."""

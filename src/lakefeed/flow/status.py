@@ -29,13 +29,17 @@ STALE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableStatus:
-    """``state``: staged, copying, catching up, live, blocked, dropped. ``applied``: complete up to this change set."""
+    """``state``: staged, copying, catching up, live, blocked, dropped. ``applied``: complete up to this change set.
+
+    ``reason`` says why a table is staged or dropped; it waits for nobody.
+    """
 
     state: str
     applied: int | None = None
     rows: int | None = None
     error: str | None = None
     remedy: str | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,15 +100,16 @@ def _table_status(record: SeedRecord, journal: Journal, tables: TableFormat, pul
     error, remedy = pulse.tables.get(str(record.table), (None, None))
     if record.phase is Phase.BLOCKED:
         error, remedy = record.reason, record.remedy
+    reason = record.reason if record.phase in (Phase.STAGED, Phase.DROPPED) and record.reason else None
     try:
         applied = tables.table(record.route).applied(record.generation)
     except LakefeedError as problem:
         return TableStatus(state=record.phase.value, error=problem.message, remedy=problem.remedy)
     if applied is None:
-        return TableStatus(state=record.phase.value, error=error, remedy=remedy)
+        return TableStatus(state=record.phase.value, error=error, remedy=remedy, reason=reason)
     number = effective(record, applied, journal)
     state = "catching up" if catching_up(record, number, journal) else record.phase.value
-    return TableStatus(state=state, applied=number, rows=applied.rows, error=error, remedy=remedy)
+    return TableStatus(state=state, applied=number, rows=applied.rows, error=error, remedy=remedy, reason=reason)
 
 
 def effective(record: SeedRecord, applied: Applied, journal: Journal) -> int:
@@ -130,7 +135,8 @@ def _verdict(
     root: Path, pulse: Pulse, tables: Mapping[TableId, TableStatus], head: int, lag: Lag, now: float
 ) -> tuple[str, str]:
     holder = lease_holder(root)
-    behind = [table for table, status in tables.items() if status.applied is not None and status.applied < head]
+    followed = {table: status for table, status in tables.items() if status.state != Phase.DROPPED.value}
+    behind = [table for table, status in followed.items() if status.applied is not None and status.applied < head]
     failed = [table for table, status in tables.items() if status.error]
     if pulse.error and (holder is not None or now - pulse.at < STALE_SECONDS):
         return "stalled", pulse.error  # between two tries nobody holds the lease

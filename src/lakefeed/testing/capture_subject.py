@@ -56,7 +56,7 @@ def drain(capture: ChangeCapture, after: Position | None) -> list[ChangeSet]:
     """The change sets that are there now."""
     found: list[ChangeSet] = []
     for change_set in capture.live(after, wait_seconds=0):
-        if change_set.start == change_set.end:
+        if change_set.start == change_set.end and change_set.is_heartbeat:
             return found
         found.append(change_set)
     return found

@@ -10,6 +10,7 @@ from lakefeed.app.command.argument import ConfigFile, JsonFlag
 from lakefeed.app.output import seconds_text, show_object, show_table, show_text
 
 if TYPE_CHECKING:
+    from lakefeed.capture.base import Lag
     from lakefeed.flow.status import PipelineStatus
     from lakefeed.journal.commit import Commit
 
@@ -37,6 +38,7 @@ def status_object(found: PipelineStatus) -> dict[str, Any]:
         "reason": found.reason,
         "journal_head": found.journal_head,
         "lag": {"rows": lag.rows, "bytes": lag.bytes, "seconds": lag.seconds},
+        "source": dict(lag.source),
         "tables": {
             str(table): {
                 "state": state.state,
@@ -44,6 +46,7 @@ def status_object(found: PipelineStatus) -> dict[str, Any]:
                 "rows": state.rows,
                 "error": state.error,
                 "remedy": state.remedy,
+                "reason": state.reason,
             }
             for table, state in tables
         },
@@ -51,9 +54,10 @@ def status_object(found: PipelineStatus) -> dict[str, Any]:
 
 
 def _show_status(found: PipelineStatus) -> None:
-    waiting = "unknown" if found.lag.rows is None else f"{found.lag.rows:,} changes" if found.lag.rows else "nothing"
-    age = f", the oldest {seconds_text(found.lag.seconds)} old" if found.lag.rows and found.lag.seconds else ""
-    show_text(f"Journal: {found.journal_head:,} change sets. Waiting in the source: {waiting}{age}.")
+    show_text(f"Journal: {found.journal_head:,} change sets. Waiting in the source: {_waiting(found.lag)}.")
+    if found.lag.source:
+        said = [f"{name} {value}" for name, value in found.lag.source.items() if value is not None]
+        show_text(f"Source: {', '.join(said)}.")
     if not found.tables:
         return
     show_text("")
@@ -65,6 +69,18 @@ def _show_status(found: PipelineStatus) -> None:
     for name, table in tables:
         if table.error:
             show_text(f"\n{name}: {_sentence(table.error)}\nRemedy: {table.remedy}")
+        elif table.reason:
+            show_text(f"\n{name} is {table.state}: {_sentence(table.reason)}")
+
+
+def _waiting(lag: Lag) -> str:
+    """What the source keeps for the pipeline, by what it can tell: rows, else bytes of its log."""
+    if lag.rows is None and lag.bytes is None:
+        return "unknown"
+    amount = f"{lag.rows:,} changes" if lag.rows is not None else f"{lag.bytes:,} bytes of its log"
+    if not (lag.rows or lag.bytes):
+        return "nothing"
+    return f"{amount}, the oldest {seconds_text(lag.seconds)} old" if lag.seconds else amount
 
 
 def journal(

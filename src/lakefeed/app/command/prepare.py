@@ -22,15 +22,10 @@ TEMPLATE = """\
 
 pipeline: shop              # names the pipeline and its state: a-z, 0-9, '-' and '_'
 
-source:
-  kind: sqlite              # later: postgres, mysql, mariadb, sqlserver
-  path: shop.db             # the database file
-  capture: trigger          # later: log, poll
-  tables: ["*"]             # glob patterns: "*", "order*", "main.customers"
-
+{source}
 lake:
-  path: ./lake              # tables at <path>/<schema>/<table>; SQLite's schema is main
-  format: delta             # later: iceberg
+  path: ./lake              # tables at <path>/<schema>/<table>
+  format: delta             # or iceberg
   mode: mirror              # the current rows, exactly; later: temporal, append
 
 sync:
@@ -41,16 +36,45 @@ sync:
 #   max_backlog_bytes: 17179869184  # capture waits while more than this is not yet in the lake
 """
 
+SOURCES = {
+    "sqlite": """\
+source:
+  kind: sqlite              # or postgres: lakefeed init --source postgres; later: mysql, mariadb, sqlserver
+  path: shop.db             # the database file
+  capture: trigger          # later: log, poll
+  tables: ["*"]             # glob patterns: "*", "order*", "main.customers"
+""",
+    "postgres": """\
+source:
+  kind: postgres            # 15 or newer, with wal_level = logical
+  dsn: host=localhost dbname=shop user=lakefeed    # the password comes from PGPASSWORD, or password=${VARIABLE}
+  capture: log              # logical decoding; a publication and a replication slot, both lakefeed_<pipeline>
+  tables: ["public.*"]      # glob patterns: "public.*", "sales.order*", "customers"
+  # text_columns: []        # "public.bookings.until": columns that are kept as PostgreSQL prints them
+  # provision: true         # false: lakefeed check says the statements for publication and slot, somebody runs them
+""",
+}
+
+
+def template(source: str, name: Path | str) -> str:
+    """A commented configuration for one kind of source."""
+    return TEMPLATE.format(name=name, source=SOURCES[source])
+
 
 def init(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = Path("lakefeed.yaml"),
+    source: Annotated[
+        str, typer.Option("--source", metavar="KIND", help=f"The kind of database: {', '.join(SOURCES)}.")
+    ] = "sqlite",
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
     as_json: JsonFlag = False,
 ) -> int:
     """Write a commented configuration to start from."""
+    if source not in SOURCES:
+        raise ConfigError(f"--source: '{source}' is not a choice; available: {', '.join(SOURCES)}")
     try:
         with file.open("w" if force else "x", encoding="utf-8") as opened:
-            opened.write(TEMPLATE.format(name=file))
+            opened.write(template(source, file))
     except FileExistsError:
         raise ConfigError(
             f"{file} is already there and is not overwritten", remedy=f"lakefeed init {file} --force, or another name."
@@ -60,7 +84,8 @@ def init(
     if as_json:
         show_object({"file": str(file)})
     else:
-        show_text(f"Wrote {file}. Next: set source.path in it, then run lakefeed check {file}")
+        first = "source.path" if source == "sqlite" else "source.dsn"
+        show_text(f"Wrote {file}. Next: set {first} in it, then run lakefeed check {file}")
     return 0
 
 

@@ -128,9 +128,16 @@ class Assembler:
         draft = self._draft
         return not (draft.rows or draft.notices or draft.schemas)
 
-    def note(self, notice: TableNotice) -> None:
+    def tell(self, found: Resolved) -> None:
         """Say something about a table with the next change set."""
-        self._draft.notices.append(notice)
+        for notice in found.notices:
+            if isinstance(notice, TableBlocked):
+                if notice.table in self.blocked:
+                    continue  # it was said already
+                self.blocked.add(notice.table)
+            self._draft.notices.append(notice)
+        if found.schema is not None:
+            self._draft.schemas.append(found.schema)
 
     def add(self, run: wire.Run) -> None:
         """Take in messages. DecodeError if they are not what PostgreSQL sends."""
@@ -200,9 +207,7 @@ class Assembler:
     def _relation(self, relation: wire.Relation) -> None:
         resolved = self._resolve(relation)
         self._layouts[relation.id] = resolved.layout
-        self._draft.notices += resolved.notices
-        if resolved.schema is not None:
-            self._draft.schemas.append(resolved.schema)
+        self.tell(resolved)
 
     def _layout(self, relation: int) -> Layout | None:
         if relation not in self._layouts:

@@ -17,19 +17,23 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from lakefeed.capture.base import Capabilities, Continuity, Finding, Lag, SnapshotPlan
 from lakefeed.capture.patterns import is_literal, match_tables
 from lakefeed.capture.postgres.assemble import Assembler
 from lakefeed.capture.postgres.catalog import SourceTable, read_table, read_tables, with_columns
+from lakefeed.capture.postgres.catchup import Window
 from lakefeed.capture.postgres.database import Connection, Database
+from lakefeed.capture.postgres.drift import Drift
 from lakefeed.capture.postgres.feed import ChangeFeed
-from lakefeed.capture.postgres.hold import Hold
+from lakefeed.capture.postgres.holds import Holds
 from lakefeed.capture.postgres.names import Names, quoted
 from lakefeed.capture.postgres.plan import plan_chunks
 from lakefeed.capture.postgres.preflight import check_source
 from lakefeed.capture.postgres.preparation import prepare_tables
+from lakefeed.capture.postgres.publication import published
 from lakefeed.capture.postgres.relations import Relations
 from lakefeed.capture.postgres.server import read_identity
 from lakefeed.capture.postgres.slot import (
@@ -38,14 +42,14 @@ from lakefeed.capture.postgres.slot import (
     drop_slot,
     head,
     missing_slot,
-    published,
     read_slot,
     require_position,
+    seconds_behind,
     usable_slot,
 )
 from lakefeed.capture.postgres.snapshot import Origin, TableChunk
 from lakefeed.capture.postgres.stream import Limits
-from lakefeed.change.change_set import ChangeSet, ReseedNeeded, TableDropped
+from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
@@ -54,7 +58,6 @@ from lakefeed.errors import ConfigError, SourceSetupError, StateError
 log = logging.getLogger(__name__)
 
 DEFAULT_SCHEMA = "public"
-_TIDY_SECONDS = 30.0
 
 
 class PostgresLog:
@@ -89,11 +92,10 @@ class PostgresLog:
         self._text_columns = tuple(text_columns)
         self._connection: Connection | None = None
         self._feed: ChangeFeed | None = None
-        self._holds: list[Hold] = []
-        self._tables: dict[TableId, int] = {}
-        self._notices: list[tuple[PostgresLsn, TableDropped | ReseedNeeded]] = []
+        self._holds = Holds(database, self._names)
+        self._drift = Drift(self._relations)
+        self._window = Window()
         self._confirmed_time: float | None = None
-        self._tidied_at = 0.0
         self._closed = threading.Event()
 
     def open(self) -> None:
@@ -107,9 +109,7 @@ class PostgresLog:
         feed, self._feed = self._feed, None
         if feed is not None:
             feed.close()
-        for hold in self._holds:
-            hold.close()
-        self._holds = []
+        self._holds.close()
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -128,40 +128,47 @@ class PostgresLog:
                     raise missing_slot(self._names, _own(position))
                 return Continuity.FRESH
             require_position(connection, slot, _own(position) if position is not None else slot.confirmed)
-            self._expect(connection, tables)
+            self._drift.expect(connection, tables, published(connection, self._names.publication) or ())
             return Continuity.RESUMED
+
+    def recall(self, schemas: Sequence[TableSchema]) -> None:
+        self._relations.recall(schemas)
 
     def discover(self) -> tuple[TableSchema, ...]:
         with self._working() as connection:
             there = read_tables(connection)
-            self._notice_drops(connection, there)
-            chosen = [there[table] for table in self._choose(there)]
-            return tuple(source.schema(self._text_columns) for source in with_columns(connection, chosen))
+            chosen = self._choose(there)
+            known = [table for table in there if table not in chosen and self._relations.known(table) is not None]
+            sources = with_columns(connection, [there[table] for table in (*chosen, *known)])
+            self._drift.look(connection, there, sources)
+            return tuple(source.schema(self._text_columns) for source in sources[: len(chosen)])
 
     def prepare(self, tables: Sequence[TableId]) -> PostgresLsn:
         with self._working() as connection:
             sources = [self._source(connection, table) for table in tables]
             made = prepare_tables(connection, self._database, self._names, sources, provision=self._provision)
             if made is not None:
-                self._holds.append(made)
+                self._holds.add(made, tables)
             for source in sources:
                 self._relations.learn(source)
-                self._tables[source.id] = source.oid
                 if self._feed is not None:
                     self._feed.unblock(source.id)
-            self._notices = [(at, notice) for at, notice in self._notices if notice.table not in set(tables)]
+            self._drift.prepared(tables)
             return self._slot(connection).confirmed
 
     def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
         with self._working() as connection:
             source = self._source(connection, table)
             self._slot(connection)
-            hold = self._hold()
+            hold = self._holds.for_copy(table, self._feed.position if self._feed is not None else PostgresLsn(0))
             schema = self._relations.learn(source)
             origin = Origin(hold.snapshot, hold.content, hold.position)
             whole = TableChunk(self._database, self._names, schema, origin, source.kind == "r")
             chunks, rows = plan_chunks(connection, whole, source, chunk_rows)
             return SnapshotPlan(schema, chunks, rows)
+
+    def copied(self, table: TableId) -> None:
+        self._holds.release(table)
 
     def chunk(self, data: Mapping[str, Any]) -> TableChunk:
         return TableChunk.from_json(self._database, self._names, data)
@@ -193,10 +200,10 @@ class PostgresLog:
             if slot is None:
                 return Lag()
             behind = max(0, head(connection).value - slot.confirmed.value)
-        seconds = 0.0 if behind == 0 else None
-        if behind and self._confirmed_time is not None:
+            seconds = seconds_behind(connection, slot) if behind else 0.0
+        if behind and self._confirmed_time is not None:  # this process follows the stream and knows better
             seconds = max(0.0, time.time() - self._confirmed_time)
-        return Lag(bytes=behind, seconds=seconds)
+        return Lag(bytes=behind, seconds=seconds, source=slot.health)
 
     def slot(self) -> Slot | None:
         """The slot as the server reports it (``wal_status``, ``safe_wal_size``), on a connection of its own."""
@@ -204,7 +211,7 @@ class PostgresLog:
             return read_slot(connection, self._names.slot)
 
     def check(self) -> tuple[Finding, ...]:
-        return check_source(self._database, self._names, self._choose)
+        return check_source(self._database, self._names, self._choose, provision=self._provision)
 
     def uninstall(self) -> tuple[str, ...]:
         if self._feed is not None:
@@ -225,66 +232,34 @@ class PostgresLog:
             if feed is None:
                 return
             with self._working() as connection:
-                self._tidy(connection)
-                self._say(feed)
-                change_set = feed.next(wait_seconds)
+                self._holds.tidy(connection)
+                change_set = self._next(feed, wait_seconds)
             if self._closed.is_set():
                 return
+            self._relations.settle()
             yield change_set
+
+    def _next(self, feed: ChangeFeed, wait_seconds: float) -> ChangeSet:
+        """What the stream has; and if that is nothing, what the catalog says beside it."""
+        self._tell(feed)
+        change_set = feed.next(wait_seconds)
+        if change_set.is_heartbeat and self._tell(feed):
+            return replace(feed.next(0), start=change_set.start)
+        return change_set
+
+    def _tell(self, feed: ChangeFeed) -> bool:
+        found = self._drift.due(feed.reached)
+        for one in found:
+            feed.tell(one)
+        return bool(found)
 
     def _restart(self, connection: Connection, start: PostgresLsn) -> None:
         if self._feed is not None:
             self._feed.close()
             self._feed = None
+        self._relations.rewind()
         assembler = Assembler(start, lambda relation: self._relations.resolve(connection, relation))
-        self._feed = ChangeFeed(self._database, self._names, connection, assembler, self._limits)
-
-    def _say(self, feed: ChangeFeed) -> None:
-        """Notices whose place the stream has passed."""
-        for at, notice in list(self._notices):
-            if feed.reached >= at:
-                feed.note(notice)
-                self._notices.remove((at, notice))
-
-    def _expect(self, connection: Connection, tables: Sequence[TableId]) -> None:
-        """Tables that the pipeline has and the publication has not: their changes have been missed."""
-        there = read_tables(connection)
-        covered = published(connection, self._names.publication) or frozenset()
-        for table in tables:
-            if table in there:
-                self._tables.setdefault(table, there[table].oid)
-                if table not in covered:
-                    self._expect_notice(ReseedNeeded(table, f"it is not in the publication {self._names.publication}"))
-            else:
-                self._expect_notice(TableDropped(table))
-
-    def _expect_notice(self, notice: TableDropped | ReseedNeeded) -> None:
-        """Said with the next change set; once, however often continuity is asked."""
-        if (PostgresLsn(0), notice) not in self._notices:
-            self._notices.append((PostgresLsn(0), notice))
-
-    def _notice_drops(self, connection: Connection, there: Mapping[TableId, SourceTable]) -> None:
-        """A dropped table says nothing in the stream; its notice waits until the stream is past this moment."""
-        for table in [table for table in self._tables if table not in there]:
-            del self._tables[table]
-            self._relations.forget(table)
-            self._notices.append((head(connection), TableDropped(table)))
-
-    def _tidy(self, connection: Connection) -> None:
-        """Let go of snapshots that nobody reads from any more."""
-        if not self._holds or time.monotonic() - self._tidied_at < _TIDY_SECONDS:
-            return
-        self._tidied_at = time.monotonic()
-        for hold in [hold for hold in self._holds if hold.is_idle(connection, self._names)]:
-            hold.close()
-            self._holds.remove(hold)
-
-    def _hold(self) -> Hold:
-        """The newest snapshot, unless changes after it have been delivered: a copy must have all of those."""
-        delivered = self._feed.position if self._feed is not None else PostgresLsn(0)
-        if not self._holds or delivered > self._holds[-1].position:
-            self._holds.append(Hold.now(self._database, self._names))
-        return self._holds[-1]
+        self._feed = ChangeFeed(self._database, self._names, connection, assembler, self._limits, self._window)
 
     def _choose(self, there: Mapping[TableId, SourceTable]) -> tuple[TableId, ...]:
         """The tables that the patterns match, without those whose changes PostgreSQL cannot tell."""

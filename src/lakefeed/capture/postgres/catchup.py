@@ -7,6 +7,8 @@ that. It was measured twice as fast and more than the replication protocol, whic
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import psycopg
 from psycopg.pq import ExecStatus
 
@@ -27,18 +29,39 @@ _SIGNATURE_BYTES = 19
 _FIELD = 6  # one field (int16), its length (int32)
 
 
+@dataclass(slots=True)
+class Window:
+    """How much log is read at once. It outlives the connection: one that was too large is not tried again (T23)."""
+
+    bytes: int = _WINDOW_BYTES
+
+    def halve(self) -> bool:
+        """False if it cannot get smaller."""
+        if self.bytes <= _LEAST_BYTES:
+            return False
+        self.bytes //= 2
+        return True
+
+
 class CatchUp:
     """``next`` answers None when the stream should take over: near the head, or where a window does not help."""
 
     def __init__(
-        self, database: Database, connection: Connection, names: Names, assembler: Assembler, *, backlog: int
+        self,
+        database: Database,
+        connection: Connection,
+        names: Names,
+        assembler: Assembler,
+        *,
+        backlog: int,
+        window: Window,
     ) -> None:
         self._database = database
         self._connection = connection
         self._names = names
         self._assembler = assembler
         self._backlog = backlog
-        self._window = _WINDOW_BYTES
+        self._window = window
         self._unconfirmed = 0
 
     def next(self) -> ChangeSet | None:
@@ -52,30 +75,28 @@ class CatchUp:
             self._unconfirmed += 1
             return ChangeSet(position, position) if self._unconfirmed == 1 and slot.confirmed < position else None
         self._unconfirmed = 0
-        upto = PostgresLsn(min(end.value, position.value + self._window))
-        if not self._read(upto):
-            return None
-        self._assembler.advance(upto)
+        upto = PostgresLsn(min(end.value, position.value + self._window.bytes))
+        self._assembler.advance(self._read(upto))
         if self._assembler.is_empty:
             return None  # a transaction larger than the window: it would be decoded again for each window
         return self._assembler.cut()
 
-    def _read(self, upto: PostgresLsn) -> bool:
-        """One window into the assembler. False if the server ran out of time even for the smallest (T23)."""
+    def _read(self, upto: PostgresLsn) -> PostgresLsn:
+        """One window into the assembler. Returns its end: before ``upto`` if the server ran out of time (T23)."""
         while True:
             try:
                 # A connection of its own: while the rows come in, the catalog is asked about them on the other one.
                 with self._database.connection(self._names.slot) as connection:
                     self._copy(connection, upto)
             except SourceUnavailableError as error:
-                if not isinstance(error.__cause__, psycopg.errors.QueryCanceled):
+                cancelled = isinstance(error.__cause__, psycopg.errors.QueryCanceled)
+                if not cancelled or not self._window.halve():
                     raise
-                if self._window <= _LEAST_BYTES or not self._assembler.is_empty or self._assembler.in_transaction:
-                    raise
-                self._window //= 2
-                upto = PostgresLsn(self._assembler.position.value + self._window)
+                if not self._assembler.is_empty or self._assembler.in_transaction:
+                    raise  # a part of the window is taken in already: the smaller one begins with a new connection
+                upto = PostgresLsn(self._assembler.position.value + self._window.bytes)
             else:
-                return True
+                return upto
 
     def _copy(self, connection: Connection, upto: PostgresLsn) -> None:
         publication = quoted(self._names.publication).replace("'", "''")

@@ -110,6 +110,11 @@ def require(connection: Connection, sql: str) -> list[tuple[str | None, ...]]:
     result = connection.pgconn.exec_(sql.encode())
     if result.status not in (psycopg.pq.ExecStatus.COMMAND_OK, psycopg.pq.ExecStatus.TUPLES_OK):
         raise psycopg.errors.error_from_result(result)
+    return rows_of(result)
+
+
+def rows_of(result: psycopg.pq.abc.PGresult) -> list[tuple[str | None, ...]]:
+    """The rows of a result, as text."""
     return [
         tuple(None if (value := result.get_value(row, column)) is None else value.decode()
               for column in range(result.nfields))

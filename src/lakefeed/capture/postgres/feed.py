@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from lakefeed.capture.postgres.assemble import Assembler, Batches
-from lakefeed.capture.postgres.catchup import CatchUp
+from lakefeed.capture.postgres.assemble import Assembler, Batches, Resolved
+from lakefeed.capture.postgres.catchup import CatchUp, Window
 from lakefeed.capture.postgres.database import Connection, Database
 from lakefeed.capture.postgres.names import Names
 from lakefeed.capture.postgres.slot import read_slot
 from lakefeed.capture.postgres.stream import ChangeStream, Limits
 from lakefeed.capture.postgres.walsender import Walsender
-from lakefeed.change.change_set import ChangeSet, TableNotice
+from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
 
@@ -22,7 +22,13 @@ class ChangeFeed:
     """Belongs to one thread at a time. One assembler goes through both ways, so that there is no gap between them."""
 
     def __init__(
-        self, database: Database, names: Names, connection: Connection, assembler: Assembler, limits: Limits
+        self,
+        database: Database,
+        names: Names,
+        connection: Connection,
+        assembler: Assembler,
+        limits: Limits,
+        window: Window,
     ) -> None:
         self._database = database
         self._names = names
@@ -30,7 +36,9 @@ class ChangeFeed:
         self._assembler = assembler
         self._limits = limits
         self._stream: ChangeStream | None = None
-        self._catch_up: CatchUp | None = CatchUp(database, connection, names, assembler, backlog=limits.catch_up_bytes)
+        self._catch_up: CatchUp | None = CatchUp(
+            database, connection, names, assembler, backlog=limits.catch_up_bytes, window=window
+        )
         self._times: OrderedDict[int, float] = OrderedDict()
 
     @property
@@ -41,8 +49,9 @@ class ChangeFeed:
     def reached(self) -> PostgresLsn:
         return self._assembler.reached
 
-    def note(self, notice: TableNotice) -> None:
-        self._assembler.note(notice)
+    def tell(self, found: Resolved) -> None:
+        """Say something about a table with the next change set."""
+        self._assembler.tell(found)
 
     def unblock(self, table: TableId) -> None:
         self._assembler.blocked.discard(table)

@@ -12,9 +12,9 @@ from contextlib import suppress
 
 import psycopg
 
+from lakefeed.capture.postgres.creation import create_slot
 from lakefeed.capture.postgres.database import Connection, Database
 from lakefeed.capture.postgres.names import Names
-from lakefeed.capture.postgres.slot import create_slot
 from lakefeed.change.lsn import PostgresLsn
 
 IDLE_SECONDS = 300.0

@@ -10,9 +10,10 @@ from lakefeed.capture.base import Finding, Level
 from lakefeed.capture.postgres.catalog import SourceTable, read_tables, sql_name, with_columns
 from lakefeed.capture.postgres.database import Connection, Database
 from lakefeed.capture.postgres.names import Names, quoted
-from lakefeed.capture.postgres.slot import publication_statements, published, read_slot, usable_slot
+from lakefeed.capture.postgres.publication import publication_statements, published, shortcomings
+from lakefeed.capture.postgres.slot import read_slot, slot_statement, usable_slot
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError, SourceSetupError
+from lakefeed.errors import ConfigError, SourceSetupError, SourceUnavailableError
 
 Choose = Callable[[Mapping[TableId, SourceTable]], Sequence[TableId]]
 Problem = tuple[Level, str, str]
@@ -34,7 +35,7 @@ class _Server:
     senders_used: int
 
 
-def check_source(database: Database, names: Names, choose: Choose) -> tuple[Finding, ...]:
+def check_source(database: Database, names: Names, choose: Choose, *, provision: bool = True) -> tuple[Finding, ...]:
     """All findings. An unreachable server is an error and not a finding."""
     with database.connection(names.slot) as connection:
         server = _server(connection)
@@ -46,7 +47,8 @@ def check_source(database: Database, names: Names, choose: Choose) -> tuple[Find
             chosen = choose(there)
         except ConfigError as error:
             return (*found, Finding(level=Level.ERROR, problem=error.message, remedy=error.remedy))
-        found += _of_tables(connection, names, [there[table] for table in chosen])
+        found += _of_publication(connection, names, chosen, provision=provision)
+        found += _of_tables(connection, [there[table] for table in chosen])
         found += _left_out(there, chosen)
     return tuple(found)
 
@@ -106,7 +108,7 @@ def _of_transport(database: Database, connection: Connection) -> Iterator[Proble
 def _of_slot(connection: Connection, names: Names, server: _Server) -> Iterator[Problem]:
     try:
         slot = usable_slot(connection, names.slot)
-    except SourceSetupError as error:
+    except (SourceSetupError, SourceUnavailableError) as error:
         yield Level.ERROR, error.message, error.remedy
         return
     if slot is not None and slot.lost is not None:
@@ -142,12 +144,24 @@ def _pooler(connection: Connection) -> Iterator[Problem]:
         )
 
 
-def _of_tables(connection: Connection, names: Names, tables: list[SourceTable]) -> Iterator[Finding]:
+def _of_publication(
+    connection: Connection, names: Names, chosen: Sequence[TableId], *, provision: bool
+) -> Iterator[Finding]:
+    """What ``prepare`` will make; without ``provision`` somebody else has to, so each statement is an error."""
+    for problem, remedy in shortcomings(connection, names.publication):
+        yield _finding(Level.ERROR, problem, remedy)
     covered = published(connection, names.publication)
-    if covered is not None:
-        missing = [table.id for table in tables if table.id not in covered]
+    level = Level.WARNING if provision else Level.ERROR
+    missing = [table for table in chosen if covered is None or table not in covered]
+    if covered is not None or not provision:
         for statement in publication_statements(names.publication, covered, missing):
-            yield _finding(Level.WARNING, f"{len(missing)} tables are not published yet", f"{statement};")
+            yield _finding(level, f"{len(missing)} tables are not published yet", f"{statement};")
+    if not provision and read_slot(connection, names.slot) is None:
+        statement = slot_statement(names.slot)
+        yield _finding(level, "there is no replication slot, and source.provision is off", f"{statement};")
+
+
+def _of_tables(connection: Connection, tables: list[SourceTable]) -> Iterator[Finding]:
     for table in with_columns(connection, tables):
         for level, problem, remedy in _of_table(connection, table):
             yield Finding(level=level, problem=f"{table.id}: {problem}", remedy=remedy, table=table.id)

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import psycopg
 
 from lakefeed.capture.postgres.catalog import SourceTable
+from lakefeed.capture.postgres.creation import create_slot
 from lakefeed.capture.postgres.database import Connection, Database
 from lakefeed.capture.postgres.hold import Hold
 from lakefeed.capture.postgres.names import Names
-from lakefeed.capture.postgres.slot import create_slot, publication_statements, published, usable_slot
-from lakefeed.errors import SourceSetupError
+from lakefeed.capture.postgres.publication import publication_statements, published, shortcomings
+from lakefeed.capture.postgres.slot import slot_statement, usable_slot
+from lakefeed.errors import ConfigError, SourceSetupError
 
 
 def prepare_tables(
@@ -26,23 +28,30 @@ def prepare_tables(
         if table.refusal is not None:
             reason, remedy = table.refusal
             raise SourceSetupError(f"{table.id} cannot be captured: {reason}", remedy=remedy)
-    statements = publication_statements(
-        names.publication, published(connection, names.publication), [table.id for table in tables]
-    )
+    for problem, remedy in shortcomings(connection, names.publication):
+        raise ConfigError(f"{problem}, so that changes would be missing", remedy=remedy)
+    there = published(connection, names.publication)
+    statements = publication_statements(names.publication, there, [table.id for table in tables])
     slot = usable_slot(connection, names.slot)
-    if not provision and (statements or slot is None):
-        missing = [
-            *statements,
-            *([] if slot else [f"SELECT pg_create_logical_replication_slot('{names.slot}', 'pgoutput')"]),
-        ]
-        raise SourceSetupError(
-            "the publication or the slot is not ready, and source.provision is off", remedy="; ".join(missing) + ";"
-        )
+    if not provision:
+        _require_provided(names, statements, publication=there is not None, slot=slot is not None)
     for statement in statements:
         _run(connection, statement)
     if slot is not None:
         return None
     return Hold.take_over(database, names, create_slot(database, names.slot, temporary=False))
+
+
+def _require_provided(names: Names, statements: Sequence[str], *, publication: bool, slot: bool) -> None:
+    """Somebody else makes publication and slot. Without them nothing goes; a table that is not published is its own
+    problem."""
+    if publication and slot and not statements:
+        return
+    missing = [*statements, *([] if slot else [slot_statement(names.slot)])]
+    kind = SourceSetupError if publication and slot else ConfigError
+    raise kind(
+        "source.provision is off, and the publication or the slot is not ready", remedy=f"Run: {'; '.join(missing)};"
+    )
 
 
 def _run(connection: Connection, statement: str) -> None:

@@ -1,13 +1,13 @@
 """Relations: from the stream's description of a table to its layout, and what changed since the last one.
 
 The stream says names, types and the replica identity as they were at that place of the log; column numbers, NOT NULL
-and the primary key come from the catalog as it is now. Where the catalog has moved on, columns are matched by name
-first and by order for the rest: attribute numbers only ever grow, and dropped ones stay in the catalog.
+and the primary key come from the catalog as it is now (``columns`` tells how the two are put together). What a table
+was last delivered as comes from this process or, after a restart, from the journal (``recall``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lakefeed.capture.postgres.assemble import Resolved
@@ -20,18 +20,21 @@ from lakefeed.capture.postgres.catalog import (
     read_type,
     with_columns,
 )
+from lakefeed.capture.postgres.columns import match_columns, relation_of
 from lakefeed.capture.postgres.database import Connection
 from lakefeed.capture.postgres.layout import Layout
 from lakefeed.capture.postgres.message import Relation
+from lakefeed.capture.postgres.stale import judge, settled
 from lakefeed.change.change_set import ReseedNeeded, TableDropped, TableNotice
-from lakefeed.change.schema_change import AddColumn, diff
-from lakefeed.change.table import Column, TableId, TableSchema
+from lakefeed.change.table import TableId, TableSchema
 
-_INVISIBLE = 10_000  # beyond every attribute number (1600 columns at most)
+MADE_ANEW = "the table was dropped and created again"
 
 
-@dataclass(slots=True)
-class _Known:
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a table was last delivered as: the oid of its relation, and the schema."""
+
     relation: int
     schema: TableSchema
 
@@ -41,55 +44,99 @@ class Relations:
 
     def __init__(self, text_columns: Sequence[str]) -> None:
         self._text_columns = tuple(text_columns)
-        self._known: dict[TableId, _Known] = {}
+        self._known: dict[TableId, Known] = {}
+        self._settled: dict[TableId, Known] = {}
+
+    def settle(self) -> None:
+        """What was resolved so far has been handed out."""
+        self._settled = dict(self._known)
+
+    def rewind(self) -> None:
+        """What was resolved and not handed out is read again, and must be told again."""
+        self._known = dict(self._settled)
+
+    def recall(self, schemas: Iterable[TableSchema]) -> None:
+        """What was delivered by an earlier process."""
+        for schema in schemas:
+            relation = relation_of(schema)
+            if relation is not None:
+                self._known[schema.table] = self._settled[schema.table] = Known(relation, schema.at_version(0))
 
     def learn(self, source: SourceTable) -> TableSchema:
         """A table as it is when it is prepared or copied: what the stream says next is compared with this."""
         schema = source.schema(self._text_columns)
-        self._known[source.id] = _Known(source.oid, schema)
+        self._known[source.id] = self._settled[source.id] = Known(source.oid, schema)
         return schema
+
+    def known(self, table: TableId) -> Known | None:
+        return self._known.get(table)
 
     def forget(self, table: TableId) -> None:
         self._known.pop(table, None)
 
+    def differs(self, source: SourceTable) -> bool:
+        """Whether a table that was delivered is now, by the catalog, another than it was then."""
+        before = self._known.get(source.id)
+        if before is None:
+            return False
+        if source.refusal is not None or before.relation != source.oid:
+            return True
+        return not before.schema.same_shape(settled(before.schema, source.schema(self._text_columns)))
+
+    def adopt(self, source: SourceTable) -> Resolved:
+        """Take a table as the catalog has it, although no row has told."""
+        schema, before = source.schema(self._text_columns), self._known.get(source.id)
+        matched = match_columns(schema.names, before.schema if before is not None else None, source)
+        return self._changed(source.oid, schema, source, matched.doubt)
+
     def resolve(self, connection: Connection, relation: Relation) -> Resolved:
+        """What a relation message means."""
         if "." in relation.schema:
             return Resolved(None)
         table = TableId(relation.schema, relation.name)
-        current = next((one for one in read_tables(connection).values() if one.oid == relation.id), None)
-        source = with_columns(connection, [current])[0] if current is not None else None
+        source = _current(connection, relation.id)
         before = self._known.get(table)
-        if source is None and before is not None and before.relation == relation.id:
-            stated = tuple(column.name for column in relation.columns)
-            if stated == before.schema.names:  # dropped since; its last rows are still to come
-                return Resolved(Layout(relation.id, before.schema))
-        schema = self._schema(connection, relation, table, source)
-        notices: list[TableNotice] = [
-            TableDropped(name) for name, one in self._known.items() if one.relation == relation.id and name != table
-        ]
-        for notice in notices:
-            self.forget(notice.table)
-        self._known[table] = _Known(relation.id, schema)
-        layout = Layout(relation.id, schema)
-        if before is None or before.schema.same_shape(schema):
-            return Resolved(layout, notices=tuple(notices))
-        reason = _stale(before, relation, schema, source)
-        if reason is not None:
-            notices.append(ReseedNeeded(table, reason))
-        return Resolved(Layout(relation.id, schema), schema, tuple(notices))
+        last = before.schema if before is not None and before.relation == relation.id else None
+        names = [column.name for column in relation.columns]
+        if source is None and last is not None and tuple(names) == last.names:
+            return Resolved(Layout(relation.id, last))  # dropped since; its last rows are still to come
+        matched = match_columns(names, last, source)
+        schema = self._schema(connection, relation, table, source, matched.numbers)
+        renamed = [name for name, one in self._known.items() if one.relation == relation.id and name != table]
+        for name in renamed:
+            self.forget(name)
+        resolved = self._changed(relation.id, schema, source, matched.doubt)
+        told: tuple[TableNotice, ...] = tuple(map(TableDropped, renamed))
+        return Resolved(resolved.layout, resolved.schema, (*told, *resolved.notices))
+
+    def _changed(self, relation: int, stated: TableSchema, source: SourceTable | None, doubt: str | None) -> Resolved:
+        """Remember the new shape, and say what it means for the rows of before."""
+        table, before = stated.table, self._known.get(stated.table)
+        if before is None:
+            self._known[table] = Known(relation, stated)
+            return Resolved(Layout(relation, stated))
+        schema = settled(before.schema, stated)
+        self._known[table] = Known(relation, schema)
+        layout = Layout(relation, schema)
+        if before.relation != relation:
+            return Resolved(layout, schema, (ReseedNeeded(table, MADE_ANEW),))
+        if before.schema.same_shape(schema) and (source is None or source.refusal is None):
+            return Resolved(layout)
+        notice = judge(before.schema, schema, source)
+        if notice is None and doubt is not None:
+            notice = ReseedNeeded(table, doubt)
+        return Resolved(layout, schema, (notice,) if notice is not None else ())
 
     def _schema(
-        self, connection: Connection, relation: Relation, table: TableId, source: SourceTable | None
+        self,
+        connection: Connection,
+        relation: Relation,
+        table: TableId,
+        source: SourceTable | None,
+        numbers: Sequence[int],
     ) -> TableSchema:
-        names = [column.name for column in relation.columns]
-        if relation.identity == FULL:  # marks every column, so the key is the catalog's (T2)
-            key = source.key if source is not None and set(source.key) <= set(names) else ()
-        else:
-            marked = {column.name for column in relation.columns if column.in_identity}
-            in_order = source.key if source is not None and set(source.key) == marked else ()
-            key = in_order or tuple(name for name in names if name in marked)
+        key = _key(relation, source)
         frame = SourceTable(relation.id, table, relation.identity, "p", "r", key)
-        numbers = self._numbers(relation, source)
         by_number = {column.number: column for column in source.attributes} if source is not None else {}
         columns = []
         for stated, number in zip(relation.columns, numbers, strict=True):
@@ -100,65 +147,17 @@ class Relations:
             columns.append(column_of(frame, column, self._text_columns))
         return TableSchema(table, tuple(columns), key)
 
-    def _numbers(self, relation: Relation, source: SourceTable | None) -> list[int]:
-        """The attribute number of each column of the message."""
-        if source is None:
-            return list(range(_INVISIBLE, _INVISIBLE + len(relation.columns)))
-        live = {column.name: column.number for column in source.columns}
-        numbers: list[int | None] = [live.get(column.name) for column in relation.columns]
-        numbers = _in_order(numbers)
-        taken = {number for number in numbers if number is not None}
-        free = [column.number for column in source.attributes if column.number not in taken]
-        found: list[int] = []
-        for number in numbers:
-            if number is None:
-                low = found[-1] if found else 0
-                number = next((one for one in free if one > low), low + _INVISIBLE)
-            found.append(number)
-        return found
+
+def _current(connection: Connection, relation: int) -> SourceTable | None:
+    """The catalog's table of that oid, with its columns; None if it is gone."""
+    found = next((one for one in read_tables(connection).values() if one.oid == relation), None)
+    return with_columns(connection, [found])[0] if found is not None else None
 
 
-def _in_order(numbers: Sequence[int | None]) -> list[int | None]:
-    """Keep the matches that grow, as attribute numbers do; a name that was given to another column does not."""
-    kept: list[int | None] = []
-    last = 0
-    for number in numbers:
-        grows = number is not None and number > last
-        kept.append(number if grows else None)
-        last = number if grows and number is not None else last
-    return kept
-
-
-def _stale(before: _Known, relation: Relation, schema: TableSchema, source: SourceTable | None) -> str | None:
-    """Why the rows must be copied anew, None if they need not."""
-    if before.relation != relation.id:
-        return "the table was dropped and created again"
-    was = {column.id: column for column in before.schema.columns}
-    renamed = {column.name: was[column.id].name for column in schema.columns if column.id in was}
-    if tuple(renamed.get(name) for name in schema.key) != before.schema.key:
-        return f"its key changed from ({', '.join(before.schema.key)}) to ({', '.join(schema.key)})"
-    for column in schema.columns:
-        old = was.get(column.id)
-        if old is not None and _rewritten(old, column):
-            return f"the type of {column.name} changed from {old.source_type} to {column.source_type}"
-    for change in diff(before.schema, schema):
-        if isinstance(change, AddColumn):
-            reason = _unreadable_default(change.column, source)
-            if reason is not None:
-                return reason
-    return None
-
-
-def _rewritten(old: Column, new: Column) -> bool:
-    """Whether existing values may print otherwise now. A longer varchar does not rewrite anything."""
-    base = [text.partition("(")[0] for text in (old.source_type, new.source_type)]
-    return old.type != new.type or base[0] != base[1]
-
-
-def _unreadable_default(column: Column, source: SourceTable | None) -> str | None:
-    """Why nobody can tell without reading them what existing rows have in a new column; None if it is known."""
-    attributes = source.attributes if source is not None else ()
-    found = next((one for one in attributes if column.id == f"{source.oid if source else 0}.{one.number}"), None)
-    if column.default is not None or found is None or (found.missing is None and not found.has_default):
-        return None
-    return f"the new column {column.name} has a default, so existing rows have values in it"
+def _key(relation: Relation, source: SourceTable | None) -> tuple[str, ...]:
+    names = [column.name for column in relation.columns]
+    if relation.identity == FULL:  # marks every column, so the key is the catalog's (T2)
+        return source.key if source is not None and set(source.key) <= set(names) else ()
+    marked = {column.name for column in relation.columns if column.in_identity}
+    in_order = source.key if source is not None and set(source.key) == marked else ()
+    return in_order or tuple(name for name in names if name in marked)

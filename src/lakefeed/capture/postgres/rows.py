@@ -147,11 +147,12 @@ def _completed(data: Bytes, fields: tuple[Field, ...], tuples: _Tuples, layout: 
 def _unsent(fields: list[Field], deletes: Mask, layout: Layout) -> Mask:
     """Rows × columns; deletes carry the key alone, so nothing of them is missing."""
     table = np.zeros((len(deletes), len(fields)), dtype=bool)
-    for place, field in enumerate(fields):
-        table[:, place] = field.unsent
-    if not layout.key and table.any():
+    some = [place for place, field in enumerate(fields) if field.unsent.any()]
+    if not layout.key and some:
         raise DecodeError(f"{layout.schema.table} has no key, and a row of it came without all of its values")
-    return table & ~deletes[:, None]
+    for place in some:
+        table[:, place] = fields[place].unsent & ~deletes
+    return table
 
 
 def _columns(fields: list[Field], deletes: Mask, layout: Layout) -> tuple[Any, ...]:

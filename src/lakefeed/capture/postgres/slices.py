@@ -13,8 +13,8 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-PAD = 8
-"""Zero bytes behind the data, so that an integer can be read at every place of it."""
+PAD = 16
+"""Zero bytes behind the data, so that an integer or a uuid can be read at every place of it."""
 
 
 def padded(parts: list[bytes]) -> Bytes:
@@ -22,12 +22,17 @@ def padded(parts: list[bytes]) -> Bytes:
     return np.frombuffer(b"".join([*parts, bytes(PAD)]), np.uint8)
 
 
+def gathered(data: Bytes, at: Ints, kind: str) -> Any:
+    """What begins at ``at``, seen as ``kind`` (``>i4``, ``V16`` …), one for each place."""
+    dtype = np.dtype(kind)
+    # A view in which every byte begins a value: numpy reads unaligned, one gather instead of one for each byte.
+    view: Any = np.ndarray((len(data) - dtype.itemsize + 1,), dtype, data, 0, (1,))
+    return view[at]
+
+
 def integers(data: Bytes, at: Ints, kind: str) -> Ints:
     """The big-endian integers (``>i4``, ``>u2`` …) that begin at ``at``, one for each place."""
-    dtype = np.dtype(kind)
-    # A view in which every byte begins an integer: numpy reads unaligned, one gather instead of one for each byte.
-    view: Any = np.ndarray((len(data) - dtype.itemsize + 1,), dtype, data, 0, (1,))
-    found: Ints = view[at].astype(np.int64)
+    found: Ints = gathered(data, at, kind).astype(np.int64)
     return found
 
 

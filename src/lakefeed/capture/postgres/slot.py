@@ -1,18 +1,16 @@
-"""The replication slot and the publication of one pipeline: state, creation, position, removal."""
+"""The replication slot of one pipeline: state, position, removal. ``creation`` makes it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import psycopg
 
-from lakefeed.capture.postgres.catalog import sql_name
-from lakefeed.capture.postgres.database import Connection, Database, require
-from lakefeed.capture.postgres.names import Names, quoted
+from lakefeed.capture.postgres.database import Connection
+from lakefeed.capture.postgres.names import Names
 from lakefeed.change.lsn import PostgresLsn
-from lakefeed.change.table import TableId
 from lakefeed.errors import PositionLostError, SourceSetupError, SourceUnavailableError
 
 PLUGIN = "pgoutput"
@@ -34,6 +32,22 @@ class Slot:
     safe_wal_size: int | None
     lost: str | None
     """Why it cannot be used any more."""
+    idle_since: float | None = None
+    """Since when nobody reads from it (seconds since 1970, the server's clock); known from PostgreSQL 17 on."""
+    unfinished: bool = False
+    """The server is at making it; if its client goes away, it will not be there."""
+
+    @property
+    def health(self) -> dict[str, int | str | None]:
+        """What ``status`` shows of it, by PostgreSQL's own names."""
+        return {
+            "slot": self.name,
+            "active_pid": self.active_pid,
+            "confirmed_flush_lsn": self.confirmed.text(),
+            "wal_status": self.wal_status,
+            "safe_wal_size": self.safe_wal_size,
+            "invalidation_reason": self.lost,
+        }
 
 
 def read_slot(connection: Connection, name: str) -> Slot | None:
@@ -47,8 +61,27 @@ def read_slot(connection: Connection, name: str) -> Slot | None:
     size = data.get("safe_wal_size")
     return Slot(
         name, data.get("plugin") or "", data.get("database") or "", data.get("active_pid"), confirmed,
-        data.get("wal_status"), size, reason,
+        data.get("wal_status"), size, reason, _seconds(data.get("inactive_since")),
+        data.get("plugin") == PLUGIN and data.get("confirmed_flush_lsn") is None,
     )  # fmt: skip
+
+
+def _seconds(text: str | None) -> float | None:
+    return datetime.fromisoformat(text).timestamp() if text else None
+
+
+def seconds_behind(connection: Connection, slot: Slot) -> float | None:
+    """How old what is not confirmed may be, as the server knows it; None if it does not.
+
+    For a reader that is connected the server measures how long a confirmation takes. Without one, it is as long as
+    nobody has been reading.
+    """
+    if slot.active_pid is not None:
+        query = "SELECT extract(epoch FROM flush_lag)::float8 FROM pg_stat_replication WHERE pid = %s"
+        row = connection.execute(query, (slot.active_pid,)).fetchone()
+        return max(0.0, row[0]) if row is not None and row[0] is not None else None
+    row = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
+    return max(0.0, row[0] - slot.idle_since) if row is not None and slot.idle_since is not None else None
 
 
 def usable_slot(connection: Connection, name: str) -> Slot | None:
@@ -56,6 +89,12 @@ def usable_slot(connection: Connection, name: str) -> Slot | None:
     slot = read_slot(connection, name)
     if slot is None:
         return None
+    if slot.unfinished:
+        raise SourceUnavailableError(
+            f"the replication slot {name} is still being made by the server's process {slot.active_pid}, for a client "
+            "that may be gone: it waits for transactions that were running",
+            remedy=f"Lakefeed tries again by itself; or end it: SELECT pg_terminate_backend({slot.active_pid});",
+        )
     here = connection.info.dbname
     if slot.plugin != PLUGIN or slot.database != here:
         raise SourceSetupError(
@@ -99,22 +138,9 @@ def missing_slot(names: Names, position: PostgresLsn) -> PositionLostError:
     )
 
 
-def create_slot(database: Database, name: str, *, temporary: bool) -> tuple[Connection, PostgresLsn, str]:
-    """A new slot: the connection that made it, its consistent point, and the name of the snapshot exported there.
-
-    The snapshot has exactly the transactions whose commits lie before the point. It lives until the connection is used
-    or closed; a temporary slot goes with the connection. Making one waits for transactions that are running.
-    """
-    connection = database.connect(name, replication=True)
-    try:
-        with database.errors():
-            kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
-            rows = require(connection, f"CREATE_REPLICATION_SLOT {quoted(name)} {kind} {PLUGIN} (SNAPSHOT 'export')")
-            _, point, snapshot, _ = rows[0]
-    except BaseException:
-        connection.close()
-        raise
-    return connection, PostgresLsn.parse(point or ""), snapshot or ""
+def slot_statement(name: str) -> str:
+    """The SQL that makes the slot, for those who make it themselves."""
+    return f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}')"
 
 
 def advance_slot(connection: Connection, name: str, position: PostgresLsn) -> None:
@@ -134,22 +160,3 @@ def drop_slot(connection: Connection, name: str) -> bool:
         return False
     connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
     return True
-
-
-def published(connection: Connection, name: str) -> frozenset[TableId] | None:
-    """The tables of the publication; None if there is no publication."""
-    row = connection.execute("SELECT oid FROM pg_publication WHERE pubname = %s", (name,)).fetchone()
-    if row is None:
-        return None
-    rows = connection.execute("SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s", (name,))
-    return frozenset(TableId(schema, table) for schema, table in rows if "." not in schema)
-
-
-def publication_statements(name: str, there: frozenset[TableId] | None, wanted: Iterable[TableId]) -> Sequence[str]:
-    """The SQL that makes the publication cover ``wanted``."""
-    missing = sorted(set(wanted) - (there or frozenset()))
-    tables = ", ".join(map(sql_name, missing))
-    if there is None:
-        of = f" FOR TABLE {tables}" if tables else ""
-        return [f"CREATE PUBLICATION {quoted(name)}{of} WITH (publish_via_partition_root = true)"]
-    return [f"ALTER PUBLICATION {quoted(name)} ADD TABLE {tables}"] if tables else []

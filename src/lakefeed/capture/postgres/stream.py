@@ -13,25 +13,31 @@ from lakefeed.capture.postgres.assemble import Assembler
 from lakefeed.capture.postgres.database import Connection
 from lakefeed.capture.postgres.message import COMMIT, make_run
 from lakefeed.capture.postgres.slot import head
-from lakefeed.capture.postgres.walsender import HEADER_BYTES, Walsender
+from lakefeed.capture.postgres.walsender import GULP_SECONDS, HEADER_BYTES, Walsender
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.lsn import PostgresLsn
 
-_PIECE_BYTES = 8 << 20
+_PIECE_BYTES = 4 << 20
+_PIECE_MESSAGES = 12_000
+"""Messages are decoded so many at a time while more keep coming: fewer cost more each, more leave the caches."""
 _ASK_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """When a change set is cut, how far an idle source may run ahead before a heartbeat moves its slot (T22), and from
-    how large a backlog on it is read in windows instead of streamed."""
+    how large a backlog on it is read in windows instead of streamed.
+
+    That is rarely worth it: each window is decoded by the server from the slot's restart point on, and while it is, the
+    client waits. Streamed in gulps, a backlog was measured to come faster (bench/case/pg_stream.py).
+    """
 
     rows: int = 200_000
     bytes: int = 64 << 20
     linger_seconds: float = 0.5
     heartbeat_seconds: float = 10.0
     heartbeat_bytes: int = 16 << 20
-    catch_up_bytes: int = 64 << 20
+    catch_up_bytes: int = 1 << 30
 
 
 class ChangeStream:
@@ -42,8 +48,9 @@ class ChangeStream:
         self._assembler = assembler
         self._connection = connection
         self._limits = limits
-        self._pending: list[bytes] = []  # messages behind the last commit
+        self._pending: list[bytes] = []  # messages that are not decoded yet
         self._pending_bytes = 0
+        self._complete = 0  # how many of them end with a commit
         self._settled = self._asleep = False
         self._since_us = 0
         self._beat_at = time.monotonic()
@@ -66,6 +73,8 @@ class ChangeStream:
         while True:
             more = self._take(target, began + wait_seconds)
             now = time.monotonic()
+            if not more or now - began >= self._limits.linger_seconds:
+                self._flush()
             if self._is_ready(more, now - began):
                 return self._cut()
             if not more and self._is_over(target, now >= began + wait_seconds):
@@ -80,11 +89,15 @@ class ChangeStream:
             wait = _ASK_SECONDS
         else:
             wait = max(0.0, deadline - time.monotonic()) if self._assembler.is_empty and not self._pending else 0.02
+        if self.walsender.gulping:
+            wait = max(wait, 3 * GULP_SECONDS)
         messages, idle_at = self.walsender.take(wait)
         if messages:
             self._add(messages)
-        if idle_at is not None and not self._pending:
-            self._assembler.advance(idle_at.position)
+        if idle_at is not None:
+            self._flush()
+            if not self._pending:
+                self._assembler.advance(idle_at.position)
         if target is not None:
             self._look(idle_at is not None and idle_at.sent_us > self._since_us, target)
         return bool(messages)
@@ -105,21 +118,26 @@ class ChangeStream:
 
     def _add(self, messages: list[bytes]) -> None:
         last = next((at for at in range(len(messages) - 1, -1, -1) if messages[at][HEADER_BYTES] == COMMIT), -1)
-        self._pending += messages[: last + 1] if last >= 0 else messages
         if last >= 0:
+            self._complete = len(self._pending) + last + 1
+        self._pending += messages
+        self._pending_bytes += sum(map(len, messages))
+        if self._pending_bytes > _PIECE_BYTES:
             self._flush()
-            self._pending = messages[last + 1 :]
-        self._pending_bytes = (
-            sum(map(len, self._pending)) if last >= 0 else self._pending_bytes + sum(map(len, messages))
-        )
         # A piece of an open transaction goes in early only where no complete ones would have to wait for it.
         if self._pending_bytes > _PIECE_BYTES and (self._assembler.in_transaction or self._assembler.is_empty):
-            self._flush()
+            self._decode(len(self._pending))
 
     def _flush(self) -> None:
-        if self._pending:
-            self._assembler.add(make_run(self._pending, skip=HEADER_BYTES))
-            self._pending, self._pending_bytes = [], 0
+        """Decode the transactions that are complete."""
+        if self._complete:
+            self._decode(self._complete)
+
+    def _decode(self, count: int) -> None:
+        taken, self._pending = self._pending[:count], self._pending[count:]
+        self._pending_bytes, self._complete = sum(map(len, self._pending)), 0
+        for at in range(0, count, _PIECE_MESSAGES):
+            self._assembler.add(make_run(taken[at : at + _PIECE_MESSAGES], skip=HEADER_BYTES))
 
     def _is_ready(self, more: bool, age_seconds: float) -> bool:
         assembler, limits = self._assembler, self._limits

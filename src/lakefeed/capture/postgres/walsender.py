@@ -29,7 +29,7 @@ _ROOM_BYTES = 64 << 20
 _OBJECT_BYTES = 200  # what Python needs for each message, however short
 _STATUS_SECONDS = 5.0  # wal_sender_timeout is 60 s by default, and 10 s is about the least that anybody sets
 _BURST = 500
-_GULP_SECONDS = 0.02
+GULP_SECONDS = 0.02
 """With a backlog over TCP, a pause between reads lets the buffers fill: the walsender wakes up less often and is nearly
 twice as fast. On a unix socket the same pause is harmful."""
 _GONE = ("has already been removed", "can no longer get changes", "does not exist", "invalidated")
@@ -65,6 +65,8 @@ class Walsender:
         self._told_at = 0.0
         self._asked = False
         self._stopping = False
+        self.gulping = False
+        """There is a backlog: that nothing comes for GULP_SECONDS does not mean that nothing is there."""
         try:
             self._start(names, after)
         except BaseException:
@@ -140,8 +142,9 @@ class Walsender:
                         self._changed.wait(0.1)
                     continue
                 count = self._read()
-                if count >= _BURST and self._gulps:
-                    time.sleep(_GULP_SECONDS)
+                self.gulping = count >= _BURST and self._gulps
+                if self.gulping:
+                    time.sleep(GULP_SECONDS)
                 elif count == 0:
                     self._sleep()
                 self._pgconn.consume_input()
@@ -151,13 +154,21 @@ class Walsender:
             self._fail(error)
 
     def _read(self) -> int:
-        """Everything that libpq has, up to the room. Returns the number of messages."""
+        """Everything that has come, up to the room. Returns the number of messages.
+
+        Libpq's own buffer holds some dozen messages only, so it is filled again and again until there is no more:
+        handed over in large numbers, messages cost less, and only then can a pause be worth it.
+        """
         get = self._pgconn.get_copy_data
         taken: list[bytes] = []
-        size, seen = 0, 0
+        size, seen, filled_at = 0, 0, -1
         idle_at: Idle | None = None
         while size < _ROOM_BYTES // 8:
             count, data = get(1)
+            if count == 0 and filled_at < seen:
+                filled_at = seen
+                self._pgconn.consume_input()
+                continue
             if count <= 0:
                 break
             seen += 1

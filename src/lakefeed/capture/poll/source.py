@@ -1,0 +1,99 @@
+"""``SqlitePolling`` and ``PostgresPolling``: what a user writes to follow a database with nothing but SELECT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from os import PathLike
+from pathlib import Path
+
+from lakefeed.capture.base import ChangeCapture
+from lakefeed.capture.poll.capture import Polling
+from lakefeed.capture.poll.connector import PollConnector
+from lakefeed.capture.poll.rule import TableRule
+from lakefeed.capture.poll.stream import Pace
+from lakefeed.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class PollingSource:
+    """Any database, by its connector.
+
+    ``tables`` are glob patterns (see ``capture.patterns``), ``rules`` are by such patterns too. ``state`` is a
+    directory of the pipeline's own: findings of full comparisons are picked up there.
+    """
+
+    connector: PollConnector
+    _: KW_ONLY
+    tables: Sequence[str] = ("*",)
+    rules: Mapping[str, TableRule] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
+    state: str | PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_patterns(self.tables)
+
+    def bind(self, pipeline: str) -> ChangeCapture:  # noqa: ARG002  # nothing in the source has the pipeline's name
+        findings = Path(self.state) / "findings" if self.state is not None else None
+        return Polling(self.connector, tables=self.tables, rules=self.rules, findings=findings, pace=self.pace)
+
+
+@dataclass(frozen=True)
+class SqlitePolling:
+    """A SQLite database file, only ever read. ``immutable``: nobody writes to it (read-only media)."""
+
+    path: str | PathLike[str]
+    _: KW_ONLY
+    tables: Sequence[str] = ("*",)
+    rules: Mapping[str, TableRule] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
+    state: str | PathLike[str] | None = None
+    busy_timeout_seconds: float = 5.0
+    immutable: bool = False
+
+    def __post_init__(self) -> None:
+        check_patterns(self.tables)
+        if not Path(self.path).is_file():
+            raise ConfigError(f"source.path: there is no file '{self.path}'")
+
+    def bind(self, pipeline: str) -> ChangeCapture:
+        from lakefeed.capture.poll.sqlite import SqliteConnector
+
+        path = str(Path(self.path).absolute())  # chunks are read by processes that may have another directory
+        connector = SqliteConnector(path, self.busy_timeout_seconds, self.immutable)
+        return _bound(connector, self, pipeline)
+
+
+@dataclass(frozen=True)
+class PostgresPolling:
+    """A PostgreSQL database or replica, for a role that may SELECT.
+
+    ``dsn`` is a libpq connection string or URI and is not shown by ``repr``. ``text_columns`` are patterns over
+    ``schema.table.column``: those columns are kept as PostgreSQL prints them.
+    """
+
+    dsn: str = field(repr=False)
+    _: KW_ONLY
+    tables: Sequence[str] = ("public.*",)
+    rules: Mapping[str, TableRule] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
+    state: str | PathLike[str] | None = None
+    text_columns: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        check_patterns(self.tables)
+
+    def bind(self, pipeline: str) -> ChangeCapture:
+        from lakefeed.capture.poll.postgres import PostgresConnector
+
+        return _bound(PostgresConnector(self.dsn, tuple(self.text_columns)), self, pipeline)
+
+
+def _bound(connector: PollConnector, source: SqlitePolling | PostgresPolling, pipeline: str) -> ChangeCapture:
+    made = PollingSource(connector, tables=source.tables, rules=source.rules, pace=source.pace, state=source.state)
+    return made.bind(pipeline)
+
+
+def check_patterns(tables: Sequence[str]) -> None:
+    if isinstance(tables, str) or not tables:
+        raise ConfigError(f"source.tables: must be a list of patterns with at least one, not {tables!r}")
