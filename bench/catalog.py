@@ -29,6 +29,8 @@ CASES = {
         Case("writer", "What capture costs the application", one_core=True),
         Case("drain", "SQLite's change log into the journal", one_core=True),
         Case("snapshot", "A SQLite table into Delta"),
+        Case("pg_snapshot", "A PostgreSQL table into Delta"),
+        Case("pg_stream", "PostgreSQL's log into the journal"),
         Case("merge", "Changes into a Delta table"),
         Case("journal", "What the journal costs"),
         Case("idle", "Nothing new"),

@@ -20,7 +20,7 @@ from lakefeed.change.segment import Window
 from lakefeed.change.table import TableSchema
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.collapse import collapse
-from lakefeed.lake.mirror import merge_step
+from lakefeed.lake.upsert import merge_step
 from lakefeed.lake.session import spark_session
 
 _THROUGH, _DIRECT, _APPEND = "through the journal", "directly, no journal", "the append alone"

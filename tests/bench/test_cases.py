@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.parametrize("name", ["writer", "drain", "memory"])
+@pytest.mark.parametrize("name", ["writer", "drain", "pg_stream", "memory"])
 def test_a_benchmark_of_the_capture_side_runs_and_reports_ratios(name: str, tmp_path: Path) -> None:
     _check(CASES[name].run(Bench(tmp_path, quick=True)))
 
@@ -28,10 +28,11 @@ def test_a_benchmark_of_the_lake_side_runs_and_reports_ratios(name: str, spark: 
 
 
 @pytest.mark.spark
-def test_the_snapshot_benchmark_runs_in_a_process_and_session_of_its_own(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["snapshot", "pg_snapshot"])
+def test_the_snapshot_benchmarks_run_in_a_process_and_session_of_their_own(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert measure(CASES["snapshot"], quick=True, place=tmp_path)
+    assert measure(CASES[name], quick=True, place=tmp_path)
     assert "Lakefeed / plain Spark JDBC: ×" in capfd.readouterr().out
 
 

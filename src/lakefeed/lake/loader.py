@@ -9,20 +9,28 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakefeed.change.position import Position
+from lakefeed.change.table import TableId
 from lakefeed.errors import DecodeError, LakefeedError
 from lakefeed.lake.base import ChunkSource
 from lakefeed.lake.location import filesystem
+from lakefeed.lake.outcome import explained
 from lakefeed.lake.statistics import file_statistics
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+GROUP_CHUNKS = 8
+"""Per commit. What an interruption can cost is one group; what a commit costs is milliseconds."""
 
 ROW_GROUP_ROWS = 128 * 1024
 _SAMPLE_ROWS = 8192
@@ -62,7 +70,8 @@ def write_chunk(
         # The Arrow schema in the footer would tell readers types that are not the table's.
         with pq.ParquetWriter(
             f"{root}/{name}", schema, filesystem=files, compression="zstd", compression_level=1,
-            use_dictionary=_repetitive(first), store_schema=False, metadata_collector=footers,
+            use_dictionary=_repetitive(first),  # type: ignore[arg-type]  # a list is fine; the stubs do not know
+            store_schema=False, metadata_collector=footers,
         ) as writer:  # fmt: skip
             writer.write_table(first, row_group_size=first.num_rows)
             for group in groups:
@@ -81,6 +90,27 @@ def attempt_chunk(
         return write_chunk(chunk, directory, schema, added)
     except LakefeedError as error:
         return error
+
+
+def written_chunks(
+    chunks: Sequence[ChunkSource],
+    write: Callable[[ChunkSource], ChunkFile | LakefeedError],
+    table: TableId,
+    context: Callable[[], SparkContext],
+) -> list[ChunkFile]:
+    """The chunks of one group, each by ``write``, in parallel; ``context`` is asked for only if there are several."""
+    try:
+        # A single chunk is sooner written here than sent to a worker, and needs no JVM at all.
+        if len(chunks) < 2:
+            results = [write(chunk) for chunk in chunks]
+        else:
+            results = context().parallelize(list(chunks), len(chunks)).map(write).collect()
+    except Exception as error:
+        raise explained(error, table) from error
+    for result in results:
+        if isinstance(result, LakefeedError):
+            raise result
+    return [result for result in results if isinstance(result, ChunkFile)]
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, added: Mapping[str, Any]) -> Iterator[pa.Table]:

@@ -1,0 +1,30 @@
+"""dlt's copy of one table, run by ``dlt_peer.py`` with dlt's own Python: PORT TABLE STATE → seconds."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import dlt  # type: ignore[import-not-found]
+from dlt.sources.sql_database import sql_table  # type: ignore[import-not-found]
+
+
+def main(port: str, table: str, state: str) -> None:
+    place = f"postgres:none@127.0.0.1:{port}/postgres"
+    started = time.perf_counter()
+    rows = sql_table(
+        f"postgresql+psycopg2://{place}",
+        table=table,
+        schema="public",
+        reflection_level="full_with_precision",
+        backend="connectorx",
+        backend_kwargs={"return_type": "arrow", "conn": f"postgresql://{place}"},
+    )
+    rows.apply_hints(table_format="delta")
+    pipeline = dlt.pipeline("bench", destination="filesystem", dataset_name="copy", pipelines_dir=state)
+    pipeline.run(rows, loader_file_format="parquet", write_disposition="replace")
+    print(f"{time.perf_counter() - started:.3f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
