@@ -19,7 +19,7 @@ from lakefeed.change.position import Position, highest
 from lakefeed.change.schema_change import ChangeKey, RetypeColumn, diff, origins
 from lakefeed.change.segment import Segment, Window
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.errors import TableStoppedError
+from lakefeed.errors import RebuildNeededError, TableStoppedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import Applied, Loaded, Seed, TableState
 from lakefeed.lake.mode import Mirror
@@ -151,9 +151,11 @@ def _key(schema: TableSchema, row: Mapping[str, Any]) -> Key:
 
 
 def _evolved(rows: Mapping[Key, Row], old: TableSchema, new: TableSchema) -> dict[Key, Row]:
-    refused = [change for change in diff(old, new) if isinstance(change, RetypeColumn | ChangeKey)]
-    if refused:
-        raise TableStoppedError(f"table {new.table} cannot follow {refused[0]}", table=str(new.table))
+    for change in diff(old, new):
+        if isinstance(change, ChangeKey):
+            raise RebuildNeededError(f"table {new.table} cannot follow {change}", table=str(new.table))
+        if isinstance(change, RetypeColumn):
+            raise TableStoppedError(f"table {new.table} cannot follow {change}", table=str(new.table))
     return {key: _projected(row, old, new) for key, row in rows.items()}
 
 

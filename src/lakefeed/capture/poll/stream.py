@@ -95,6 +95,8 @@ class PollStream:
         known = self.known.get(source.id)
         followed = follow(source, self._choice.rule(source.id), text_columns(known, source))
         self.known.setdefault(source.id, followed.schema)
+        if mark.key and len(mark.key) != len(followed.key):
+            mark = Mark.start(mark.era + 1)  # the table was made anew with another key while nobody looked
         follower = Follower(self._connector, followed, self._findings)
         follower.seek(mark, dict(self.position.marks).get(FindingsDirectory.mark_name(source.id)))
         self._followers[source.id] = follower

@@ -13,7 +13,7 @@ from lakefeed.capture.postgres.snapshot import Key, TableChunk
 
 _COUNTED_BYTES = 64 << 20
 """Tables up to this size are counted; of larger ones the catalog's estimate and a sample are good enough."""
-_SAMPLED_BLOCKS = 10
+_SAMPLED_BLOCKS = 50
 """For each chunk. Rows of one block are often neighbours by key, so a few blocks would give uneven chunks."""
 _BLOCK_BYTES = 8192
 

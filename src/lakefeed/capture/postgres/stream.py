@@ -28,8 +28,7 @@ class Limits:
     """When a change set is cut, how far an idle source may run ahead before a heartbeat moves its slot (T22), and from
     how large a backlog on it is read in windows instead of streamed.
 
-    That is rarely worth it: each window is decoded by the server from the slot's restart point on, and while it is, the
-    client waits. Streamed in gulps, a backlog was measured to come faster (bench/case/pg_stream.py).
+    Streamed in gulps, a backlog was measured to come faster than in windows (docs/decisions/0007-postgres-copy.md).
     """
 
     rows: int = 200_000

@@ -1,0 +1,243 @@
+"""FullDiff: which rows of a lake table the source no longer has, found by comparing all keys on Spark.
+
+For sources whose deletes leave no trace (polling). Steps, each of which a restart does not do again once it is done:
+  1. read      Spark tasks read the source's keys (or whole rows) in chunks, each into a Parquet file of its own
+  2. compare   a distributed anti-join with the lake table; with whole rows, also a join that compares their hashes
+  3. refuse    nothing read at all, or more missing than allowed: a source that lost its rows looks the same
+  4. publish   the difference, and only that, as Parquet files that appear by one rename
+
+Correct while the source is written to, because what is published are suspects and not changes. Chunks are read over a
+span of time, and the lake table at some moment of it: a key may be missing here because it was inserted after its
+chunk was read, or because it moved into the lake meanwhile. The capture looks every suspect up in the source, in one
+consistent read that is in order with its own polls, before it delivers anything; see ``capture.poll.findings``.
+Nothing but counts comes to the driver.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from lakefeed.change.table import TableId
+from lakefeed.errors import LakefeedError
+from lakefeed.lake.base import ChunkSource
+from lakefeed.lake.location import filesystem, spark_glob, spark_path
+from lakefeed.lake.outcome import explained
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+FOUND = "_lakefeed_found"
+DELETED, CHANGED = "deleted", "changed"
+GROUP_CHUNKS = 8
+_HASH = "_lakefeed_hash"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What is compared. ``number`` names the run: given again after an interruption, it goes on where it stopped.
+
+    ``chunks`` have the columns of ``schema``: the key alone, or the key and all columns to compare. ``work`` is a
+    directory that every Spark task reaches, ``findings`` the one where the capture looks for this table's.
+    """
+
+    table: TableId
+    number: int
+    key: tuple[str, ...]
+    schema: pa.Schema
+    chunks: Sequence[ChunkSource]
+    work: str
+    findings: str
+    max_deleted_share: float = 0.1
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """Columns whose values are compared; none if only keys are."""
+        return tuple(name for name in self.schema.names if name not in self.key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullDiffResult:
+    """``refused`` says why nothing was published although rows are missing. ``published`` is None for no difference."""
+
+    table: TableId
+    source_rows: int
+    lake_rows: int
+    deleted: int
+    changed: int
+    seconds: float = 0.0
+    refused: str | None = None
+    published: str | None = None
+
+
+def full_diff(
+    session: SparkSession, lake: DataFrame, comparison: Comparison, progress: Callable[[int, int], None]
+) -> FullDiffResult:
+    """Compare ``lake``, the table's current rows, with the source. ``progress``: chunks read, of how many."""
+    started = time.monotonic()
+    try:
+        result = _compared(session, lake, comparison, progress)
+    except Exception as error:
+        raise explained(error, comparison.table) from error
+    return replace(result, seconds=time.monotonic() - started)
+
+
+def _compared(
+    session: SparkSession, lake: DataFrame, comparison: Comparison, progress: Callable[[int, int], None]
+) -> FullDiffResult:
+    _read_source(session, comparison, progress)  # 1
+    source = _source(session, lake, comparison)
+    suspects = _suspects(lake, source, comparison).cache()  # 2: counted, then written
+    try:
+        source_rows, lake_rows = source.count(), lake.count()
+        counts = {row[FOUND]: int(row["count"]) for row in suspects.groupBy(FOUND).count().collect()}
+        deleted, changed = counts.get(DELETED, 0), counts.get(CHANGED, 0)
+        refused = _refusal(comparison, source_rows, lake_rows, deleted)  # 3
+        published = None
+        if refused is None and deleted + changed:
+            published = _publish(suspects, comparison)  # 4
+    finally:
+        suspects.unpersist()
+    _remove(_place(comparison))  # what was refused is read anew next time
+    return FullDiffResult(
+        table=comparison.table,
+        source_rows=source_rows,
+        lake_rows=lake_rows,
+        deleted=deleted,
+        changed=changed,
+        refused=refused,
+        published=published,
+    )
+
+
+def write_keys(item: tuple[int, ChunkSource], directory: str, schema: pa.Schema) -> int | LakefeedError:
+    """One task: a chunk into its file. Our own errors come back as values: Spark would turn them into text."""
+    number, chunk = item
+    files, root = filesystem(directory)
+    hidden = f"{root}/.{uuid.uuid4()}.tmp"  # a task may be tried twice at once; Spark does not read such names
+    rows = 0
+    try:
+        with chunk.open() as reader, pq.ParquetWriter(hidden, schema, filesystem=files, compression="zstd") as out:
+            for batch in reader:
+                out.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+                rows += batch.num_rows
+    except LakefeedError as error:
+        return error
+    files.move(hidden, f"{root}/{_file(number)}")
+    return rows
+
+
+def _read_source(session: SparkSession, comparison: Comparison, progress: Callable[[int, int], None]) -> None:
+    place = _place(comparison)
+    files, root = filesystem(place)
+    files.create_dir(root, recursive=True)
+    there = {info.base_name for info in files.get_file_info(fs.FileSelector(root))}
+    total = len(comparison.chunks)
+    left = [
+        (number, chunk) for number, chunk in enumerate(comparison.chunks) if f"chunk-{number:06d}.parquet" not in there
+    ]
+    progress(total - len(left), total)
+    write = partial(write_keys, directory=place, schema=_nullable(comparison.schema))
+    for start in range(0, len(left), GROUP_CHUNKS):
+        group = left[start : start + GROUP_CHUNKS]
+        results: list[Any] = session.sparkContext.parallelize(group, len(group)).map(write).collect()
+        for result in results:
+            if isinstance(result, LakefeedError):
+                raise result
+        progress(total - len(left) + start + len(group), total)
+
+
+def _source(session: SparkSession, lake: DataFrame, comparison: Comparison) -> DataFrame:
+    """What was read, in the types of the lake table."""
+    from pyspark.sql import functions as F  # noqa: N812  # its usual name
+
+    read = session.read.parquet(spark_glob(_place(comparison)))
+    types = {field.name: field.dataType for field in lake.schema.fields}
+    return read.select([F.col(_quoted(name)).cast(types[name]).alias(name) for name in comparison.schema.names])
+
+
+def _suspects(lake: DataFrame, source: DataFrame, comparison: Comparison) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    mine, theirs = _hashed(lake, comparison).alias("l"), _hashed(source, comparison).alias("s")
+    same = _same_key(comparison)
+    keys = [F.col(f"l.{_quoted(name)}").alias(name) for name in comparison.key]
+    gone = mine.join(theirs, same, "left_anti").select(*keys, F.lit(DELETED).alias(FOUND))
+    if not comparison.compared:
+        return gone
+    keys = [F.col(f"s.{_quoted(name)}").alias(name) for name in comparison.key]
+    equal = same & F.col(f"l.{_HASH}").eqNullSafe(F.col(f"s.{_HASH}"))
+    other = theirs.join(mine, equal, "left_anti").select(*keys, F.lit(CHANGED).alias(FOUND))
+    return gone.unionByName(other)
+
+
+def _hashed(rows: DataFrame, comparison: Comparison) -> DataFrame:
+    """The key, and one number for all that is compared: it is all that travels through the cluster."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    columns: list[Column] = [F.col(_quoted(name)) for name in comparison.key]
+    if comparison.compared:
+        columns.append(F.xxhash64(*[F.col(_quoted(name)) for name in comparison.compared]).alias(_HASH))
+    return rows.select(*columns)
+
+
+def _same_key(comparison: Comparison) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    pairs = [F.col(f"l.{_quoted(name)}") == F.col(f"s.{_quoted(name)}") for name in comparison.key]
+    same = pairs[0]
+    for pair in pairs[1:]:
+        same = same & pair
+    return same
+
+
+def _refusal(comparison: Comparison, source_rows: int, lake_rows: int, deleted: int) -> str | None:
+    if deleted and source_rows == 0:
+        return f"the source returned no rows of {comparison.table}, of which the lake has {lake_rows}"
+    if deleted > comparison.max_deleted_share * lake_rows:
+        return (
+            f"{deleted} of {lake_rows} rows of {comparison.table} are missing in the source, more than the "
+            f"{comparison.max_deleted_share:.0%} that max_deleted_share allows"
+        )
+    return None
+
+
+def _publish(suspects: DataFrame, comparison: Comparison) -> str:
+    """Spark writes beside the place where the capture looks; then one rename."""
+    final = f"{comparison.findings}/{comparison.number}"
+    hidden = f"{comparison.findings}/.{comparison.number}.tmp"
+    files, path = filesystem(final)
+    if files.get_file_info(path).type != fs.FileType.NotFound:
+        return final  # an earlier try came as far as this
+    suspects.write.mode("overwrite").parquet(spark_path(hidden))
+    files.move(filesystem(hidden)[1], path)
+    return final
+
+
+def _remove(place: str) -> None:
+    files, root = filesystem(place)
+    files.delete_dir(root)
+
+
+def _place(comparison: Comparison) -> str:
+    return f"{comparison.work}/{comparison.number}"
+
+
+def _file(number: int) -> str:
+    return f"chunk-{number:06d}.parquet"
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(field.name, field.type) for field in schema])
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

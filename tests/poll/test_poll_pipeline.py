@@ -1,0 +1,89 @@
+"""The whole way: polling, the journal, a lake in memory. The watermarks are the journal's positions. A17, A32."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.poll.actors import iso, now_us
+
+from lakefeed import Pipeline, PipelineOptions
+from lakefeed.capture.poll.rule import SoftDelete, TableRule
+from lakefeed.capture.poll.source import SqlitePolling
+from lakefeed.capture.poll.stream import Pace
+from lakefeed.change.table import TableId
+from lakefeed.journal.options import JournalOptions
+from lakefeed.testing.memory_lake import MemoryLake
+
+QUICK = PipelineOptions(interval_seconds=0.01, enrol_seconds=0.05, journal=JournalOptions(fsync=False))
+RULES = {"*": TableRule(deletes=SoftDelete("deleted_at"), safety_lag_seconds=0.05)}
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
+    for name in ("t", "u"):
+        connection.execute(
+            f"CREATE TABLE {name} (id INTEGER PRIMARY KEY, v TEXT, updated_at TEXT NOT NULL, deleted_at TEXT)"
+        )
+        connection.execute(f"INSERT INTO {name} VALUES (1, 'a', '{at()}', NULL), (2, 'b', '{at()}', NULL)")
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> MemoryLake:
+    return MemoryLake(str(tmp_path / "lake"))
+
+
+def at() -> str:
+    return iso(now_us())
+
+
+def pipeline(tmp_path: Path, lake: MemoryLake) -> Pipeline:
+    source = SqlitePolling(tmp_path / "s.db", rules=RULES, pace=Pace(poll_seconds=0.01))
+    return Pipeline(source, lake, name="p", options=QUICK)
+
+
+def values(lake: MemoryLake, table: str = "main.t") -> dict[int, str]:
+    return {row["id"]: row["v"] for row in lake.rows(table)}
+
+
+def test_a17_a_pipeline_resumes_from_its_journal(
+    tmp_path: Path, lake: MemoryLake, database: sqlite3.Connection
+) -> None:
+    with pipeline(tmp_path, lake) as first:
+        first.sync_once()
+        assert values(lake) == {1: "a", 2: "b"}
+        database.execute(f"INSERT INTO t VALUES (3, 'c', '{at()}', NULL)")
+        database.execute(f"UPDATE t SET deleted_at = '{at()}' WHERE id = 1")
+        first.sync_once()
+        assert values(lake) == {2: "b", 3: "c"}
+    database.execute(f"UPDATE t SET v = 'x', updated_at = '{at()}' WHERE id = 2")
+    database.execute("ALTER TABLE u ADD COLUMN w TEXT")
+    database.execute(f"UPDATE u SET w = 'w', updated_at = '{at()}' WHERE id = 1")
+    with pipeline(tmp_path, lake) as second:
+        second.sync_once()
+        assert values(lake) == {2: "x", 3: "c"}
+        assert {row["id"]: row["w"] for row in lake.rows("main.u")} == {1: "w", 2: None}
+
+
+def test_a32_a_broken_table_is_in_the_status_and_the_others_go_on(
+    tmp_path: Path, lake: MemoryLake, database: sqlite3.Connection
+) -> None:
+    with pipeline(tmp_path, lake) as running:
+        running.sync_once()
+        database.execute("INSERT INTO u VALUES (3, 'c', 'whenever', NULL)")
+        database.execute(f"INSERT INTO t VALUES (3, 'c', '{at()}', NULL)")
+        running.sync_once()
+        assert values(lake)[3] == "c"
+        status = running.status().tables[TableId("main", "u")]
+        assert status.state == "blocked"
+        assert "'whenever' is not a time" in str(status.error)
+        assert status.remedy
+    database.execute(f"UPDATE u SET updated_at = '{at()}' WHERE id = 3")
+    with pipeline(tmp_path, lake) as again:
+        again.sync_once()
+        assert values(lake, "main.u")[3] == "c"
