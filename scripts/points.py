@@ -28,7 +28,7 @@ POINTS = {
             "status is cheap and never blocks",
             "lag: latest minus last synced, never negative, None before the first sync",
             "concurrent sync_once calls do not apply twice",
-            "temporal mode: not there yet, refused with the modes there are",
+            "temporal mode: versions with valid_from and valid_to, the same however changes are grouped",
             "nothing is skipped in silence: a table that cannot go on stops with a remedy",
             "changes are applied in groups; the log is pruned only behind what is durable",
         ],

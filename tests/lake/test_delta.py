@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import DecodeError, TableStoppedError
-from lakefeed.lake.base import Applied, Loaded, Seed
+from lakefeed.lake.base import Applied, Seed
 from lakefeed.lake.delta import Delta, DeltaFormat
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.format_contract import one
@@ -151,19 +151,6 @@ def test_a_table_of_somebody_else_is_not_replaced(tables: DeltaFormat, log: Scri
     write_deltalake(one(tables, schema).location, pa.table({"precious": [1]}))
     with pytest.raises(TableStoppedError, match="did not make"):
         one(tables, schema).load(seed_of(schema, [], tmp_path), lambda _: None)
-
-
-def test_a_table_without_a_key_is_copied_and_then_stops_with_a_remedy(
-    tables: DeltaFormat, log: ScriptedLog, tmp_path: Path
-) -> None:
-    schema = log.schema_of(table("main.t", {"v": pa.int64()}))
-    assert one(tables, schema).load(seed_of(schema, [{"v": 1}, {"v": 1}], tmp_path), lambda _: None) == Loaded(
-        rows=2, high=at(1)
-    )
-    log.add(batch(schema, [("insert", {"v": 1})]))
-    with pytest.raises(TableStoppedError, match="no key") as stopped:
-        one(tables, schema).apply(log.window(schema.table, 0, 1), 1)
-    assert "primary key" in stopped.value.remedy
 
 
 @pytest.mark.parametrize(

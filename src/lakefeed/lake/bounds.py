@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lakefeed.change.batch import TIME
 from lakefeed.change.segment import Window
 from lakefeed.lake.location import filesystem
 from lakefeed.lake.projection import lineage, steps
@@ -57,6 +58,15 @@ def key_bounds(window: Window) -> KeyBounds | None:
         return KeyBounds(key, min(low for low, _ in found), max(high for _, high in found))
     except TypeError:
         return None
+
+
+def lowest_time(window: Window) -> str | None:
+    """The earliest commit time of a window as a literal of Spark SQL; None if unknown, as where a change has none."""
+    if not window.segments or len(window.segments) > _MAX_FILES:
+        return None
+    found = [_file_bounds(segment.path, TIME) for segment in window.segments]
+    lows = [bounds[0] for bounds in found if bounds is not None]
+    return _literal(min(lows)) if len(lows) == len(found) else None
 
 
 def _orderable(kind: pa.DataType) -> bool:

@@ -3,6 +3,9 @@
 The order is ``_lakefeed_seq``, which is total, so the outcome does not depend on files, partitions or retries. The last
 operation wins. A column that the last change did not carry has its newest carried value since the key was last
 inserted or deleted; if there is none, the row says so (``CARRIED`` is false) and the table's value stands.
+
+Where deleted rows are kept, the last operation is still the one that counts, but the values are those that the row had
+when it was deleted; ``HELD`` says whether any change carried values at all.
 """
 
 from __future__ import annotations
@@ -21,57 +24,90 @@ if TYPE_CHECKING:
 FRESH = "_lakefeed_fresh"
 """Was the key inserted or deleted here? Then nothing of the table's row belongs to what is left."""
 
+HELD = "_lakefeed_held"
+"""Where deleted rows are kept: was there a change that carried values? If not, the table's row keeps its own."""
 
-def collapsed_window(session: SparkSession, window: Window) -> DataFrame:
-    """One row per key of a window. What lies before the last truncate is gone with it."""
+
+def collapsed_window(
+    session: SparkSession, window: Window, told: Sequence[str] = (), *, keep_deleted: bool = False
+) -> DataFrame:
+    """One row per key of a window. What lies before the last truncate is gone with it.
+
+    ``told`` are further metadata columns: the row has those of its last change.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
-    changes = read_changes(session, window)
+    changes = read_changes(session, window, told)
     if window.truncated_at is not None:
         changes = changes.where((F.col(SEQ) > window.truncated_at) & (F.col(OP) != int(Operation.TRUNCATE)))
-    return collapse(changes, window.target.key, incomplete_columns(window))
+    return collapse(changes, window.target.key, incomplete_columns(window), keep_deleted=keep_deleted)
 
 
-def collapse(changes: DataFrame, key: Sequence[str], incomplete: Sequence[str] = ()) -> DataFrame:
-    """One row per ``key``: its columns and ``_lakefeed_op``; with ``incomplete`` ones, CARRIED for each, and FRESH."""
+def collapse(
+    changes: DataFrame, key: Sequence[str], incomplete: Sequence[str] = (), *, keep_deleted: bool = False
+) -> DataFrame:
+    """One row per ``key``: its columns, ``_lakefeed_op`` and other metadata of the last change.
+
+    With ``incomplete`` columns also CARRIED for each, and FRESH; with ``keep_deleted`` also HELD.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     flags = {name: CARRIED + str(index) for index, name in enumerate(incomplete)}
     hidden = {SEQ, *flags.values()}
     names = [name for name in changes.columns if name not in hidden]
     rest = [name for name in names if name not in key and name not in flags]
-    last = F.max_by(F.struct(*(F.col(quoted(name)) for name in rest)), F.col(SEQ)).alias("_last")
+    own = [name for name in rest if keep_deleted and not name.startswith("_lakefeed_")]
+    last = [_newest([name for name in rest if name not in own], F.col(SEQ)).alias("_last")]
+    if keep_deleted:
+        last += [F.max(~_is_delete()).alias(HELD)]
+        last += [_newest(own, F.when(~_is_delete(), F.col(SEQ))).alias("_kept")] if own else []
     carried = [part for name, flag in flags.items() for part in _newest_carried(name, flag)]
-    resets = [_last_reset().alias("_reset")] if flags else []
-    grouped = changes.groupBy(*(F.col(quoted(name)) for name in key)).agg(last, *resets, *carried)
-    own = [_value(name, key, flags).alias(name) for name in names]
+    resets = [_last_reset(keep_deleted=keep_deleted).alias("_reset")] if flags else []
+    grouped = changes.groupBy(*(F.col(quoted(name)) for name in key)).agg(*last, *resets, *carried)
+    sources = {name: f"_value{flag}" for name, flag in flags.items()} | dict.fromkeys(own, "_kept")
+    values = [_value(name, key, sources).alias(name) for name in names]
+    held = [F.col(HELD)] if keep_deleted else []
     if not flags:
-        return grouped.select(*own)
+        return grouped.select(*values, *held)
     carries = [_is_carried(flag).alias(flag) for flag in flags.values()]
-    return grouped.select(*own, *carries, F.col("_reset").isNotNull().alias(FRESH))
+    return grouped.select(*values, *held, *carries, F.col("_reset").isNotNull().alias(FRESH))
 
 
-def _value(name: str, key: Sequence[str], flags: dict[str, str]) -> Column:
+def _newest(names: Sequence[str], order: Column) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.max_by(F.struct(*(F.col(quoted(name)) for name in names)), order)
+
+
+def _is_delete() -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.col(OP) == int(Operation.DELETE)
+
+
+def _value(name: str, key: Sequence[str], sources: dict[str, str]) -> Column:
+    """``sources``: where a column that is not in ``_last`` is to be found."""
     from pyspark.sql import functions as F  # noqa: N812
 
     if name in key:
         return F.col(quoted(name))
-    return F.col(f"_value{flags[name]}") if name in flags else F.col("_last").getField(name)
+    source = sources.get(name, "_last")
+    return F.col(source).getField(name) if source in ("_last", "_kept") else F.col(source)
 
 
 def _newest_carried(name: str, flag: str) -> tuple[Column, Column]:
     """The newest carried value of a column and its seq. A delete carries nothing."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    sent_at = F.when(F.col(flag) & (F.col(OP) != int(Operation.DELETE)), F.col(SEQ))
+    sent_at = F.when(F.col(flag) & ~_is_delete(), F.col(SEQ))
     return F.max_by(F.col(quoted(name)), sent_at).alias(f"_value{flag}"), F.max(sent_at).alias(f"_seq{flag}")
 
 
-def _last_reset() -> Column:
-    """The seq of the key's last insert or delete: nothing from before it belongs to the row."""
+def _last_reset(*, keep_deleted: bool) -> Column:
+    """The seq of the key's last insert or delete: nothing from before it belongs to the row, unless it is kept."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    resets = [int(Operation.INSERT), int(Operation.READ), int(Operation.DELETE)]
+    resets = [int(Operation.INSERT), int(Operation.READ), *([] if keep_deleted else [int(Operation.DELETE)])]
     return F.max(F.when(F.col(OP).isin(resets), F.col(SEQ)))
 
 

@@ -11,8 +11,8 @@ _DEAD_JVM = ("Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetError
 _SCHEMA = ("DELTA_FAILED_TO_MERGE_FIELDS", "DELTA_MERGE_INCOMPATIBLE", "_LEGACY_ERROR_TEMP_DELTA", "DELTA_SCHEMA")
 
 
-_CONFLICTS = ("DELTA_CONCURRENT", "ConcurrentDelete", "ConcurrentAppend", "ConcurrentModification", "ValidationException",
-              "CommitFailedException")  # fmt: skip
+_CONFLICTS = ("DELTA_CONCURRENT", "ConcurrentDelete", "ConcurrentAppend", "ConcurrentModification",
+              "ValidationException", "CommitFailedException", "Cannot fast-forward")  # fmt: skip
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""Changes of any schema version as rows of one target schema: renamed columns follow, dropped ones go.
+"""Changes of any schema version as rows of one target schema: renamed columns follow, dropped ones go, types widen.
 
 A column that was added later reads as its default in rows from before: that is what the source shows for them too.
 """
@@ -10,7 +10,7 @@ from functools import reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from lakefeed.change.batch import ABSENT, OP, SEQ
+from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN
 from lakefeed.change.schema_change import origins
 from lakefeed.change.segment import Segment, Window
 from lakefeed.change.table import Column, TableSchema
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 CARRIED = "_lakefeed_carried_"
 """Prefix of a boolean column: did this change carry that column? Only for columns that some change did not."""
+
+_TOLD = {POSITION: "string", TIME: "timestamp", TXN: "string"}
 
 
 def steps(schemas: Mapping[int, TableSchema], start: int, end: int) -> list[TableSchema]:
@@ -53,11 +55,16 @@ def projected(path: Sequence[TableSchema]) -> list[SparkColumn]:
     """Expressions that turn a row of the first schema into a row of the last."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    target = path[-1]
-    return [
-        default(target.column(name)) if was is None else F.col(quoted(was)).alias(name)
-        for name, was in lineage(path).items()
-    ]
+    first, target = path[0], path[-1]
+    columns = []
+    for name, was in lineage(path).items():
+        if was is None:
+            columns.append(default(target.column(name)))
+            continue
+        column, kind = F.col(quoted(was)), target.column(name).type
+        widened = column if first.column(was).type == kind else column.cast(spark_type(kind) or "string")
+        columns.append(widened.alias(name))
+    return columns
 
 
 def default(column: Column) -> SparkColumn:
@@ -75,28 +82,44 @@ def incomplete_columns(window: Window) -> tuple[str, ...]:
     return tuple(name for name in window.target.names if name in found)
 
 
-def read_changes(session: SparkSession, window: Window) -> DataFrame:
-    """All changes of a window as rows of its target schema, with operation, seq and what they carried."""
-    incomplete = incomplete_columns(window)
+def read_changes(session: SparkSession, window: Window, told: Sequence[str] = ()) -> DataFrame:
+    """All changes of a window as rows of its target schema, with operation, seq and what they carried.
+
+    ``told`` are further metadata columns. ``_lakefeed_absent`` among them has the target's names.
+    """
     by_version: dict[int, list[Segment]] = {}
     for segment in window.segments:
         by_version.setdefault(segment.schema_version, []).append(segment)
-    parts = [_read_version(session, window, segments, incomplete) for segments in by_version.values()]
+    parts = [_read_version(session, window, segments, told) for segments in by_version.values()]
     return reduce(lambda one, other: one.unionByName(other), parts)
 
 
-def _read_version(
-    session: SparkSession, window: Window, segments: Sequence[Segment], incomplete: Sequence[str]
-) -> DataFrame:
+def _read_version(session: SparkSession, window: Window, segments: Sequence[Segment], told: Sequence[str]) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
+    incomplete = incomplete_columns(window)
     path = steps(window.schemas, segments[0].schema_version, window.target.version)
-    columns = f"{spark_columns(path[0])}, {OP} tinyint, {SEQ} bigint, {ABSENT} array<string>"
+    plain = [name for name in told if name != ABSENT]
+    more = "".join(f", {name} {_TOLD[name]}" for name in plain)
+    columns = f"{spark_columns(path[0])}, {OP} tinyint, {SEQ} bigint, {ABSENT} array<string>{more}"
     # The schema is given, so that Spark does not open a file to guess it.
     changes = session.read.schema(columns).parquet(*(spark_glob(segment.path) for segment in segments))
     origin = lineage(path)
+    extra = [F.col(name) for name in plain]
+    if ABSENT in told:
+        extra.append(_absent({name: origin[name] for name in incomplete}).alias(ABSENT))
     flags = [_carried(origin[name]).alias(CARRIED + str(index)) for index, name in enumerate(incomplete)]
-    return changes.select(*projected(path), F.col(OP), F.col(SEQ), *flags)
+    return changes.select(*projected(path), F.col(OP), F.col(SEQ), *extra, *flags)
+
+
+def _absent(origin: Mapping[str, str | None]) -> SparkColumn:
+    """The columns that a change did not carry, under the names that they have now; NULL if there are none."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if not origin:
+        return F.lit(None).cast("array<string>")
+    names = F.array_compact(F.array(*(F.when(~_carried(was), F.lit(name)) for name, was in origin.items())))
+    return F.when(F.size(names) > 0, names)
 
 
 def _carried(name: str | None) -> SparkColumn:

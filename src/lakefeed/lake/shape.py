@@ -8,14 +8,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakefeed.change.batch import POSITION, SEQ, TXN
+from lakefeed.change.batch import ABSENT, POSITION, SEQ, TXN
 from lakefeed.change.table import Column, TableSchema
 from lakefeed.errors import TableStoppedError
 from lakefeed.lake.base import Seed
+from lakefeed.lake.file_chunk import CurrentRows
 from lakefeed.lake.mode import Append, Mirror, Mode, Temporal
 
 _INSTANT = pa.timestamp("us", tz="UTC")
 COMMITTED_AT, OPERATION = "_lakefeed_committed_at", "_lakefeed_operation"
+UNKNOWN_TIME = "TIMESTAMP'1970-01-01 00:00:00+00:00'"
+"""In Spark SQL, where a time is needed and the source told none. The same at every replay, which a clock is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,14 @@ class Shape:
                     table=str(source.table),
                 )
         return replace(source, columns=(*source.columns, *added))
+
+    def current(self) -> CurrentRows | None:
+        """Which of the table's rows are the source's; None for a mode that keeps no rows, only changes."""
+        if isinstance(self.mode, Append):
+            return None
+        if isinstance(self.mode, Temporal):
+            return CurrentRows(self.mode.is_current)
+        return CurrentRows(self.mode.soft_delete, null=True)
 
     def copied(self, seed: Seed) -> dict[str, Any]:
         """For each added column the value that every copied row has. The time is when the copy was planned."""
@@ -77,6 +88,7 @@ def _append() -> tuple[Column, ...]:
         Column(POSITION, pa.string()),
         Column(COMMITTED_AT, _INSTANT),
         Column(TXN, pa.string()),
+        Column(ABSENT, pa.list_(pa.string())),  # last: no file statistics are kept behind a list
     )
 
 

@@ -1,0 +1,172 @@
+"""Upsert: what a window leaves of each key, onto the table's rows. One commit.
+
+Four ways to the same rows; the cheapest that is sound is taken:
+
+- *replace*: after a truncate, the table is what came after it.
+- *append*: no file of the table can have a key of the window, by the table's own statistics. Nothing to look up.
+- *rewrite*: nearly every file would be rewritten anyway. The rows that stay are read once, without those of the
+  window's keys, and written with what the window leaves: half the work of a merge, which reads everything twice.
+- *merge*: one MERGE, with the bounds of the window's keys, so that files outside of them are not read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lakefeed.change.batch import OP, Operation
+from lakefeed.change.segment import Window
+from lakefeed.lake.bounds import KeyBounds, key_bounds
+from lakefeed.lake.collapse import FRESH, HELD, collapsed_window
+from lakefeed.lake.projection import CARRIED, incomplete_columns, read_changes
+from lakefeed.lake.sparktype import quoted, spark_type
+from lakefeed.lake.step import AppendRows, MergeRows, ReplaceRows, Step
+from lakefeed.lake.store import Extent, TableStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+INCOMPLETE = "LAKEFEED_INCOMPLETE_ROW"
+"""In the error of a change that did not carry all columns, for a row that the table does not have."""
+
+REWRITE_SHARE = 0.7
+"""Of the table's bytes in files that may have the window's keys, from which rewriting it all is cheaper."""
+
+_SURELY_TOUCHED = 4
+"""Changes per file, at least, from which a file that may have one of the keys is taken to have one."""
+
+_FILE_BYTES = 128 << 20
+_BROADCAST_ROWS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """The mode's own columns, as Spark SQL over the collapsed change ``s`` and, in ``onto``, the table's row ``t``.
+
+    ``new`` is what they are in a row that the table does not have, ``onto`` in one that it has; those not named there
+    stay. ``only`` limits the rows of the table that changes concern. ``told`` are the metadata columns that the
+    expressions use. With ``keeps_deleted`` a delete removes no row: it writes ``onto``, and values stay as they were.
+    """
+
+    new: Mapping[str, str] = field(default_factory=dict)
+    onto: Mapping[str, str] = field(default_factory=dict)
+    only: str | None = None
+    told: tuple[str, ...] = ()
+    keeps_deleted: bool = False
+
+
+NOTHING_OWN = Own()
+
+
+def upsert_step(session: SparkSession, window: Window, store: TableStore, own: Own) -> Step:
+    """The cheapest sound way; for modes whose deletes remove rows."""
+    left = left_rows(collapsed_window(session, window, own.told), window, own)
+    if window.truncated_at is not None:
+        return ReplaceRows(left.unionByName(_unconcerned(session, store, left, own)) if own.only else left)
+    bounds = key_bounds(window)
+    extent = store.extent(window.target.key[0], bounds)
+    if extent is not None and extent.touched_files == 0:
+        return AppendRows(left)
+    if extent is not None and _rewrites(window, extent, own):
+        partitions = max(session.sparkContext.defaultParallelism, math.ceil(extent.bytes / _FILE_BYTES))
+        kept = _untouched(session, window, store, own).select(*map(quoted, left.columns))
+        return ReplaceRows(kept.unionByName(left).coalesce(partitions))
+    return merge_step(collapsed_window(session, window, own.told), window, bounds, own)
+
+
+def merge_step(changes: DataFrame, window: Window, bounds: KeyBounds | None, own: Own = NOTHING_OWN) -> MergeRows:
+    """``changes``: one row per key, as ``collapse`` leaves them."""
+    flags = _flags(window)
+    names, key = window.target.names, window.target.key
+    sets = {name: _onto(window, name, flags, own) for name in names if name not in key} | dict(own.onto)
+    updates = ", ".join(f"t.{quoted(name)} = {value}" for name, value in sets.items())
+    columns = ", ".join(map(quoted, [*names, *own.new]))
+    values = ", ".join([*(_whole(window, name, flags) for name in names), *own.new.values()])
+    deletes = f"WHEN MATCHED AND s.{OP} = {int(Operation.DELETE)} THEN DELETE"
+    clauses = (
+        *(() if own.keeps_deleted else (deletes,)),
+        *((f"WHEN MATCHED THEN UPDATE SET {updates}",) if updates else ()),
+        f"WHEN NOT MATCHED AND {_is_left(own)}",
+        f"THEN INSERT ({columns}) VALUES ({values})",  # noqa: S608  # names are quoted
+    )
+    within = bounds.condition("t") if bounds is not None else None
+    condition = " AND ".join(part for part in (matches(window), own.only, within) if part)
+    return MergeRows(changes, condition, clauses)
+
+
+def left_rows(changes: DataFrame, window: Window, own: Own = NOTHING_OWN) -> DataFrame:
+    """What collapsed changes leave where the table has none of their rows."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    flags = _flags(window)
+    values = {name: _whole(window, name, flags) for name in window.target.names} | dict(own.new)
+    columns = [F.expr(value).alias(name) for name, value in values.items()]
+    return changes.alias("s").where(_is_left(own)).select(*columns)
+
+
+def matches(window: Window) -> str:
+    """The SQL condition that a change ``s`` is of the row ``t``."""
+    # A key column that may be NULL (SQLite allows it) is compared so that NULL equals NULL.
+    return " AND ".join(
+        f"t.{quoted(name)} {'<=>' if window.target.column(name).nullable else '='} s.{quoted(name)}"
+        for name in window.target.key
+    )
+
+
+def keys_of(changes: DataFrame, window: Window) -> DataFrame:
+    """The key columns as ``s``, to be joined with the table: sent to every task if they are few."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    keys = changes.select(*(F.col(quoted(name)) for name in window.target.key)).alias("s")
+    return F.broadcast(keys) if window.rows <= _BROADCAST_ROWS else keys
+
+
+def refusal(window: Window, name: str) -> str:
+    """The SQL that stops the table instead of giving a value for a column that nobody sent."""
+    return f"CAST(raise_error('{INCOMPLETE}') AS {spark_type(window.target.column(name).type)})"
+
+
+def _rewrites(window: Window, extent: Extent, own: Own) -> bool:
+    whole = not window.absent and own.onto == own.new  # otherwise it takes the table's row, which a merge has
+    many = window.rows >= _SURELY_TOUCHED * extent.touched_files
+    return whole and many and extent.touched_bytes >= REWRITE_SHARE * extent.bytes
+
+
+def _untouched(session: SparkSession, window: Window, store: TableStore, own: Own) -> DataFrame:
+    """The table's rows whose keys the window does not have, or that changes do not concern."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    condition = f"{matches(window)} AND {own.only}" if own.only else matches(window)
+    keys = keys_of(read_changes(session, window), window)
+    return store.read(session).alias("t").join(keys, F.expr(condition), "left_anti")
+
+
+def _unconcerned(session: SparkSession, store: TableStore, left: DataFrame, own: Own) -> DataFrame:
+    return store.read(session).alias("t").where(f"NOT ({own.only})").select(*map(quoted, left.columns))
+
+
+def _is_left(own: Own) -> str:
+    return f"s.{HELD}" if own.keeps_deleted else f"s.{OP} <> {int(Operation.DELETE)}"
+
+
+def _flags(window: Window) -> dict[str, str]:
+    return {name: CARRIED + str(index) for index, name in enumerate(incomplete_columns(window))}
+
+
+def _whole(window: Window, name: str, flags: dict[str, str]) -> str:
+    """A column of a row that the table does not have: every column must have been carried."""
+    value = f"s.{quoted(name)}"
+    if name not in flags:
+        return value
+    return f"CASE WHEN s.{flags[name]} THEN {value} ELSE {refusal(window, name)} END"
+
+
+def _onto(window: Window, name: str, flags: dict[str, str], own: Own) -> str:
+    """A column of a row that the table has: what was not carried keeps the table's value."""
+    value = f"s.{quoted(name)}"
+    if name in flags:
+        kept = f"CASE WHEN s.{FRESH} THEN {refusal(window, name)} ELSE t.{quoted(name)} END"
+        value = f"CASE WHEN s.{flags[name]} THEN {value} ELSE {kept} END"
+    return f"CASE WHEN s.{HELD} THEN {value} ELSE t.{quoted(name)} END" if own.keeps_deleted else value

@@ -1,0 +1,55 @@
+"""Delta keeps the contract of mode append."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from lakefeed.change.table import TableId
+from lakefeed.lake.base import TableFormat
+from lakefeed.lake.delta import Delta
+from lakefeed.lake.mode import Append, Mode
+from lakefeed.testing.mode_contract import AppendContract
+from lakefeed.testing.mode_history import Dice, MirrorModel, histories, plain
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+class TestDeltaAppend(AppendContract):
+    @pytest.fixture(autouse=True)
+    def _spark(self, spark: SparkSession) -> None:
+        self.spark = spark
+
+    def make_format(self, root: Path, mode: Mode) -> TableFormat:
+        return Delta(self.spark, root, mode=mode).bind("contract")
+
+    def read_rows(self, tables: TableFormat, table: TableId) -> list[dict[str, Any]]:
+        location = tables.table(tables.routes(table)[0]).location
+        rows: list[dict[str, Any]] = DeltaTable(location).to_pyarrow_table().to_pylist()
+        return rows
+
+
+def test_the_view_of_the_documentation_over_a_change_log_is_the_mirror(spark: SparkSession) -> None:
+    """The SQL is taken out of docs/modes.md as it stands there."""
+    text = (Path(__file__).parents[2] / "docs" / "modes.md").read_text()
+    statement = text.split("<!-- current state -->")[1].split("```sql")[1].split("```")[0]
+    dice = Dice(11, cases=40, length=400)
+    model = MirrorModel()
+    model.copy(dice.copied)
+    for event in dice.events:
+        model.apply(event)
+    contract = TestDeltaAppend()
+    contract.spark = spark
+    with contract.stage(Append(), histories()) as stage:
+        stage.copy(dice.copied)
+        stage.play([dice.events])
+        spark.read.format("delta").load(stage.lake_table.location).createOrReplaceTempView("change_log")
+        found = [row.asDict() for row in spark.sql(statement).collect()]
+    assert {plain(row) for row in found} == {plain(model.rows[key]) for key in model.rows if key not in model.deleted}
+    assert len(found) == len(model.rows) - len(model.deleted)

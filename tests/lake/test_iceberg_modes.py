@@ -1,0 +1,51 @@
+"""Iceberg keeps the contracts of every mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.lake.iceberg_reader import read_iceberg
+
+from lakefeed.change.table import TableId
+from lakefeed.lake.base import TableFormat
+from lakefeed.lake.iceberg import Iceberg
+from lakefeed.lake.mode import Mode
+from lakefeed.testing.mode_contract import AppendContract, KeylessContract, MirrorContract
+from lakefeed.testing.temporal_contract import TemporalContract
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+class _OnIceberg:
+    spark: SparkSession
+
+    @pytest.fixture(autouse=True)
+    def _spark(self, spark: SparkSession) -> None:
+        self.spark = spark
+
+    def make_format(self, root: Path, mode: Mode) -> TableFormat:
+        return Iceberg(self.spark, root, mode=mode).bind("contract")
+
+    def read_rows(self, tables: TableFormat, table: TableId) -> list[dict[str, Any]]:
+        return read_iceberg(tables.table(tables.routes(table)[0]).location)
+
+
+class TestIcebergMirror(_OnIceberg, MirrorContract):
+    pass
+
+
+class TestIcebergKeyless(_OnIceberg, KeylessContract):
+    pass
+
+
+class TestIcebergAppend(_OnIceberg, AppendContract):
+    pass
+
+
+class TestIcebergTemporal(_OnIceberg, TemporalContract):
+    pass

@@ -1,0 +1,151 @@
+"""Iceberg tables through upkeep, ours and other people's: what is recorded stays, and syncs go on beside it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+import pytest
+from tests.lake.iceberg_reader import read_iceberg, static_table
+
+from lakefeed.change.table import TableSchema
+from lakefeed.errors import SparkSetupError, TableStoppedError
+from lakefeed.lake.base import Applied, LakeTable, Seed
+from lakefeed.lake.iceberg import Iceberg
+from lakefeed.lake.session import checked_session
+from lakefeed.lake.upkeep import UpkeepOptions
+from lakefeed.testing.builders import at, batch, table
+from lakefeed.testing.format_contract import one
+from lakefeed.testing.scripted_log import ListChunk, ScriptedLog
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+KEY = ("id",)
+NOW = "timestamp '2999-01-01 00:00:00'"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> ScriptedLog:
+    (tmp_path / "segments").mkdir()
+    return ScriptedLog(tmp_path / "segments")
+
+
+@pytest.fixture
+def schema(log: ScriptedLog) -> TableSchema:
+    return log.schema_of(table("main.t", {"id": pa.int64(), "v": pa.string()}, key=KEY))
+
+
+@pytest.fixture
+def lake_table(spark: SparkSession, schema: TableSchema, log: ScriptedLog, tmp_path: Path) -> LakeTable:
+    """Copied in three files of one row, then one row updated: change set 1."""
+    chunks = [ListChunk.of(schema, [{"id": n, "v": "0"}], read_at=1, marks=tmp_path) for n in range(3)]
+    found = one(Iceberg(spark, tmp_path / "lake").bind("shop"), schema)
+    found.load(Seed(schema=schema, generation=1, base=0, position=at(1), chunks=chunks), lambda _: None)
+    log.add(batch(schema, [("update", {"id": 1, "v": "1"})]))
+    found.apply(log.window(schema.table, 0, 1), 1)
+    return found
+
+
+@pytest.fixture
+def somebody(spark: SparkSession, tmp_path: Path) -> SparkSession:
+    """A session of somebody who knows the tables as catalog ``theirs``, and nothing of Lakefeed."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.catalog.theirs", "org.apache.iceberg.spark.SparkCatalog")
+    session.conf.set("spark.sql.catalog.theirs.type", "hadoop")
+    session.conf.set("spark.sql.catalog.theirs.cache-enabled", "false")
+    session.conf.set("spark.sql.catalog.theirs.warehouse", f"file://{tmp_path / 'lake'}")
+    return session
+
+
+def call(session: SparkSession, procedure: str, *arguments: str) -> None:
+    session.sql(f"CALL theirs.system.{procedure}({', '.join(['table => ' + repr('main.t'), *arguments])})").collect()
+
+
+def content(lake_table: LakeTable) -> dict[int, str]:
+    rows = read_iceberg(lake_table.location)
+    assert len({row["id"] for row in rows}) == len(rows)
+    return {row["id"]: row["v"] for row in rows}
+
+
+def test_what_is_recorded_survives_compaction_expiry_and_new_manifests(
+    lake_table: LakeTable, somebody: SparkSession, schema: TableSchema, log: ScriptedLog
+) -> None:
+    call(somebody, "rewrite_data_files", "options => map('rewrite-all', 'true')")
+    call(somebody, "rewrite_manifests")
+    call(somebody, "expire_snapshots", f"older_than => {NOW}", "retain_last => 3")
+    assert lake_table.applied(1) == Applied(number=1, schema_version=1, rows=3)
+    log.add(batch(schema, [("delete", {"id": 0}), ("insert", {"id": 5, "v": "5"})]))
+    lake_table.apply(log.window(schema.table, 1, 2), 1)
+    assert content(lake_table) == {1: "1", 2: "0", 5: "5"}
+    assert lake_table.applied(1) == Applied(number=2, schema_version=1, rows=3)
+
+
+def test_b03_expiry_of_every_snapshot_that_records_is_an_error_with_the_remedy(
+    lake_table: LakeTable, somebody: SparkSession
+) -> None:
+    call(somebody, "rewrite_data_files", "options => map('rewrite-all', 'true')")
+    call(somebody, "expire_snapshots", f"older_than => {NOW}", "retain_last => 1")
+    with pytest.raises(TableStoppedError, match="expired") as stopped:
+        lake_table.applied(1)
+    assert "copied anew" in stopped.value.remedy
+
+
+def test_our_own_upkeep_packs_and_expires_and_goes_on_recording(
+    lake_table: Any, schema: TableSchema, log: ScriptedLog
+) -> None:
+    for number in range(2, 13):
+        log.add(batch(schema, [("update", {"id": 1, "v": str(number)})]))
+        lake_table.apply(log.window(schema.table, number - 1, number), 1)
+    eager = UpkeepOptions(most_files=0, keep_hours=0.0, cluster=True)
+    result = lake_table.upkeep(eager, KEY)
+    assert result.packed
+    assert result.files_after == 1
+    assert result.removed > 0
+    assert lake_table.applied(1) == Applied(number=12, schema_version=1, rows=3)
+    assert "lakefeed.applied" in static_table(lake_table.location).current_snapshot().summary.additional_properties
+    assert content(lake_table) == {0: "0", 1: "12", 2: "0"}
+    again = lake_table.upkeep(eager, KEY)
+    assert (again.files_before, again.files_after) == (1, 1)
+
+
+def test_changes_are_applied_while_somebody_compacts(
+    lake_table: LakeTable, somebody: SparkSession, schema: TableSchema, log: ScriptedLog
+) -> None:
+    errors: list[str] = []
+
+    def compact() -> None:
+        for _ in range(3):
+            try:
+                call(somebody, "rewrite_data_files", "options => map('rewrite-all', 'true')")
+            except Exception as error:  # noqa: BLE001  # whoever compacts may lose; the sync must not
+                errors.append(str(error))
+
+    other = threading.Thread(target=compact)
+    other.start()
+    for number in range(2, 5):
+        log.add(batch(schema, [("update", {"id": 1, "v": str(number)}), ("insert", {"id": 10 + number, "v": "n"})]))
+        lake_table.apply(log.window(schema.table, number - 1, number), 1)
+    other.join()
+    assert content(lake_table) == {0: "0", 1: "4", 2: "0", 12: "n", 13: "n", 14: "n"}
+    found = lake_table.applied(1)
+    assert found is not None
+    assert found.number == 4
+
+
+def test_a_session_without_iceberg_is_refused_with_the_settings_to_add(spark: SparkSession) -> None:
+    class Plain:
+        """A session whose extensions are Delta's only; those of a running one cannot be changed."""
+
+        conf: ClassVar = {"spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension"}
+
+    plain: Any = Plain()
+    with pytest.raises(SparkSetupError, match="without Iceberg") as refused:
+        checked_session(plain, ("iceberg",))
+    extension = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+    assert f"spark.sql.extensions={extension}" in refused.value.remedy
+    assert "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13" in refused.value.remedy
+    assert checked_session(spark, ("delta", "iceberg")) is spark
