@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 
-from lakefeed.app.build import LAKES, SOURCES, build_pipeline, rules
+from lakefeed.app.build import LAKES, SOURCES, build_pipeline, evolution, rules
 from lakefeed.app.command.prepare import SOURCES as TEMPLATES
 from lakefeed.app.command.prepare import template
 from lakefeed.app.config import Config, LakeConfig, PostgresSource, SqliteSource, load_config
@@ -19,6 +19,7 @@ from lakefeed.errors import ConfigError
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.journal.options import JournalOptions
 from lakefeed.lake.mode import Temporal
+from lakefeed.lake.policy import Evolution
 from lakefeed.lake.route import Rule
 
 MINIMAL = """\
@@ -124,7 +125,7 @@ def test_relative_paths_belong_to_the_directory_of_the_file(tmp_path: Path, monk
 def test_an_unknown_key_is_named_with_its_place_line_and_the_valid_keys(tmp_path: Path) -> None:
     text = mistake(tmp_path, MINIMAL.replace("  path: ./lake", "  path: ./lake\n  fromat: delta"))
     assert text.endswith(
-        "shop.yaml, line 7: there is no key 'fromat' in lake; valid keys are path, format, mode, options, tables, catalog, namespace; did you mean format?"
+        "shop.yaml, line 7: there is no key 'fromat' in lake; valid keys are path, format, mode, options, evolution, tables, catalog, namespace; did you mean format?"
     )
     text = mistake(tmp_path, MINIMAL + "sinc: {}\n")
     assert "line 7: there is no key 'sinc' at the top; valid keys are pipeline, source, lake, sync, journal" in text
@@ -300,6 +301,24 @@ HISTORY = """\
 def test_lake_tables_say_another_mode_or_a_second_table(tmp_path: Path) -> None:
     config = load(tmp_path, MINIMAL + HISTORY)
     assert rules(config.lake) == [Rule("orders", Temporal(track_except=("note",)), "{table}_history")]
+
+
+EVOLUTION = """
+  evolution: {drop_column: keep, change_type: new_column}
+  tables:
+    - {match: orders, mode: mirror, evolution: {add_column: stop}}
+    - {match: "*", mode: append, name: "{table}_log"}
+"""
+
+
+def test_evolution_is_chosen_for_the_lake_and_for_some_tables(tmp_path: Path) -> None:
+    config = load(tmp_path, MINIMAL + EVOLUTION)
+    lake = Evolution(drop_column="keep", change_type="new_column")
+    assert evolution(config.lake.evolution) == lake
+    assert [rule.evolution for rule in rules(config.lake)] == [lake.with_choices({"add_column": "stop"}), None]
+    text = mistake(tmp_path, MINIMAL + EVOLUTION.replace("keep", "ignore"))
+    assert "lake.evolution.drop_column" in text
+    assert all(choice in text for choice in ("evolve", "keep", "stop"))
 
 
 def test_an_option_that_the_mode_does_not_have_is_refused_with_those_it_has(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lakefeed.app.config import Config, LakeConfig, PostgresSource, SqliteSource
+from lakefeed.app.config import Config, EvolutionConfig, LakeConfig, PostgresSource, SqliteSource
 from lakefeed.errors import ConfigError
 from lakefeed.lake.mode import mode_named
+from lakefeed.lake.policy import Evolution
 from lakefeed.lake.route import Rule
 
 if TYPE_CHECKING:
@@ -45,7 +46,16 @@ def _delta(config: LakeConfig) -> Lake:
     from lakefeed.lake.delta import Delta
     from lakefeed.lake.session import spark_session
 
-    return Delta(spark_session, config.path, mode=mode_named(config.mode, config.options), rules=rules(config))
+    for key in ("catalog", "namespace"):
+        if key in config.model_fields_set:
+            raise ConfigError(f"lake.{key} is for Iceberg tables", remedy="Set lake.format: iceberg, or remove it.")
+    return Delta(
+        spark_session,
+        config.path,
+        mode=mode_named(config.mode, config.options),
+        rules=rules(config),
+        evolution=evolution(config.evolution),
+    )
 
 
 def _iceberg(config: LakeConfig) -> Lake:
@@ -57,6 +67,7 @@ def _iceberg(config: LakeConfig) -> Lake:
         config.path,
         mode=mode_named(config.mode, config.options),
         rules=rules(config),
+        evolution=evolution(config.evolution),
         catalog=config.catalog,
         namespace=config.namespace,
     )
@@ -64,7 +75,21 @@ def _iceberg(config: LakeConfig) -> Lake:
 
 def rules(config: LakeConfig) -> list[Rule]:
     """What ``lake.tables`` says. ConfigError for an option that a mode does not have."""
-    return [Rule(table.match, mode_named(table.mode, table.options), table.name) for table in config.tables]
+    lake = evolution(config.evolution)
+    return [
+        Rule(
+            table.match,
+            mode_named(table.mode, table.options),
+            table.name,
+            evolution(table.evolution, lake) if table.evolution else None,
+        )
+        for table in config.tables
+    ]
+
+
+def evolution(config: EvolutionConfig, otherwise: Evolution | None = None) -> Evolution:
+    """The choices that are given, on top of those ``otherwise``."""
+    return (otherwise or Evolution()).with_choices(config.model_dump(exclude_none=True))
 
 
 SOURCES: dict[tuple[str, str], Callable[..., Source]] = {

@@ -63,6 +63,27 @@ SourceConfig = SqliteSource | PostgresSource
 ModeName = Literal["mirror", "temporal", "append"]
 
 
+class EvolutionConfig(_Section):
+    """What a lake table does when its source table's schema changes. What is not given: the lake's, or the default."""
+
+    add_column: Literal["evolve", "ignore", "stop"] | None = Field(
+        default=None, description="evolve: add it too. ignore: leave it out. stop: wait for a person."
+    )
+    drop_column: Literal["evolve", "keep", "stop"] | None = Field(
+        default=None, description="evolve: drop it too. keep: it stays, NULL in rows that change from then on."
+    )
+    rename_column: Literal["evolve", "stop"] | None = Field(default=None, description="evolve: rename it too.")
+    widen_type: Literal["evolve", "stop"] | None = Field(
+        default=None, description="evolve: a type that holds every value of the old one takes its place."
+    )
+    change_type: Literal["stop", "new_column"] | None = Field(
+        default=None, description="Any other type. new_column: its values go to a column <name>__2."
+    )
+    change_key: Literal["rebuild", "stop"] | None = Field(
+        default=None, description="rebuild: the table is copied anew."
+    )
+
+
 class LakeTableConfig(_Section):
     """Another mode for some tables, or with a name a second lake table beside the first."""
 
@@ -72,6 +93,9 @@ class LakeTableConfig(_Section):
         default=None, description="Adds a lake table of this name; {table} in it is the source table's."
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the mode; docs/modes.md has them.")
+    evolution: EvolutionConfig | None = Field(
+        default=None, description="Choices of its own for schema changes; the lake's for the others."
+    )
 
 
 class LakeConfig(_Section):
@@ -84,6 +108,9 @@ class LakeConfig(_Section):
         description="mirror: the current rows, exactly. temporal: every version. append: every change.",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the mode; docs/modes.md has them.")
+    evolution: EvolutionConfig = Field(
+        default=EvolutionConfig(), description="What schema changes of the source do; docs/evolution.md."
+    )
     tables: list[LakeTableConfig] = Field(
         default_factory=list, description="Tables that are kept in another mode, or in a second one."
     )

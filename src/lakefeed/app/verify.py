@@ -19,9 +19,12 @@ from typing import Any
 import pyarrow as pa
 
 from lakefeed.change.table import TableId
+from lakefeed.lake.mode import Mirror
 from lakefeed.lake.reader import read_table
+from lakefeed.lake.shape import Shape
 
 _EXAMPLES = 3
+_MIRROR = Shape(Mirror())
 _ROWID = re.compile("_+rowid")
 
 
@@ -43,19 +46,28 @@ Rows = tuple[list[str], dict[str, tuple[Any, ...]], int]
 """The source's own column names; the values of the lake's columns that it has; the number of rows."""
 
 
-def compare_rows(table: TableId, lake_table: Path, read: Callable[[pa.Table], Rows]) -> Comparison:
-    """Compare a lake table with what ``read``, which is given the lake's rows, finds in the source."""
-    lake = read_table(lake_table)
-    if lake is None:
+def compare_rows(
+    table: TableId, lake_table: Path, read: Callable[[pa.Table], Rows], shape: Shape = _MIRROR
+) -> Comparison:
+    """Compare a lake table with what ``read``, which is given the lake's rows, finds in the source.
+
+    ``shape`` is the lake table's: of a history table the current versions are compared. A table that has only changes
+    is not compared.
+    """
+    stored = read_table(lake_table)
+    if stored is None:
         return Comparison(table=table, source_rows=0, lake_rows=0, differences=(f"there is no table at {lake_table}",))
+    lake = shape.source_rows(stored)
+    if lake is None:
+        return Comparison(table=table, source_rows=0, lake_rows=stored.num_rows)
     names, columns, rows = read(lake)
     differences = tuple(_differences(names, columns, lake))
     return Comparison(table=table, source_rows=rows, lake_rows=lake.num_rows, differences=differences)
 
 
-def compare_sqlite_table(database: Path, table: TableId, lake_table: Path) -> Comparison:
+def compare_sqlite_table(database: Path, table: TableId, lake_table: Path, shape: Shape = _MIRROR) -> Comparison:
     """Compare one table. Nothing may be writing to either side meanwhile."""
-    return compare_rows(table, lake_table, lambda lake: _read_sqlite(database, table, lake.column_names))
+    return compare_rows(table, lake_table, lambda lake: _read_sqlite(database, table, lake.column_names), shape)
 
 
 def _read_sqlite(database: Path, table: TableId, lake_names: list[str]) -> Rows:

@@ -14,16 +14,19 @@ from psycopg import sql
 
 from lakefeed.app.verify import Comparison, Rows, compare_rows
 from lakefeed.change.table import TableId
+from lakefeed.lake.mode import Mirror
+from lakefeed.lake.shape import Shape
 
+_MIRROR = Shape(Mirror())
 _SESSION = (
     "SET datestyle = 'ISO'; SET intervalstyle = 'postgres'; SET timezone = 'UTC'; SET extra_float_digits = 1;"
     " SET bytea_output = 'hex'; SET search_path = pg_catalog"
 )
 
 
-def compare_postgres_table(dsn: str, table: TableId, lake_table: Path) -> Comparison:
+def compare_postgres_table(dsn: str, table: TableId, lake_table: Path, shape: Shape = _MIRROR) -> Comparison:
     """Compare one table. Nothing may be writing to either side meanwhile."""
-    return compare_rows(table, lake_table, lambda lake: _read(dsn, table, lake))
+    return compare_rows(table, lake_table, lambda lake: _read(dsn, table, lake), shape)
 
 
 def _read(dsn: str, table: TableId, lake: pa.Table) -> Rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,10 +24,13 @@ class CurrentRows:
     null: bool = False
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if self.column is None:
-            return batch
-        values = batch.column(self.column)
-        return batch.filter(pc.is_null(values) if self.null else values)
+        return batch if self.column is None else batch.filter(self._chosen(batch.column(self.column)))
+
+    def of_table(self, rows: pa.Table) -> pa.Table:
+        return rows if self.column is None else rows.filter(self._chosen(rows.column(self.column)))
+
+    def _chosen(self, values: Any) -> Any:
+        return pc.is_null(values) if self.null else values
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,14 @@ class Shape:
             return CurrentRows(self.mode.is_current)
         return CurrentRows(self.mode.soft_delete, null=True)
 
+    def source_rows(self, rows: pa.Table) -> pa.Table | None:
+        """The source's rows, with its own columns, out of the lake table's; None for a mode that has only changes."""
+        current = self.current()
+        if current is None:
+            return None
+        own = {column.name for column in self.added()}
+        return current.of_table(rows).select([name for name in rows.column_names if name not in own])
+
     def copied(self, seed: Seed) -> dict[str, Any]:
         """For each added column the value that every copied row has. The time is when the copy was planned."""
         planned = datetime.fromtimestamp(seed.generation / 1000, UTC)
