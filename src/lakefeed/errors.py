@@ -21,6 +21,7 @@
     │   ├── CommitFailedError       the commit did not happen                           retried
     │   └── CommitUnknownError      the commit may have happened: read back, then decide retried
     └── TableStoppedError           one table cannot go on; the others do
+        └── RebuildNeededError      it can once it is copied anew, which the flow does
 
 Rules. A driver's error is mapped once, at the boundary, with ``raise … from``. "Failed" and "unknown" are different
 classes because they are handled differently. All classes pickle, because Spark tasks raise them too.
@@ -153,6 +154,12 @@ class TableStoppedError(LakefeedError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild_table, (type(self), self.message, self.remedy, self.table))
+
+
+class RebuildNeededError(TableStoppedError):
+    """What the source did to the table cannot be done to the lake table in place: it is copied anew."""
+
+    default_remedy = "The table is copied anew by itself, in the next cycle."
 
 
 def _rebuild_table(kind: type[TableStoppedError], message: str, remedy: str, table: str) -> TableStoppedError:

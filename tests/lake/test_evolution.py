@@ -206,7 +206,9 @@ def test_history_goes_on_over_kept_and_new_columns(empty: World) -> None:
     assert (len(found), versions) == (2, {False: (10, None, "one"), True: (None, "ten", None)})
 
 
-def test_acceptance_10_a_pipeline_says_what_waits_and_goes_on_when_the_choice_is_made(empty: World, tmp_path: Path) -> None:
+def test_acceptance_10_a_pipeline_says_what_waits_and_goes_on_when_the_choice_is_made(
+    empty: World, tmp_path: Path
+) -> None:
     options = PipelineOptions(journal=JournalOptions(fsync=False))
 
     def pipeline(add_column: str) -> Pipeline:

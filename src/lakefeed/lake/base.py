@@ -126,6 +126,13 @@ class LakeTable(Protocol):
         They stay readable while this very table is replaced. None for a mode that does not keep the current rows.
         """
 
+    def current(self, source: TableSchema, generation: int) -> Any:
+        """The source's rows as the table has them now: a Spark DataFrame, in a session of its own. Any thread.
+
+        ``source`` is the source's schema at the version that the table has; columns that the table does not have from
+        the beginning are left out. None for a mode that does not keep the current rows.
+        """
+
     def upkeep(self, options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:
         """Pack small files and remove what nobody needs any more. Beside a sync, from another thread: see flow.upkeep.
 
@@ -145,12 +152,16 @@ class TableFormat(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableResult:
-    """One table after a sync: its applied number, what was changed in it, and what stopped it, if anything."""
+    """One table after a sync: its applied number, what was changed in it, and what stopped it, if anything.
+
+    ``rebuild``: the table can go on only once it has been copied anew.
+    """
 
     applied: int
     counts: Counts = field(default_factory=Counts)
     error: str | None = None
     remedy: str | None = None
+    rebuild: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

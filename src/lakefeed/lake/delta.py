@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lakefeed.change.table import TableId
+from lakefeed.lake.decision import Decisions, decisions_file
 from lakefeed.lake.delta_store import DeltaOptions, DeltaStore
 from lakefeed.lake.location import lake_root, table_path
 from lakefeed.lake.mode import Mirror, Mode, checked_mode
+from lakefeed.lake.policy import Evolution
 from lakefeed.lake.route import Route, Routes, Rule
 from lakefeed.lake.session import checked_session
 from lakefeed.lake.spark_table import Sessions, SparkTable
@@ -32,7 +34,8 @@ class Delta:
     """``Delta(spark, "lake/shop")``: tables at ``<path>/<schema>/<table>``.
 
     ``spark`` is a session, or a function that gives one and is called when Spark is first needed. ``mode`` is that of
-    all tables, ``rules`` give some another or a second one. Deletion vectors are off by default: at this size they
+    all tables, ``rules`` give some another or a second one; ``evolution`` is what they do when the source's schema
+    changes. Deletion vectors are off by default: at this size they
     save nothing, and some readers cannot read them. ``storage_options`` are deltalake's, for object stores.
     """
 
@@ -43,12 +46,13 @@ class Delta:
         *,
         mode: Mode | str = Mirror(),  # noqa: B008  # immutable
         rules: Sequence[Rule] = (),
+        evolution: Evolution | None = None,
         deletion_vectors: bool = False,
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
         self._root = lake_root(path)
-        self._routes = Routes(checked_mode(mode), rules)
+        self._routes = Routes(checked_mode(mode), rules, evolution or Evolution())
         self._options = DeltaOptions(
             storage=dict(storage_options or {}),
             properties={"delta.enableDeletionVectors": "true" if deletion_vectors else "false"},
@@ -84,5 +88,8 @@ class DeltaFormat:
         with self._lock:
             if route not in self._tables:
                 store = DeltaStore(table_path(self._root, route.table), self._pipeline, route, self._options)
-                self._tables[route] = SparkTable(self._pipeline, route, store, self._sessions)
+                decisions = Decisions(
+                    self._routes.policy(route), decisions_file(self._root, self._pipeline, route.table)
+                )
+                self._tables[route] = SparkTable(self._pipeline, route, store, self._sessions, decisions)
             return self._tables[route]

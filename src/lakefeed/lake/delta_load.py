@@ -26,6 +26,7 @@ from lakefeed.lake.sparktype import lake_arrow
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+
 def load_table(
     seed: Seed,
     shape: Shape,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from lakefeed.change.position import Position
 from lakefeed.change.segment import Counts, Window
 from lakefeed.change.table import TableId
-from lakefeed.errors import LakeError, LakefeedError, LeaseError, SparkSetupError
+from lakefeed.errors import LakeError, LakefeedError, LeaseError, RebuildNeededError, SparkSetupError
 from lakefeed.lake.base import Applied, ChangeLog, SyncResult, SyncStatus, TableFormat, TableResult
 from lakefeed.lake.route import Route
 
@@ -224,7 +224,9 @@ class Engine:
         message = error.message if isinstance(error, LakefeedError) else f"{type(error).__name__}: {error}"
         remedy = error.remedy if isinstance(error, LakefeedError) else LakeError.default_remedy
         counts = sum((window.counts for window in done), Counts())
-        return _Outcome(TableResult(applied=number, counts=counts, error=message, remedy=remedy), tuple(done))
+        rebuild = isinstance(error, RebuildNeededError)
+        result = TableResult(applied=number, counts=counts, error=message, remedy=remedy, rebuild=rebuild)
+        return _Outcome(result, tuple(done))
 
 
 def _summed(outcomes: Mapping[TableId, _Outcome]) -> SyncResult:

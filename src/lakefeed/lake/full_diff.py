@@ -58,11 +58,6 @@ class Comparison:
     findings: str
     max_deleted_share: float = 0.1
 
-    @property
-    def compared(self) -> tuple[str, ...]:
-        """Columns whose values are compared; none if only keys are."""
-        return tuple(name for name in self.schema.names if name not in self.key)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullDiffResult:
@@ -78,23 +73,22 @@ class FullDiffResult:
     published: str | None = None
 
 
-def full_diff(
-    session: SparkSession, lake: DataFrame, comparison: Comparison, progress: Callable[[int, int], None]
-) -> FullDiffResult:
-    """Compare ``lake``, the table's current rows, with the source. ``progress``: chunks read, of how many."""
+def full_diff(lake: DataFrame, comparison: Comparison, progress: Callable[[int, int], None]) -> FullDiffResult:
+    """Compare ``lake``, the table's current rows, with the source, in the session of ``lake``.
+
+    Of whole rows those columns are compared that both sides have. ``progress``: chunks read, of how many.
+    """
     started = time.monotonic()
     try:
-        result = _compared(session, lake, comparison, progress)
+        result = _compared(lake, comparison, progress)
     except Exception as error:
         raise explained(error, comparison.table) from error
     return replace(result, seconds=time.monotonic() - started)
 
 
-def _compared(
-    session: SparkSession, lake: DataFrame, comparison: Comparison, progress: Callable[[int, int], None]
-) -> FullDiffResult:
-    _read_source(session, comparison, progress)  # 1
-    source = _source(session, lake, comparison)
+def _compared(lake: DataFrame, comparison: Comparison, progress: Callable[[int, int], None]) -> FullDiffResult:
+    _read_source(lake.sparkSession, comparison, progress)  # 1
+    source = _source(lake, comparison)
     suspects = _suspects(lake, source, comparison).cache()  # 2: counted, then written
     try:
         source_rows, lake_rows = source.count(), lake.count()
@@ -155,23 +149,26 @@ def _read_source(session: SparkSession, comparison: Comparison, progress: Callab
         progress(total - len(left) + start + len(group), total)
 
 
-def _source(session: SparkSession, lake: DataFrame, comparison: Comparison) -> DataFrame:
-    """What was read, in the types of the lake table."""
+def _source(lake: DataFrame, comparison: Comparison) -> DataFrame:
+    """What was read, in the types of the lake table: of the columns that it has."""
     from pyspark.sql import functions as F  # noqa: N812  # its usual name
 
-    read = session.read.parquet(spark_glob(_place(comparison)))
+    read = lake.sparkSession.read.parquet(spark_glob(_place(comparison)))
     types = {field.name: field.dataType for field in lake.schema.fields}
-    return read.select([F.col(_quoted(name)).cast(types[name]).alias(name) for name in comparison.schema.names])
+    names = [name for name in comparison.schema.names if name in types]
+    return read.select([F.col(_quoted(name)).cast(types[name]).alias(name) for name in names])
 
 
 def _suspects(lake: DataFrame, source: DataFrame, comparison: Comparison) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
-    mine, theirs = _hashed(lake, comparison).alias("l"), _hashed(source, comparison).alias("s")
+    compared = [name for name in source.columns if name not in comparison.key]
+    mine = _hashed(lake, comparison.key, compared).alias("l")
+    theirs = _hashed(source, comparison.key, compared).alias("s")
     same = _same_key(comparison)
     keys = [F.col(f"l.{_quoted(name)}").alias(name) for name in comparison.key]
     gone = mine.join(theirs, same, "left_anti").select(*keys, F.lit(DELETED).alias(FOUND))
-    if not comparison.compared:
+    if not compared:
         return gone
     keys = [F.col(f"s.{_quoted(name)}").alias(name) for name in comparison.key]
     equal = same & F.col(f"l.{_HASH}").eqNullSafe(F.col(f"s.{_HASH}"))
@@ -179,13 +176,13 @@ def _suspects(lake: DataFrame, source: DataFrame, comparison: Comparison) -> Dat
     return gone.unionByName(other)
 
 
-def _hashed(rows: DataFrame, comparison: Comparison) -> DataFrame:
+def _hashed(rows: DataFrame, key: Sequence[str], compared: Sequence[str]) -> DataFrame:
     """The key, and one number for all that is compared: it is all that travels through the cluster."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    columns: list[Column] = [F.col(_quoted(name)) for name in comparison.key]
-    if comparison.compared:
-        columns.append(F.xxhash64(*[F.col(_quoted(name)) for name in comparison.compared]).alias(_HASH))
+    columns: list[Column] = [F.col(_quoted(name)) for name in key]
+    if compared:
+        columns.append(F.xxhash64(*[F.col(_quoted(name)) for name in compared]).alias(_HASH))
     return rows.select(*columns)
 
 

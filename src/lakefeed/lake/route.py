@@ -12,7 +12,9 @@ from fnmatch import fnmatchcase
 
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError
+from lakefeed.lake.following import Policy
 from lakefeed.lake.mode import Mirror, Mode, described
+from lakefeed.lake.policy import Evolution
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,15 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """``match`` is a pattern of ``schema.table`` or ``table``. In ``name``, ``{table}`` is the source table's name."""
+    """``match`` is a pattern of ``schema.table`` or ``table``. In ``name``, ``{table}`` is the source table's name.
+
+    ``evolution`` is the lake's if it is None.
+    """
 
     match: str
     mode: Mode
     name: str | None = None
+    evolution: Evolution | None = None
 
     def matches(self, table: TableId) -> bool:
         return fnmatchcase(str(table) if "." in self.match else table.name, self.match)
@@ -44,9 +50,10 @@ class Rule:
 class Routes:
     """The rules of one lake. ``of`` is pure: the same source table always has the same routes."""
 
-    def __init__(self, mode: Mode, rules: Sequence[Rule] = ()) -> None:
+    def __init__(self, mode: Mode, rules: Sequence[Rule] = (), evolution: Evolution = Evolution()) -> None:  # noqa: B008  # immutable
         self._mode = mode
         self._rules = tuple(rules)
+        self._evolution = evolution
 
     def of(self, source: TableId) -> tuple[Route, ...]:
         """The lake tables of one source table, its own name first. ConfigError if two rules make the same one."""
@@ -62,3 +69,15 @@ class Routes:
                                   f"{described(rule.mode)}", remedy="Give the second one another name.")  # fmt: skip
             found[table] = Route(table, source, rule.mode)
         return tuple(found.values())
+
+    def policy(self, route: Route) -> Policy:
+        """What the lake table of a route follows. No part of the route: it may change in a table's life."""
+        rules = [rule for rule in self._rules if rule.matches(route.source) and _makes(rule, route)]
+        own = rules[-1].evolution if rules else None
+        return Policy(route.table, route.mode, own or self._evolution)
+
+
+def _makes(rule: Rule, route: Route) -> bool:
+    if rule.name is None:
+        return route.table == route.source
+    return route.table.name == rule.name.replace("{table}", route.source.name)

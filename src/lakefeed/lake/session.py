@@ -10,20 +10,25 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lakefeed.errors import SparkSetupError
-from lakefeed.lake.jars import COORDINATES, remember_jars, remembered_jars
+from lakefeed.lake.jars import coordinates_of, remember_jars, remembered_jars
 from lakefeed.lake.java import cache_directory, find_java
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+EXTENSIONS = {
+    "delta": "io.delta.sql.DeltaSparkSessionExtension",
+    "iceberg": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+}
+"""By table format. Iceberg's catalog is no setting of the session: each table's own child session gets it."""
+
 CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 SPARK_VERSION = "4.1"
 
@@ -33,31 +38,36 @@ _building = threading.Lock()
 
 
 def spark_session(
-    app_name: str = "lakefeed", *, log_dir: Path | None = None, settings: Mapping[str, str] | None = None
+    app_name: str = "lakefeed",
+    *,
+    log_dir: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+    formats: Sequence[str] = ("delta",),
 ) -> SparkSession:
     """The session of this process: the active one if there is one (then checked), else a new one.
 
-    ``settings`` stand above Lakefeed's own. SparkSetupError says in one sentence what is missing (Java, jars) and
-    what repairs it.
+    ``formats`` are the table formats that it can write, ``delta`` and ``iceberg``. ``settings`` stand above Lakefeed's
+    own. SparkSetupError says in one sentence what is missing (Java, jars) and what repairs it.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     with _building:
         if SparkContext._active_spark_context is not None:
-            return checked_session(SparkSession.builder.getOrCreate())
+            return checked_session(SparkSession.builder.getOrCreate(), formats)
         os.environ["JAVA_HOME"] = str(find_java().home)
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         log = _log_file(log_dir or cache_directory() / "logs")
-        jars = remembered_jars()
-        conf = session_conf(app_name, jars, log.parent).setAll(list((settings or {}).items()))
-        session = _start(conf, log)
-        if not jars:
-            remember_jars(session.sparkContext.getConf().get("spark.jars", "").split(","))
+        packages = coordinates_of(formats)
+        jars = remembered_jars(packages)
+        conf = session_conf(app_name, jars, log.parent, formats).setAll(list((settings or {}).items()))
+        session = _start(conf, log, packages)
+        if not jars and conf.get("spark.jars.packages") == packages:
+            remember_jars(session.sparkContext.getConf().get("spark.jars", "").split(","), packages)
         return session
 
 
-def session_conf(app_name: str, jars: tuple[str, ...], scratch: Path) -> SparkConf:
+def session_conf(app_name: str, jars: tuple[str, ...], scratch: Path, formats: Sequence[str] = ("delta",)) -> SparkConf:
     """The settings of a built session. Each number has its reason here."""
     from pyspark import SparkConf
 
@@ -83,14 +93,18 @@ def session_conf(app_name: str, jars: tuple[str, ...], scratch: Path) -> SparkCo
         # With so few partitions there is nothing for it to coalesce, and re-planning between stages takes time.
         "spark.sql.adaptive.enabled": "false",
         "spark.databricks.delta.snapshotPartitions": str(min(cores, 2)),
-        "spark.sql.extensions": EXTENSION,
-        "spark.sql.catalog.spark_catalog": CATALOG,
+        **_format_settings(formats),
     }
     if jars:
         settings["spark.driver.extraClassPath"] = os.pathsep.join(jars)
     else:
-        settings["spark.jars.packages"] = COORDINATES
+        settings["spark.jars.packages"] = coordinates_of(formats)
     return SparkConf().setAll(list(settings.items()))
+
+
+def _format_settings(formats: Sequence[str]) -> dict[str, str]:
+    extensions = {"spark.sql.extensions": ",".join(EXTENSIONS[name] for name in sorted(set(formats)))}
+    return extensions | ({"spark.sql.catalog.spark_catalog": CATALOG} if "delta" in formats else {})
 
 
 def driver_memory_bytes() -> int:
@@ -102,7 +116,7 @@ def driver_memory_bytes() -> int:
     return max(_GIB, min(total // 4, 16 * _GIB))
 
 
-def _start(conf: SparkConf, log: Path) -> SparkSession:
+def _start(conf: SparkConf, log: Path, packages: str) -> SparkSession:
     from pyspark import SparkContext
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
@@ -112,16 +126,16 @@ def _start(conf: SparkConf, log: Path) -> SparkSession:
         try:
             gateway = launch_gateway(conf, popen_kwargs={"stdout": sink, "stderr": sink})  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
-            raise _start_failure(log) from error
+            raise _start_failure(log, packages) from error
     context = SparkContext(conf=conf, gateway=gateway)
     return SparkSession(context)
 
 
-def _start_failure(log: Path) -> SparkSetupError:
+def _start_failure(log: Path, packages: str) -> SparkSetupError:
     text = log.read_text(errors="replace")
     if "unresolved dependency" in text or "UNRESOLVED DEPENDENCIES" in text or "download failed" in text:
         return SparkSetupError(
-            f"the jars of {COORDINATES} are not on this machine and could not be downloaded",
+            f"the jars of {packages} are not on this machine and could not be downloaded",
             remedy="Connect to the internet once, or set spark.jars.repositories in spark-defaults.conf.",
         )
     return SparkSetupError("Spark's JVM did not start", remedy=f"The reason is in {log}.")
@@ -135,17 +149,20 @@ def _log_file(directory: Path) -> Path:
     return directory / f"spark-{os.getpid()}.log"
 
 
-def checked_session(session: SparkSession) -> SparkSession:
+def checked_session(session: SparkSession, formats: Sequence[str] = ("delta",)) -> SparkSession:
     """The user's own session, if Lakefeed can work in it; else SparkSetupError with the settings to add."""
-    missing = []
-    if EXTENSION not in (session.conf.get("spark.sql.extensions", "") or ""):
-        missing.append(f"spark.sql.extensions={EXTENSION}")
-    if session.conf.get("spark.sql.catalog.spark_catalog", "") != CATALOG:
-        missing.append(f"spark.sql.catalog.spark_catalog={CATALOG}")
-    if missing:
+    wanted = _format_settings(formats)
+    loaded = (session.conf.get("spark.sql.extensions", "") or "").split(",")
+    lacking = [name for name in formats if EXTENSIONS[name] not in map(str.strip, loaded)]
+    catalog = wanted.get("spark.sql.catalog.spark_catalog")
+    if catalog is not None and session.conf.get("spark.sql.catalog.spark_catalog", "") != catalog:
+        lacking.append("delta")
+    if lacking:
+        told = ", ".join(f"{key}={value}" for key, value in wanted.items())
         raise SparkSetupError(
-            "the Spark session was built without Delta",
-            remedy=f"Build it with {', '.join(missing)} and spark.jars.packages={COORDINATES}.",
+            f"the Spark session was built without {' and '.join(sorted({name.title() for name in lacking}))}",
+            remedy=f"Build it with {told} and spark.jars.packages={coordinates_of(formats)}; several extensions or "
+            "packages are written with commas between them.",
         )
     if not session.version.startswith(SPARK_VERSION + "."):
         raise SparkSetupError(

@@ -12,19 +12,21 @@ from lakefeed.change.table import TableSchema
 from lakefeed.errors import CommitUnknownError, LakeError, LakefeedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, Seed, TableState
-from lakefeed.lake.evolve import refuse_unfollowed
+from lakefeed.lake.decision import Decisions
+from lakefeed.lake.followed import window_of
+from lakefeed.lake.following import Policy
 from lakefeed.lake.job import run_job
 from lakefeed.lake.outcome import explained, is_conflict
 from lakefeed.lake.plan import planned_step
 from lakefeed.lake.projection import steps
 from lakefeed.lake.route import Route
 from lakefeed.lake.shape import Shape
-from lakefeed.lake.sparktype import refuse_unstorable
+from lakefeed.lake.sparktype import quoted, refuse_unstorable
 from lakefeed.lake.store import Stamp, TableStore
 from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 _CONFLICT_TRIES = 5
@@ -50,10 +52,18 @@ class Sessions:
 
 
 class SparkTable:
-    """See ``lake.base.LakeTable`` for the contract."""
+    """See ``lake.base.LakeTable`` for the contract. ``decisions`` say which columns the table has."""
 
-    def __init__(self, pipeline: str, route: Route, store: TableStore, sessions: Sessions) -> None:
+    def __init__(
+        self,
+        pipeline: str,
+        route: Route,
+        store: TableStore,
+        sessions: Sessions,
+        decisions: Decisions | None = None,
+    ) -> None:
         self.route = route
+        self._decisions = decisions or Decisions(Policy(route.table, route.mode))
         self._pipeline = pipeline
         self._store = store
         self._sessions = sessions
@@ -90,20 +100,39 @@ class SparkTable:
             self._change(window, generation)
 
     def states(self, generation: int) -> tuple[TableState, ...]:
-        return self._store.states(generation)
+        """A state with other columns than the source's is left out: it could not seed another table."""
+        states = self._store.states(generation)
+        return tuple(state for state in states if not self._decisions.has(state.schema_version, generation))
 
     def chunks(self, state: TableState, schema: TableSchema) -> tuple[ChunkSource, ...] | None:
         current = self._shape.current()
         return self._store.chunks(state, schema, current) if current is not None else None
+
+    def current(self, source: TableSchema, generation: int) -> DataFrame | None:
+        from pyspark.sql import functions as F  # noqa: N812  # its usual name
+
+        which = self._shape.current()
+        if which is None:
+            return None
+        rows = self._store.read(self._sessions.child())
+        if which.column is not None:
+            column = F.col(quoted(which.column))
+            rows = rows.where(column.isNull() if which.null else column)
+        live = self._decisions.at(source, generation).live
+        return rows.select(
+            [F.col(quoted(fed.column.name)).alias(name) for name, fed in live.items() if fed.since == 0]
+        )
 
     def upkeep(self, options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:
         return self._store.upkeep(self._sessions.child, options, key)
 
     def _evolve(self, window: Window, generation: int, version: int) -> None:
         path = steps(window.schemas, version, window.target.version)
-        refuse_unfollowed(path)
-        own = [self._shape.schema(schema) for schema in path]
+        before = self._decisions.at(path[0], generation)
+        after = self._decisions.after(path, generation)
+        own = [self._shape.schema(before.schema(path[0])), self._shape.schema(after.schema(path[-1]))]
         refuse_unstorable(own[-1], added=self._shape.added())
+        self._decisions.decide(after, path, generation)
         target = window.target.version
         stamp = Stamp(generation=generation, schema_version=target, metadata=self._metadata(window, generation))
         with self._committing(stamp) as session:
@@ -111,11 +140,12 @@ class SparkTable:
 
     def _change(self, window: Window, generation: int) -> None:
         stamp = Stamp(generation=generation, number=window.upto, metadata=self._metadata(window, generation))
+        own = window_of(window, self._decisions.at(window.target, generation))
         hit("lake.before_commit")
         with self._committing(stamp) as session:
 
             def work() -> None:
-                self._store.commit(session, planned_step(session, self.route.mode, window, self._store), stamp)
+                self._store.commit(session, planned_step(session, self.route.mode, own, self._store), stamp)
 
             name = f"lakefeed: {self.route.table} up to change set {window.upto}"
             for left in reversed(range(_CONFLICT_TRIES)):

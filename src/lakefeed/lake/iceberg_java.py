@@ -1,0 +1,235 @@
+"""Iceberg's own Java library, through the JVM that Spark runs in: what SQL cannot say, or not in one commit.
+
+Everything here works on metadata and costs milliseconds. Nothing is retried by us; what goes wrong is raised as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from lakefeed.lake.bounds import KeyBounds
+from lakefeed.lake.iceberg_evolve import Add, Alteration, Drop, Move, Rename, Widen
+from lakefeed.lake.loader import ChunkFile
+from lakefeed.lake.location import spark_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_BRANCH = "lakefeed-publishing"
+_LOOKED_AT = 64
+"""Files that one look counts at most: each takes a call into the JVM, and no decision needs more."""
+
+
+class JavaCatalog:
+    """One catalog, opened when it is first needed. Tables of different threads do not disturb each other."""
+
+    def __init__(self, name: str, properties: Mapping[str, str], spark: Callable[[], SparkSession]) -> None:
+        self._name = name
+        self._properties = properties
+        self._spark = spark
+        self._lock = threading.Lock()
+        self._opened: tuple[Any, Any] | None = None
+
+    def open(self) -> tuple[Any, Any]:
+        """The JVM and the catalog in it."""
+        with self._lock:
+            if self._opened is None:
+                context = self._spark().sparkContext
+                jvm: Any = context._jvm
+                properties = _java_map(jvm, self._properties)
+                hadoop = context._jsc.hadoopConfiguration()
+                found = jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(self._name, properties, hadoop)
+                self._opened = (jvm, found)
+            return self._opened
+
+
+class JavaTable:
+    """One table of a catalog."""
+
+    def __init__(self, catalog: JavaCatalog, namespace: Sequence[str], name: str) -> None:
+        self._catalog = catalog
+        self._namespace = tuple(namespace)
+        self._name = name
+
+    def replacing(self, schema: Mapping[str, Any], properties: Mapping[str, str]) -> Addition:
+        """Make the table, or replace it whole: nothing is seen of it before files are added."""
+        jvm, catalog = self._catalog.open()
+        self._create_namespace(jvm, catalog)
+        made = jvm.org.apache.iceberg.SchemaParser.fromJson(json.dumps(schema))
+        builder = catalog.buildTable(self._identifier(jvm), made).withProperties(_java_map(jvm, properties))
+        return Addition(jvm, builder.createOrReplaceTransaction())
+
+    def appending(self) -> Addition:
+        """Add to the table as it is."""
+        jvm, catalog = self._catalog.open()
+        return Addition(jvm, catalog.loadTable(self._identifier(jvm)).newTransaction())
+
+    def publish(self, snapshot: int) -> None:
+        """Make a staged snapshot the table's content, if it was made on what is the content now; else an error.
+
+        The branch is there for the time of this one commit: Iceberg moves ``main`` forward only to a branch.
+        """
+        jvm, catalog = self._catalog.open()
+        change = catalog.loadTable(self._identifier(jvm)).manageSnapshots()
+        change = change.createBranch(_BRANCH, snapshot).fastForwardBranch("main", _BRANCH)
+        change.removeBranch(_BRANCH).commit()
+
+    def alter(self, alterations: Sequence[Alteration], properties: Mapping[str, str]) -> None:
+        """Change columns and properties in one commit. Each alteration sees the ones before it."""
+        jvm, catalog = self._catalog.open()
+        transaction = catalog.loadTable(self._identifier(jvm)).newTransaction()
+        for alteration in alterations:
+            update = transaction.updateSchema()
+            _alter(jvm, update, alteration)
+            update.commit()
+        update = transaction.updateProperties()
+        for key, value in properties.items():
+            update.set(key, value)
+        update.commit()
+        transaction.commitTransaction()
+
+    def stage_nothing(self, summary: Mapping[str, str]) -> None:
+        """A staged snapshot that changes nothing and records something."""
+        jvm, catalog = self._catalog.open()
+        append = catalog.loadTable(self._identifier(jvm)).newAppend().stageOnly()
+        for key, value in summary.items():
+            append.set(key, value)
+        append.commit()
+
+    def touched(self, bounds: KeyBounds) -> int:
+        """Files that may have a row between the bounds, by the manifests. Counted up to a limit."""
+        jvm, catalog = self._catalog.open()
+        expressions = jvm.org.apache.iceberg.expressions.Expressions
+        low = expressions.greaterThanOrEqual(bounds.column, _comparable(bounds.low))
+        high = expressions.lessThanOrEqual(bounds.column, _comparable(bounds.high))
+        # ``and`` is a word of Python's own.
+        scan = catalog.loadTable(self._identifier(jvm)).newScan().filter(getattr(expressions, "and")(low, high))
+        planned = scan.planFiles()
+        try:
+            tasks = planned.iterator()
+            files = 0
+            while files < _LOOKED_AT and tasks.hasNext():
+                tasks.next()
+                files += 1
+            return files
+        finally:
+            planned.close()
+
+    def _identifier(self, jvm: Any) -> Any:
+        names = jvm.org.apache.iceberg.catalog
+        return names.TableIdentifier.of(names.Namespace.of(_java_strings(jvm, self._namespace)), self._name)
+
+    def _create_namespace(self, jvm: Any, catalog: Any) -> None:
+        namespace = self._identifier(jvm).namespace()
+        if not catalog.namespaceExists(namespace):
+            catalog.createNamespace(namespace)
+
+
+class Addition:
+    """Files that are to become part of a table, in one commit with what it records."""
+
+    def __init__(self, jvm: Any, transaction: Any) -> None:
+        self._jvm = jvm
+        self._transaction = transaction
+        self._table = transaction.table()
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The table's columns with their ids, as Iceberg's JSON."""
+        described: dict[str, Any] = json.loads(self._jvm.org.apache.iceberg.SchemaParser.toJson(self._table.schema()))
+        return described
+
+    @property
+    def directory(self) -> str:
+        """Where its files belong: a local path, or an address."""
+        location = str(self._table.location()).rstrip("/")
+        if location.startswith("file:"):
+            location = "/" + location.removeprefix("file:").lstrip("/")
+        return f"{location}/data"
+
+    def commit(self, files: Sequence[ChunkFile], summary: Mapping[str, str]) -> None:
+        append = self._transaction.newAppend()
+        for file in files:
+            if file.name is not None:
+                append.appendFile(self._data_file(file))
+        for key, value in summary.items():
+            append.set(key, value)
+        append.commit()
+        self._transaction.commitTransaction()
+
+    def _data_file(self, file: ChunkFile) -> Any:
+        """With the bounds of its columns, from its footer: they are what lets readers and merges leave files out."""
+        iceberg = self._jvm.org.apache.iceberg
+        path = spark_path(f"{self.directory}/{file.name}")
+        config = iceberg.MetricsConfig.forTable(self._table)
+        metrics = iceberg.parquet.ParquetUtil.fileMetrics(self._table.io().newInputFile(path), config)
+        builder = iceberg.DataFiles.builder(self._table.spec()).withPath(path).withFormat("PARQUET")
+        return builder.withFileSizeInBytes(file.bytes).withMetrics(metrics).build()
+
+
+def _alter(jvm: Any, update: Any, alteration: Alteration) -> None:
+    if isinstance(alteration, Drop):
+        update.deleteColumn(alteration.name)
+    elif isinstance(alteration, Rename):
+        update.renameColumn(alteration.old, alteration.new)
+    elif isinstance(alteration, Widen):
+        update.updateColumn(alteration.name, _java_type(jvm, alteration.type))
+    elif isinstance(alteration, Move):
+        _move(update, alteration)
+    elif isinstance(alteration, Add):
+        # ``null`` as the parent: with one name only, dots in it would be taken for a path.
+        kind = _java_type(jvm, alteration.type)
+        if alteration.default is None:
+            update.addColumn(None, alteration.name, kind)
+        else:
+            update.addColumn(None, alteration.name, kind, _literal(jvm, alteration.default).to(kind))
+
+
+def _move(update: Any, move: Move) -> None:
+    if move.after is None:
+        update.moveFirst(move.name)
+    else:
+        update.moveAfter(move.name, move.after)
+
+
+def _java_type(jvm: Any, described: Any) -> Any:
+    """A type of Iceberg's JSON, read as the one column of a schema."""
+    column = {"id": 1, "name": "c", "required": False, "type": described}
+    parsed = jvm.org.apache.iceberg.SchemaParser.fromJson(json.dumps({"type": "struct", "fields": [column]}))
+    return parsed.findType("c")
+
+
+def _comparable(value: Any) -> Any:
+    """Dates and times as text, which Iceberg turns into the column's type."""
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="microseconds")
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def _literal(jvm: Any, value: Any) -> Any:
+    given = jvm.java.math.BigDecimal(str(value)) if isinstance(value, Decimal) else value
+    return jvm.org.apache.iceberg.expressions.Expressions.lit(given)
+
+
+def _java_map(jvm: Any, values: Mapping[str, str]) -> Any:
+    made = jvm.java.util.HashMap()
+    for key, value in values.items():
+        made.put(key, value)
+    return made
+
+
+def _java_strings(jvm: Any, values: Sequence[str]) -> Any:
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is None:
+        raise RuntimeError("Spark's JVM is gone")
+    made = gateway.new_array(jvm.java.lang.String, len(values))
+    for index, value in enumerate(values):
+        made[index] = value
+    return made
