@@ -32,6 +32,8 @@ CASES = {
         Case("pg_snapshot", "A PostgreSQL table into Delta"),
         Case("pg_stream", "PostgreSQL's log into the journal"),
         Case("merge", "Changes into a Delta table"),
+        Case("cost", "A batch of changes, by mode and format"),
+        Case("growth", "Ten times the rows; inserts that cannot collide"),
         Case("journal", "What the journal costs"),
         Case("idle", "Nothing new"),
         Case("freshness", "From the source's commit to the lake"),

@@ -20,8 +20,8 @@ from lakefeed.change.segment import Window
 from lakefeed.change.table import TableSchema
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.collapse import collapse
-from lakefeed.lake.upsert import merge_step
 from lakefeed.lake.session import spark_session
+from lakefeed.lake.upsert import merge_step
 
 _THROUGH, _DIRECT, _APPEND = "through the journal", "directly, no journal", "the append alone"
 _VIEW = "lakefeed_changes"

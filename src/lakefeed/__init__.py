@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lakefeed.capture.poll.rule import FullDiff, SoftDelete, TableRule
+    from lakefeed.capture.poll.source import PostgresPolling, SqlitePolling
     from lakefeed.capture.postgres.source import Postgres
     from lakefeed.capture.trigger.source import Sqlite
     from lakefeed.errors import LakefeedError, Retry
@@ -37,6 +39,7 @@ __all__ = [
     "Delivery",
     "Delta",
     "FileCheckpointStore",
+    "FullDiff",
     "Iceberg",
     "JournalOptions",
     "LakefeedError",
@@ -47,10 +50,14 @@ __all__ = [
     "PipelineOptions",
     "PipelineStatus",
     "Postgres",
+    "PostgresPolling",
     "Retry",
     "Runtime",
     "RuntimeOptions",
+    "SoftDelete",
     "Sqlite",
+    "SqlitePolling",
+    "TableRule",
     "TableStatus",
     "as_of",
     "read_at",
@@ -65,6 +72,7 @@ _HOMES = {
     "Delivery": "lakefeed.flow.runtime_options",
     "Delta": "lakefeed.lake.delta",
     "FileCheckpointStore": "lakefeed.journal.checkpoint_file",
+    "FullDiff": "lakefeed.capture.poll.rule",
     "Iceberg": "lakefeed.lake.iceberg",
     "JournalOptions": "lakefeed.journal.options",
     "LakefeedError": "lakefeed.errors",
@@ -75,10 +83,14 @@ _HOMES = {
     "PipelineOptions": "lakefeed.flow.options",
     "PipelineStatus": "lakefeed.flow.status",
     "Postgres": "lakefeed.capture.postgres.source",
+    "PostgresPolling": "lakefeed.capture.poll.source",
     "Retry": "lakefeed.errors",
     "Runtime": "lakefeed.flow.runtime",
     "RuntimeOptions": "lakefeed.flow.runtime_options",
+    "SoftDelete": "lakefeed.capture.poll.rule",
     "Sqlite": "lakefeed.capture.trigger.source",
+    "SqlitePolling": "lakefeed.capture.poll.source",
+    "TableRule": "lakefeed.capture.poll.rule",
     "TableStatus": "lakefeed.flow.status",
     "as_of": "lakefeed.reading.temporal",
     "read_at": "lakefeed.reading.at",

@@ -125,7 +125,7 @@ def test_relative_paths_belong_to_the_directory_of_the_file(tmp_path: Path, monk
 def test_an_unknown_key_is_named_with_its_place_line_and_the_valid_keys(tmp_path: Path) -> None:
     text = mistake(tmp_path, MINIMAL.replace("  path: ./lake", "  path: ./lake\n  fromat: delta"))
     assert text.endswith(
-        "shop.yaml, line 7: there is no key 'fromat' in lake; valid keys are path, format, mode, options, evolution, tables, catalog, namespace; did you mean format?"
+        "shop.yaml, line 7: there is no key 'fromat' in lake; valid keys are path, format, mode, options, evolution, tables, catalog, namespace; did you mean format?"  # noqa: E501
     )
     text = mistake(tmp_path, MINIMAL + "sinc: {}\n")
     assert "line 7: there is no key 'sinc' at the top; valid keys are pipeline, source, lake, sync, journal" in text
@@ -138,7 +138,7 @@ def test_an_unknown_key_is_named_with_its_place_line_and_the_valid_keys(tmp_path
         ("kind: sqlite", "kind: mysql", "source.kind: 'mysql' is not there yet; available now: sqlite, postgres"),
         ("kind: sqlite", "kind: sqlit", "'sqlit' is not a choice; available: sqlite, postgres; did you mean sqlite?"),
         ("path: shop.db", "path: shop.db\n  capture: log", "capture: 'log' is not there yet; available now: trigger"),
-        ("path: ./lake", "path: l\n  format: iceburg", "'iceburg' is not a choice; available: delta, iceberg; did you mean"),
+        ("path: ./lake", "path: l\n  format: iceburg", "'iceburg' is not a choice; available: delta, iceberg; did you mean"),  # noqa: E501
         ("path: ./lake", "path: l\n  mode: miror", "lake.mode: 'miror' is not a choice; available: mirror"),
         ("path: ./lake", "path: s3://bucket/lake", "lake.path: s3:// is not there yet"),
         ("path: shop.db", "dsn: postgresql://u@h/d", "line 4: source.dsn belongs to postgres; valid keys of sqlite"),

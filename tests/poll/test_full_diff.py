@@ -68,7 +68,7 @@ def compare(spark: SparkSession, world: World, place: Path, **options: Any) -> t
         if done == stop_at:
             raise StopError
 
-    result = full_diff(spark, lake(spark, world, place), Comparison(**{**given, **options}), progress)
+    result = full_diff(lake(spark, world, place), Comparison(**{**given, **options}), progress)
     return result, seen
 
 

@@ -55,4 +55,4 @@ class TestPostgresPolling(CaptureContract):
             connector = PostgresConnector(self._dsn)
             return Polling(connector, tables=["public.*"], rules=rules, store=store, pace=QUICK)
 
-        return Subject(capture=capture, actor=self._actor)
+        return Subject(capture=capture, actor=self._actor, sees_deletes=False)

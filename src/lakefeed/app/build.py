@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lakefeed.app.config import Config, EvolutionConfig, LakeConfig, PostgresSource, SqliteSource
+from lakefeed.app.config import Config, EvolutionConfig, LakeConfig, PostgresSource, SourceConfig, SqliteSource
 from lakefeed.errors import ConfigError
 from lakefeed.lake.mode import mode_named
 from lakefeed.lake.policy import Evolution
@@ -17,6 +17,7 @@ from lakefeed.lake.route import Rule
 
 if TYPE_CHECKING:
     from lakefeed.capture.base import Source
+    from lakefeed.capture.poll.rule import TableRule
     from lakefeed.flow.listener import Listener
     from lakefeed.flow.pipeline import Pipeline
     from lakefeed.lake.base import Lake
@@ -28,18 +29,65 @@ def _sqlite_trigger(config: SqliteSource) -> Source:
     return Sqlite(config.path, tables=tuple(config.tables))
 
 
+def _sqlite_poll(config: SqliteSource) -> Source:
+    from lakefeed.capture.poll.source import SqlitePolling
+    from lakefeed.capture.poll.stream import Pace
+
+    return SqlitePolling(
+        config.path, tables=tuple(config.tables), rules=poll_rules(config), pace=Pace(poll_seconds=config.poll_seconds)
+    )
+
+
+def _postgres_poll(config: PostgresSource) -> Source:
+    _need_psycopg()
+    from lakefeed.capture.poll.source import PostgresPolling
+    from lakefeed.capture.poll.stream import Pace
+
+    return PostgresPolling(
+        config.dsn,
+        tables=tuple(config.tables),
+        rules=poll_rules(config),
+        pace=Pace(poll_seconds=config.poll_seconds),
+        text_columns=tuple(config.text_columns),
+    )
+
+
+def poll_rules(config: SqliteSource | PostgresSource) -> dict[str, TableRule]:
+    """What ``source.rules`` says. ConfigError for two ways to find deletes at once."""
+    from lakefeed.capture.poll.rule import FullDiff, NullPolicy, SoftDelete, TableRule
+
+    found = {}
+    for pattern, rule in config.rules.items():
+        if rule.soft_delete is not None and rule.full_diff is not None:
+            raise ConfigError(
+                f"source.rules.{pattern} has soft_delete and full_diff, which are two ways to find deletes",
+                remedy="Choose one; `lakefeed diff` compares tables with soft_delete, too, when it is run by hand.",
+            )
+        soft = SoftDelete(rule.soft_delete) if rule.soft_delete is not None else None
+        deletes = FullDiff(**rule.full_diff.model_dump()) if rule.full_diff is not None else soft
+        given = rule.model_dump(exclude={"soft_delete", "full_diff", "null_updated_at"})
+        found[pattern] = TableRule(**given, deletes=deletes, null_updated_at=NullPolicy(rule.null_updated_at))
+    return found
+
+
 def _postgres_log(config: PostgresSource) -> Source:
+    _need_psycopg()
+    from lakefeed.capture.postgres.source import Postgres
+
+    return Postgres(
+        config.dsn, tables=config.tables, text_columns=config.text_columns, provision=config.provision,
+        capture=config.capture,
+    )  # fmt: skip
+
+
+def _need_psycopg() -> None:
     try:
-        from lakefeed.capture.postgres.source import Postgres
+        import psycopg  # noqa: F401  # whether it is there
     except ImportError as error:
         raise ConfigError(
             f"source.kind: postgres needs the driver psycopg, which is not installed ({error})",
             remedy="pip install 'lakefeed[postgres]'",
         ) from error
-    return Postgres(
-        config.dsn, tables=config.tables, text_columns=config.text_columns, provision=config.provision,
-        capture=config.capture,
-    )  # fmt: skip
 
 
 def _delta(config: LakeConfig) -> Lake:
@@ -94,12 +142,28 @@ def evolution(config: EvolutionConfig, otherwise: Evolution | None = None) -> Ev
 
 SOURCES: dict[tuple[str, str], Callable[..., Source]] = {
     ("sqlite", "trigger"): _sqlite_trigger,
+    ("sqlite", "poll"): _sqlite_poll,
     ("postgres", "log"): _postgres_log,
+    ("postgres", "poll"): _postgres_poll,
 }
 """By kind and capture."""
 
 LAKES: dict[str, Callable[[LakeConfig], Lake]] = {"delta": _delta, "iceberg": _iceberg}
 """By format."""
+
+
+_ONLY_FOR = {"rules": "poll", "poll_seconds": "poll", "provision": "log"}
+"""Keys of a source that one way to capture has and the others do not."""
+
+
+def _refuse_misplaced(config: SourceConfig) -> None:
+    """A key that would have no effect is a mistake: its reader thinks that it has one."""
+    for key, capture in _ONLY_FOR.items():
+        if key in config.model_fields_set and config.capture != capture:
+            raise ConfigError(
+                f"source.{key} is for capture: {capture}, and capture is {config.capture}",
+                remedy=f"Set source.capture: {capture}, or remove {key}.",
+            )
 
 
 def build_pipeline(config: Config, *, listener: Listener | None = None) -> Pipeline:
@@ -109,6 +173,7 @@ def build_pipeline(config: Config, *, listener: Listener | None = None) -> Pipel
     from lakefeed.journal.options import JournalOptions
     from lakefeed.lake.upkeep import UpkeepOptions
 
+    _refuse_misplaced(config.source)
     source = SOURCES[config.source.kind, config.source.capture](config.source)
     lake = LAKES[config.lake.format](config.lake)
     options = PipelineOptions(

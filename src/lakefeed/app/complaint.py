@@ -13,7 +13,7 @@ from lakefeed.app.document import Document, Place
 
 PLANNED: dict[Place, tuple[str, ...]] = {
     ("source", "kind"): ("mysql", "mariadb", "sqlserver"),
-    ("source", "capture"): ("log", "trigger", "poll"),
+    ("source", "capture"): ("log", "trigger"),
 }
 """Values that the documents announce and this version does not have: "not yet" is a better answer than "unknown"."""
 
@@ -73,6 +73,7 @@ _EXPECTATIONS = {
     "string_too_short": "must not be empty",
     "string_too_long": "must not be longer than {max_length} characters",
     "list_type": 'must be a list, such as ["*"]',
+    "dict_type": "must be a section with keys of its own",
     "too_short": 'must name at least one, such as ["*"]',
     "model_type": "must be a section with keys of its own",
     "model_attributes_type": "must be a section with keys of its own",
@@ -89,7 +90,7 @@ def _unknown_key(place: Place, document: Document, model: type[BaseModel]) -> st
     section = _section(model, tuple(around), document)
     valid = list(section.model_fields)
     where = f"in {'.'.join(str(part) for part in around)}" if around else "at the top"
-    others = _variants(model.model_fields[str(around[0])]) if around else {}
+    others = _variants(model.model_fields[str(around[0])]) if len(around) == 1 else {}
     owners = [kind for kind, variant in others.items() if str(name) in variant.model_fields]
     if owners:
         mine = next(kind for kind, variant in others.items() if variant is section)
@@ -120,21 +121,27 @@ def _variants(field: FieldInfo) -> dict[str, type[BaseModel]]:
 
 
 def _section(model: type[BaseModel], place: Place, document: Document) -> type[BaseModel]:
-    """The model of a section, or of an item of a list of sections."""
-    data = document.data
+    """The model of a section, or of an item of a list or mapping of sections."""
+    data, item = document.data, False
     for part in place:
         data = _inside(data, part)
-        if isinstance(part, int):
-            continue  # the list's own name has given the model
-        field = model.model_fields[part]
-        variants, items = _variants(field), get_args(field.annotation)
-        if variants:
+        if item:
+            item = False  # the list's or mapping's own name has given the model
+            continue
+        field = model.model_fields[str(part)]
+        if variants := _variants(field):
             model = variants.get(str(_inside(data, str(field.discriminator))), next(iter(variants.values())))
         else:
-            kind = items[0] if get_origin(field.annotation) is list else field.annotation
-            assert isinstance(kind, type)  # noqa: S101  # nothing else has keys of its own
-            model = kind
+            item = get_origin(field.annotation) in (list, dict)
+            model = _keys_of(field.annotation)
     return model
+
+
+def _keys_of(annotation: Any) -> type[BaseModel]:
+    """The one section in an annotation: itself, what a list or a mapping has, what may also be None."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(kind for kind in get_args(annotation) if isinstance(kind, type) and issubclass(kind, BaseModel))
 
 
 def _inside(data: Any, part: str | int) -> Any:
@@ -145,7 +152,7 @@ def _inside(data: Any, part: str | int) -> Any:
 
 def _choices_of(model: type[BaseModel], place: Place, document: Document) -> tuple[str, ...]:
     *around, name = place
-    variants = _variants(model.model_fields[str(around[0])]) if around else {}
+    variants = _variants(model.model_fields[str(around[0])]) if len(around) == 1 else {}
     if variants and name == model.model_fields[str(around[0])].discriminator:
         return tuple(variants)
     field = _section(model, tuple(around), document).model_fields[str(name)]

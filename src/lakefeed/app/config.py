@@ -26,15 +26,56 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, title=None)
 
 
+class FullDiffConfig(_Section):
+    """Deleted rows are found by comparing all keys with the lake's, on Spark."""
+
+    every_seconds: float = Field(default=86_400.0, gt=0, allow_inf_nan=False, description="How often `run` does it.")
+    max_deleted_share: float = Field(
+        default=0.1, gt=0, le=1, description="The share of the lake's rows that may be missing; more is refused."
+    )
+    compare_rows: bool = Field(
+        default=False, description="Compare whole rows: also finds changes that left updated_at as it was."
+    )
+
+
+class PollRuleConfig(_Section):
+    """How some tables are polled. What is not given is found from the catalog; docs/polling.md."""
+
+    updated_at: Text | None = Field(default=None, description="The column with the time of the last change.")
+    created_at: Text | None = Field(default=None, description="The column with the time of the insert.")
+    key: list[Text] = Field(default_factory=list, description="Columns that are unique together; else the primary key.")
+    columns: list[Text] = Field(default_factory=list, description="Columns to deliver; without: all.")
+    soft_delete: Text | None = Field(default=None, description="The column that marks a row as deleted.")
+    full_diff: FullDiffConfig | None = Field(default=None, description="Find deleted rows by comparing all keys.")
+    where: Text | None = Field(default=None, description="An SQL condition on every read of the table.")
+    batch_rows: int = Field(default=50_000, ge=1, description="Rows of one query.")
+    safety_lag_seconds: float = Field(
+        default=5.0, ge=0, allow_inf_nan=False, description="How late a row may become visible after its time."
+    )
+    null_updated_at: Literal["stop", "created_at", "ignore"] = Field(
+        default="stop", description="Rows without a time: stop the table, take created_at, or ignore them."
+    )
+
+
+PollSeconds = Annotated[
+    float, Field(gt=0, le=86_400, allow_inf_nan=False, description="capture: poll. Pause between two polls.")
+]
+PollRules = Annotated[
+    dict[str, PollRuleConfig], Field(description="capture: poll. How tables are polled, by glob pattern.")
+]
+
+
 class SqliteSource(_Section):
     """A SQLite database file."""
 
     kind: Literal["sqlite"] = Field(description="Which database.")
     path: Text = Field(description="The database file, relative to the configuration file.")
-    capture: Literal["trigger"] = Field(default="trigger", description="How changes are found.")
+    capture: Literal["trigger", "poll"] = Field(default="trigger", description="How changes are found.")
     tables: list[Text] = Field(
         default_factory=lambda: ["*"], min_length=1, description="Glob patterns of tables, schema.table or table."
     )
+    poll_seconds: PollSeconds = 1.0
+    rules: PollRules = {}
 
 
 class PostgresSource(_Section):
@@ -42,7 +83,7 @@ class PostgresSource(_Section):
 
     kind: Literal["postgres"] = Field(description="Which database.")
     dsn: Text = Field(repr=False, description="libpq connection string or URI; a password is better in PGPASSWORD.")
-    capture: Literal["log"] = Field(default="log", description="How changes are found.")
+    capture: Literal["log", "poll"] = Field(default="log", description="How changes are found.")
     tables: list[Text] = Field(
         default_factory=lambda: ["public.*"],
         min_length=1,
@@ -52,8 +93,11 @@ class PostgresSource(_Section):
         default_factory=list, description="Patterns of schema.table.column that are kept as PostgreSQL prints them."
     )
     provision: bool = Field(
-        default=True, description="Make publication and slot; if not, check says which statements to run."
+        default=True,
+        description="capture: log. Make publication and slot; if not, check says which statements to run.",
     )
+    poll_seconds: PollSeconds = 1.0
+    rules: PollRules = {}
 
 
 SourceConfig = SqliteSource | PostgresSource

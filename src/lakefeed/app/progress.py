@@ -14,6 +14,7 @@ from lakefeed.change.segment import Counts
 from lakefeed.change.table import TableId
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.result import CycleResult
+from lakefeed.lake.full_diff import FullDiffResult
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -76,6 +77,15 @@ class Lines(Listener):
         if text:
             show_note(text)
 
+    def full_diff_progress(self, table: TableId, chunks: int, total: int) -> None:
+        with self._lock:
+            due = self._due(table)
+        if due:
+            show_note(f"{table}: comparing, {chunks} of {total} chunks are read")
+
+    def full_diff_done(self, table: TableId, result: FullDiffResult) -> None:
+        show_note(_diff_text(table, result))
+
     def table_error(self, table: TableId, message: str, remedy: str) -> None:
         show_note(f"{table}: {message}\nRemedy: {remedy}")
 
@@ -97,6 +107,7 @@ class Bars(Listener):
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
         self._tasks: dict[TableId, TaskID] = {}
+        self._diffs: dict[TableId, TaskID] = {}
         self._idle = bars.add_task("working", total=None)
 
     def snapshot_started(self, table: TableId, rows_estimate: int) -> None:
@@ -112,6 +123,16 @@ class Bars(Listener):
     def applied(self, result: CycleResult) -> None:
         if result.counts.total:
             self._bars.update(self._idle, description=_counts_text(result.counts))
+
+    def full_diff_progress(self, table: TableId, chunks: int, total: int) -> None:
+        if table not in self._diffs:
+            self._diffs[table] = self._bars.add_task(f"{table}, comparing", total=total)
+        self._bars.update(self._diffs[table], completed=chunks)
+
+    def full_diff_done(self, table: TableId, result: FullDiffResult) -> None:
+        if (task := self._diffs.pop(table, None)) is not None:
+            self._bars.remove_task(task)
+        self._say(_diff_text(table, result))
 
     def table_error(self, table: TableId, message: str, remedy: str) -> None:
         self._say(f"{table}: {message}\nRemedy: {remedy}")
@@ -131,6 +152,12 @@ def _bars() -> Iterator[Progress]:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bars:
         yield bars
+
+
+def _diff_text(table: TableId, result: FullDiffResult) -> str:
+    found = "refused" if result.refused else f"{result.deleted:,} deleted, {result.changed:,} different"
+    compared = f"{result.lake_rows:,} rows with {result.source_rows:,}"
+    return f"{table}: compared {compared} of the source in {seconds_text(result.seconds)}: {found}"
 
 
 def _counts_text(counts: Counts) -> str:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from lakefeed.change.table import TableId
     from lakefeed.flow.result import CycleResult
     from lakefeed.journal.commit import Commit
+    from lakefeed.lake.full_diff import FullDiffResult
 
 
 class Listener:
@@ -27,6 +28,12 @@ class Listener:
 
     def applied(self, result: CycleResult) -> None:
         """A cycle has brought something into the lake."""
+
+    def full_diff_progress(self, table: TableId, chunks: int, total: int) -> None:
+        """So many chunks of the source, of ``total``, have been read for a full comparison of the table."""
+
+    def full_diff_done(self, table: TableId, result: FullDiffResult) -> None:
+        """A full comparison has ended; what it found goes through the journal."""
 
     def table_error(self, table: TableId, message: str, remedy: str) -> None:
         """A table waits for a person; the others go on."""

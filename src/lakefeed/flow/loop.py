@@ -71,6 +71,7 @@ class RunLoop:
         )
         thread.start()
         session.upkeep.start()
+        session.full_diff.start()
         try:
             while not self._over() and not failed:
                 self._apply(session)
@@ -78,6 +79,7 @@ class RunLoop:
                 session.lake.finish()
         finally:
             over.set()
+            session.full_diff.stop()
             session.upkeep.stop()
             thread.join()
         if failed:

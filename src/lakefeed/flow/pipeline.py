@@ -20,8 +20,10 @@ from types import TracebackType
 from typing import Self
 
 from lakefeed.capture.base import Finding, Lag, Source
+from lakefeed.capture.compare import Comparable
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakefeedError, LeaseError, StateError
+from lakefeed.flow.full_diff import FullDiffs
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.loop import RunLoop
 from lakefeed.flow.options import PipelineOptions
@@ -34,6 +36,7 @@ from lakefeed.flow.upkeep import keep_up
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.lease import lease_holder
 from lakefeed.lake.base import Lake, TableResult
+from lakefeed.lake.full_diff import FullDiffResult
 from lakefeed.lake.upkeep import UpkeepResult
 
 _ROUNDS = 3
@@ -67,6 +70,8 @@ class Pipeline:
         self._options = options or PipelineOptions()
         self._listener = listener or Listener()
         self._capture = source.bind(name)
+        if isinstance(self._capture, Comparable):
+            self._capture.keep_state(self.root)
         self._tables = lake.bind(name)
         self._work = threading.Lock()
         self._stopping = threading.Event()
@@ -132,6 +137,16 @@ class Pipeline:
     def upkeep(self) -> Mapping[TableId, UpkeepResult]:
         """Pack small files and remove old ones, of every live table, now. Beside a running process if need be."""
         return keep_up(SeedStore(self.root), self._tables, self._options.upkeep)
+
+    def full_diff(self, *tables: str, max_deleted_share: float | None = None) -> Mapping[TableId, FullDiffResult]:
+        """Compare tables that are polled with the lake, now; all of them without a name. See ``flow.full_diff``.
+
+        Beside a running process if need be: it delivers what is found, otherwise the next ``sync_once`` does.
+        ``max_deleted_share`` instead of the rule's. A table that is refused is in the answer; an error is raised.
+        """
+        diffs = FullDiffs.of(self.root, self._capture, SeedStore(self.root), self._tables, self._listener)
+        chosen = diffs.chosen(tables)
+        return {record.source: diffs.compare(record, max_deleted_share=max_deleted_share) for record in chosen}
 
     def uninstall(self) -> tuple[str, ...]:
         """Remove what was installed in the source, and put the pipeline's state aside. The lake tables stay.

@@ -6,7 +6,9 @@ import time
 from pathlib import Path
 
 from lakefeed.capture.base import ChangeCapture
+from lakefeed.capture.compare import Comparable
 from lakefeed.flow.capture_side import CaptureSide
+from lakefeed.flow.full_diff import FullDiffs, FullDiffThread
 from lakefeed.flow.lake_side import LakeSide
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
@@ -30,6 +32,7 @@ class Session:
             self.capture = CaptureSide(capture, self.journal, seeds, tables, listener)
             self.lake = LakeSide(tables, self.journal, seeds, capture.chunk, options, listener)
             self.upkeep = UpkeepThread(seeds, tables, options.upkeep, options.upkeep_seconds)
+            self.full_diff = FullDiffThread(_full_diffs(capture, tables, root, seeds, listener), listener)
             self.capture.open()
         except BaseException:
             self.close()
@@ -46,3 +49,10 @@ class Session:
                 self.capture.close()
         finally:
             self.journal.close()
+
+
+def _full_diffs(
+    capture: ChangeCapture, tables: TableFormat, root: Path, seeds: SeedStore, listener: Listener
+) -> FullDiffs | None:
+    """None for a capture that sees every delete."""
+    return FullDiffs(root, capture, seeds, tables, listener) if isinstance(capture, Comparable) else None

@@ -11,13 +11,14 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lakefeed.capture.base import Lag
 from lakefeed.change.table import TableId
 from lakefeed.errors import LakefeedError
+from lakefeed.flow.full_diff_record import Compared, DiffStore
 from lakefeed.flow.seed import Phase, SeedRecord, SeedStore
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.lease import lease_holder
@@ -31,7 +32,8 @@ STALE_SECONDS = 60.0
 class TableStatus:
     """``state``: staged, copying, catching up, live, blocked, dropped. ``applied``: complete up to this change set.
 
-    ``reason`` says why a table is staged or dropped; it waits for nobody.
+    ``reason`` says why a table is staged or dropped; it waits for nobody. ``compared``: how the last full comparison
+    with the source went, if there was one.
     """
 
     state: str
@@ -40,6 +42,7 @@ class TableStatus:
     error: str | None = None
     remedy: str | None = None
     reason: str | None = None
+    compared: Compared | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +92,11 @@ def read_status(root: Path, tables: TableFormat, lag: Lag, *, now: float | None 
     pulse, journal = Pulse.read(root), Journal.read(root)
     try:
         seeds = SeedStore(root).all()
-        found = {table: _table_status(record, journal, tables, pulse) for table, record in sorted(seeds.items())}
+        diffs = DiffStore(root)
+        found = {
+            table: _with_comparison(_table_status(record, journal, tables, pulse), diffs, record)
+            for table, record in sorted(seeds.items())
+        }
         verdict, reason = _verdict(root, pulse, found, journal.head, lag, time.time() if now is None else now)
         return PipelineStatus(verdict=verdict, reason=reason, journal_head=journal.head, lag=lag, tables=found)
     finally:
@@ -110,6 +117,16 @@ def _table_status(record: SeedRecord, journal: Journal, tables: TableFormat, pul
     number = effective(record, applied, journal)
     state = "catching up" if catching_up(record, number, journal) else record.phase.value
     return TableStatus(state=state, applied=number, rows=applied.rows, error=error, remedy=remedy, reason=reason)
+
+
+def _with_comparison(status: TableStatus, diffs: DiffStore, record: SeedRecord) -> TableStatus:
+    """A comparison that was refused, or fails, waits for a person as other errors of a table do."""
+    last = diffs.load(record.source).last
+    if last is None or record.phase is Phase.DROPPED:
+        return status
+    if status.error is None and last.error is not None:
+        status = replace(status, error=f"full comparison: {last.error}", remedy=last.remedy)
+    return replace(status, compared=last)
 
 
 def effective(record: SeedRecord, applied: Applied, journal: Journal) -> int:

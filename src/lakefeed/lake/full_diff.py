@@ -135,9 +135,7 @@ def _read_source(session: SparkSession, comparison: Comparison, progress: Callab
     files.create_dir(root, recursive=True)
     there = {info.base_name for info in files.get_file_info(fs.FileSelector(root))}
     total = len(comparison.chunks)
-    left = [
-        (number, chunk) for number, chunk in enumerate(comparison.chunks) if f"chunk-{number:06d}.parquet" not in there
-    ]
+    left = [(number, chunk) for number, chunk in enumerate(comparison.chunks) if _file(number) not in there]
     progress(total - len(left), total)
     write = partial(write_keys, directory=place, schema=_nullable(comparison.schema))
     for start in range(0, len(left), GROUP_CHUNKS):

@@ -119,9 +119,7 @@ class SparkTable:
             column = F.col(quoted(which.column))
             rows = rows.where(column.isNull() if which.null else column)
         live = self._decisions.at(source, generation).live
-        return rows.select(
-            [F.col(quoted(fed.column.name)).alias(name) for name, fed in live.items() if fed.since == 0]
-        )
+        return rows.select([F.col(quoted(fed.column.name)).alias(name) for name, fed in live.items() if fed.since == 0])
 
     def upkeep(self, options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:
         return self._store.upkeep(self._sessions.child, options, key)

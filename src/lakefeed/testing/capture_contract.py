@@ -44,10 +44,14 @@ class CaptureContract(ABC):
         with opened(subject) as capture:
             start = capture.prepare([actor.table])
             actor.put(actor.table, 1, "a")
-            assert changes(drain(capture, start)) == [(Operation.INSERT, 1)]  # no snapshot was ever asked for
+            found = drain(capture, start)
+            assert changes(found) == [(Operation.INSERT, 1)]  # no snapshot was ever asked for
             copy = Replica()
             copy.copy(capture.snapshot(actor.table))  # and this one does not need live
             assert names(copy, actor.table) == {1: "a"}
+            actor.delete(actor.table, 1)
+            assert capture.capabilities.deletes is subject.sees_deletes
+            assert changes(drain(capture, found[-1].end)) == [(Operation.DELETE, 1)] * subject.sees_deletes
 
     def test_e02_live_without_a_position_goes_on_from_the_sources_own_resume_point(self, subject: Subject) -> None:
         actor = subject.actor

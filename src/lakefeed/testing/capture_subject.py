@@ -36,10 +36,11 @@ class Actor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A source: how to reach it, and who writes to it."""
+    """A source: how to reach it, and who writes to it. ``sees_deletes``: what its capabilities must say."""
 
     capture: Callable[[], ChangeCapture]
     actor: Actor
+    sees_deletes: bool = True
 
 
 @contextmanager

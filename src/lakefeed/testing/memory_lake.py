@@ -19,7 +19,7 @@ from lakefeed.change.position import Position, highest
 from lakefeed.change.schema_change import ChangeKey, RetypeColumn, diff, origins
 from lakefeed.change.segment import Segment, Window
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.errors import RebuildNeededError, TableStoppedError
+from lakefeed.errors import LakeError, RebuildNeededError, TableStoppedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import Applied, Loaded, Seed, TableState
 from lakefeed.lake.mode import Mirror
@@ -120,6 +120,9 @@ class MemoryLakeTable:
 
     def upkeep(self, options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:  # noqa: ARG002  # it has no files
         return UpkeepResult()
+
+    def current(self, source: TableSchema, generation: int) -> Any:  # noqa: ARG002  # there is no Spark to give it to
+        raise LakeError(f"{self.location} cannot be compared on Spark", remedy="Compare tables of a Delta lake.")
 
     def chunks(self, state: TableState, schema: TableSchema) -> tuple[RowsChunk, ...]:
         rows = list(self._lake.tables[self.route.table].rows.values())

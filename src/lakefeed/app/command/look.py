@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +13,7 @@ from lakefeed.app.output import seconds_text, show_object, show_table, show_text
 
 if TYPE_CHECKING:
     from lakefeed.capture.base import Lag
+    from lakefeed.flow.full_diff_record import Compared
     from lakefeed.flow.status import PipelineStatus
     from lakefeed.journal.commit import Commit
 
@@ -47,6 +50,7 @@ def status_object(found: PipelineStatus) -> dict[str, Any]:
                 "error": state.error,
                 "remedy": state.remedy,
                 "reason": state.reason,
+                "compared": asdict(state.compared) if state.compared else None,
             }
             for table, state in tables
         },
@@ -71,6 +75,13 @@ def _show_status(found: PipelineStatus) -> None:
             show_text(f"\n{name}: {_sentence(table.error)}\nRemedy: {table.remedy}")
         elif table.reason:
             show_text(f"\n{name} is {table.state}: {_sentence(table.reason)}")
+        elif table.compared:
+            show_text(f"\n{name}: {_comparison(table.compared)}")
+
+
+def _comparison(last: Compared) -> str:
+    found = f"{last.deleted:,} deleted, {last.changed:,} different"
+    return f"compared with the source {seconds_text(max(0.0, time.time() - last.at))} ago: {found}."
 
 
 def _waiting(lag: Lag) -> str:

@@ -30,8 +30,8 @@ from lakefeed.capture.poll.followed import Followed, follow
 from lakefeed.capture.poll.follower import Follower
 from lakefeed.capture.poll.preflight import check_source, oldest_unread_us
 from lakefeed.capture.poll.reading import resume_mark
-from lakefeed.capture.poll.rule import TableRule
-from lakefeed.capture.poll.store import MemoryWatermarkStore, Saved, WatermarkStore
+from lakefeed.capture.poll.rule import FullDiff, TableRule
+from lakefeed.capture.poll.store import FileWatermarkStore, MemoryWatermarkStore, Saved, WatermarkStore
 from lakefeed.capture.poll.stream import Pace, PollStream
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
@@ -43,7 +43,8 @@ from lakefeed.errors import SourceChangedError, SourceSetupError, StateError
 class Polling:
     """One database, one pipeline. ``rules`` are by table pattern; see ``TableRule`` and ``Choice``.
 
-    ``findings`` is the directory where full comparisons leave what they found (see ``findings``).
+    ``findings`` is the directory where full comparisons leave what they found (see ``findings``). A pipeline says
+    where, by ``keep_state``.
     """
 
     kind = Watermark.kind
@@ -151,21 +152,37 @@ class Polling:
             chunks, rows = plan_chunks(session, whole, chunk_rows)
             return SnapshotPlan(followed.schema, chunks, rows)
 
-    def keys(self, table: TableId, *, chunk_rows: int = 1_000_000, whole_rows: bool = False) -> SnapshotPlan:
-        """The plan of a full comparison: chunks of the table's keys (or whole rows), as the source has them."""
-        with self._working() as session:
-            _, followed = self._required(session, table)
+    def keep_state(self, directory: Path) -> None:
+        """Findings, and the watermark itself: it is older than the journal's first position, which it stands in for."""
+        self._findings = self._stream.findings = directory / "findings"
+        if isinstance(self._store, MemoryWatermarkStore):
+            self._store = FileWatermarkStore(directory / "watermark.json")
+
+    def keys(
+        self,
+        table: TableId,
+        *,
+        known: TableSchema | None = None,
+        chunk_rows: int = 1_000_000,
+        whole_rows: bool = False,
+    ) -> SnapshotPlan:
+        """On a connection of its own: a table of many rows is not counted and cut in the stream's time."""
+        session = self._connector.connect()
+        try:
+            _, followed = self._required(session, table, known)
             whole = RowChunk(self._connector, followed, self._confirmed, keys_only=not whole_rows)
             chunks, rows = plan_chunks(session, whole, chunk_rows)
             return SnapshotPlan(followed.schema, chunks, rows)
+        finally:
+            session.close()
 
     def findings(self, table: TableId) -> Path | None:
         """Where a full comparison of ``table`` leaves what it found; None if there is no such place."""
         return FindingsDirectory(self._findings, table).place if self._findings is not None else None
 
-    def rule(self, table: TableId) -> TableRule:
-        """How a table is polled: the flow asks which tables want a full comparison, and how often."""
-        return self._choice.rule(table)
+    def full_diff(self, table: TableId) -> FullDiff | None:
+        deletes = self._choice.rule(table).deletes
+        return deletes if isinstance(deletes, FullDiff) else None
 
     def copied(self, table: TableId) -> None:
         """Nothing is kept open for a copy."""
@@ -272,11 +289,13 @@ class Polling:
     def _followed(self, session: PollSession) -> dict[TableId, Followed]:
         return self._choice.followed(session.describe(self._choice.tables(session.tables())))
 
-    def _required(self, session: PollSession, table: TableId) -> tuple[PollTable, Followed]:
+    def _required(
+        self, session: PollSession, table: TableId, known: TableSchema | None = None
+    ) -> tuple[PollTable, Followed]:
         source = session.describe([table]).get(table)
         if source is None:
             raise SourceSetupError(f"there is no table {table}", remedy="Correct source.tables, or create the table.")
-        texts = text_columns(self._stream.known.get(table), source)
+        texts = text_columns(known or self._stream.known.get(table), source)
         return source, follow(source, self._choice.rule(table), texts)
 
     @contextmanager

@@ -87,19 +87,25 @@ def looked_up(
     A key that is not there is a delete, whatever was suspected; one that is there is delivered as it is now if it was
     found to be different, and is nothing if it was found to be missing: it has come back.
     """
-    keys = suspects.select(list(followed.key))
+    keys = _keys(suspects, followed)
     rows = _found(connector, session, followed, keys)
     marks = deleted_rows(followed, rows)
     alive = rows if marks is None else rows.filter(pc.invert(marks))
     there = pc.is_in(key_texts(keys, followed.key), value_set=key_texts(alive, followed.key))
     gone = keys.filter(pc.invert(there))
-    changed = suspects.filter(pc.equal(suspects.column(FOUND), pa.scalar(CHANGED))).select(list(followed.key))
+    changed = _keys(suspects.filter(pc.equal(suspects.column(FOUND), pa.scalar(CHANGED))), followed)
     wanted = alive.filter(pc.is_in(key_texts(alive, followed.key), value_set=key_texts(changed, followed.key)))
     events = [deletes(followed.schema, gone, now_us)] if gone.num_rows else []
     if wanted.num_rows:
         marking = Marking(followed)
         events.append(classified(followed, marking, wanted, marking.times(wanted, expect_order=False)))
     return events
+
+
+def _keys(suspects: pa.RecordBatch, followed: Followed) -> pa.RecordBatch:
+    """In the types of the source: Spark, which wrote them, has others for some (times in nanoseconds)."""
+    kinds = pa.schema([pa.field(name, followed.column(name).type) for name in followed.key])
+    return suspects.select(list(followed.key)).cast(kinds)
 
 
 def _found(connector: PollConnector, session: PollSession, followed: Followed, keys: pa.RecordBatch) -> pa.RecordBatch:

@@ -87,6 +87,9 @@ class Queries:
             conditions.append(self._connector.after(key, self._values(low, query)))
         if high is not None:
             conditions.append(f"NOT ({self._connector.after(key, self._values(high, query))})")
+            # It follows from that, and lets the database end its walk through the index there.
+            first = self._connector.bound(self._followed.column(self._followed.key[0]), high[0], query)
+            conditions.append(f"{key[0]} <= {first}")
         query.sql = f"SELECT {self._list(names)} {self._from(conditions)}"
         return query
 

@@ -19,8 +19,7 @@ from lakefeed.errors import ConfigError
 class PollingSource:
     """Any database, by its connector.
 
-    ``tables`` are glob patterns (see ``capture.patterns``), ``rules`` are by such patterns too. ``state`` is a
-    directory of the pipeline's own: findings of full comparisons are picked up there.
+    ``tables`` are glob patterns (see ``capture.patterns``), ``rules`` are by such patterns too.
     """
 
     connector: PollConnector
@@ -28,14 +27,12 @@ class PollingSource:
     tables: Sequence[str] = ("*",)
     rules: Mapping[str, TableRule] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
-    state: str | PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         check_patterns(self.tables)
 
     def bind(self, pipeline: str) -> ChangeCapture:  # noqa: ARG002  # nothing in the source has the pipeline's name
-        findings = Path(self.state) / "findings" if self.state is not None else None
-        return Polling(self.connector, tables=self.tables, rules=self.rules, findings=findings, pace=self.pace)
+        return Polling(self.connector, tables=self.tables, rules=self.rules, pace=self.pace)
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,6 @@ class SqlitePolling:
     tables: Sequence[str] = ("*",)
     rules: Mapping[str, TableRule] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
-    state: str | PathLike[str] | None = None
     busy_timeout_seconds: float = 5.0
     immutable: bool = False
 
@@ -77,7 +73,6 @@ class PostgresPolling:
     tables: Sequence[str] = ("public.*",)
     rules: Mapping[str, TableRule] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
-    state: str | PathLike[str] | None = None
     text_columns: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -90,7 +85,7 @@ class PostgresPolling:
 
 
 def _bound(connector: PollConnector, source: SqlitePolling | PostgresPolling, pipeline: str) -> ChangeCapture:
-    made = PollingSource(connector, tables=source.tables, rules=source.rules, pace=source.pace, state=source.state)
+    made = PollingSource(connector, tables=source.tables, rules=source.rules, pace=source.pace)
     return made.bind(pipeline)
 
 

@@ -61,7 +61,7 @@ class PollStream:
     def __init__(self, connector: PollConnector, choice: Choice, findings: Path | None, pace: Pace) -> None:
         self._connector = connector
         self._choice = choice
-        self._findings = findings
+        self.findings = findings
         self._pace = pace
         self._followers: dict[TableId, Follower] = {}
         self._blocked: set[TableId] = set()
@@ -97,7 +97,7 @@ class PollStream:
         self.known.setdefault(source.id, followed.schema)
         if mark.key and len(mark.key) != len(followed.key):
             mark = Mark.start(mark.era + 1)  # the table was made anew with another key while nobody looked
-        follower = Follower(self._connector, followed, self._findings)
+        follower = Follower(self._connector, followed, self.findings)
         follower.seek(mark, dict(self.position.marks).get(FindingsDirectory.mark_name(source.id)))
         self._followers[source.id] = follower
         self._blocked.discard(source.id)
