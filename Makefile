@@ -8,6 +8,8 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 SOURCES := src tests scripts examples $(wildcard bench)
 TESTS ?= tests
+# Each process has its own Spark and its own database servers; files are not split between them.
+WORKERS ?= 2
 
 .PHONY: help setup demo check test fmt lock schema points api clean
 
@@ -28,8 +30,8 @@ check: setup ## Format, lint, types and import layers: what CI checks before the
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: setup ## Run the tests (TESTS=tests/app for some of them)
-	$(BIN)/python -m pytest $(TESTS) -m "not slow"
+test: setup ## Run the tests (TESTS=tests/app for some of them, WORKERS=0 in one process)
+	$(BIN)/python -m pytest $(TESTS) -m "not slow" -n $(WORKERS) --dist loadfile
 
 fmt: setup ## Format the code and repair what ruff can repair
 	$(BIN)/ruff format $(SOURCES)

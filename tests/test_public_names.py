@@ -12,9 +12,10 @@ import lakefeed
 from lakefeed import errors
 
 NAMES = """
-Checkpoint CheckpointStore CycleResult Delivery Delta FileCheckpointStore FullDiff Iceberg JournalOptions LakefeedError
-Listener MemoryCheckpointStore Mirror Pipeline PipelineOptions PipelineStatus Postgres PostgresPolling Retry Runtime
-RuntimeOptions SoftDelete Sqlite SqlitePolling TableRule TableStatus as_of read_at register_source spark_session
+Append Checkpoint CheckpointStore CycleResult Delivery Delta Evolution FileCheckpointStore FullDiff Iceberg
+JournalOptions LakefeedError Listener MemoryCheckpointStore Mirror Pipeline PipelineOptions PipelineStatus Postgres
+PostgresPolling Retry Rule Runtime RuntimeOptions SoftDelete Sqlite SqlitePolling TableRule TableStatus Temporal as_of
+read_at register_source spark_session
 """
 
 CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.LakefeedError)]

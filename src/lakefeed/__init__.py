@@ -26,18 +26,22 @@ if TYPE_CHECKING:
     from lakefeed.journal.options import JournalOptions
     from lakefeed.lake.delta import Delta
     from lakefeed.lake.iceberg import Iceberg
-    from lakefeed.lake.mode import Mirror
+    from lakefeed.lake.mode import Append, Mirror, Temporal
+    from lakefeed.lake.policy import Evolution
+    from lakefeed.lake.route import Rule
     from lakefeed.lake.session import spark_session
     from lakefeed.reading.at import read_at
     from lakefeed.reading.source import register_source
     from lakefeed.reading.temporal import as_of
 
 __all__ = [
+    "Append",
     "Checkpoint",
     "CheckpointStore",
     "CycleResult",
     "Delivery",
     "Delta",
+    "Evolution",
     "FileCheckpointStore",
     "FullDiff",
     "Iceberg",
@@ -52,6 +56,7 @@ __all__ = [
     "Postgres",
     "PostgresPolling",
     "Retry",
+    "Rule",
     "Runtime",
     "RuntimeOptions",
     "SoftDelete",
@@ -59,6 +64,7 @@ __all__ = [
     "SqlitePolling",
     "TableRule",
     "TableStatus",
+    "Temporal",
     "as_of",
     "read_at",
     "register_source",
@@ -66,11 +72,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Append": "lakefeed.lake.mode",
     "Checkpoint": "lakefeed.journal.checkpoint",
     "CheckpointStore": "lakefeed.journal.checkpoint",
     "CycleResult": "lakefeed.flow.result",
     "Delivery": "lakefeed.flow.runtime_options",
     "Delta": "lakefeed.lake.delta",
+    "Evolution": "lakefeed.lake.policy",
     "FileCheckpointStore": "lakefeed.journal.checkpoint_file",
     "FullDiff": "lakefeed.capture.poll.rule",
     "Iceberg": "lakefeed.lake.iceberg",
@@ -85,6 +93,7 @@ _HOMES = {
     "Postgres": "lakefeed.capture.postgres.source",
     "PostgresPolling": "lakefeed.capture.poll.source",
     "Retry": "lakefeed.errors",
+    "Rule": "lakefeed.lake.route",
     "Runtime": "lakefeed.flow.runtime",
     "RuntimeOptions": "lakefeed.flow.runtime_options",
     "SoftDelete": "lakefeed.capture.poll.rule",
@@ -92,6 +101,7 @@ _HOMES = {
     "SqlitePolling": "lakefeed.capture.poll.source",
     "TableRule": "lakefeed.capture.poll.rule",
     "TableStatus": "lakefeed.flow.status",
+    "Temporal": "lakefeed.lake.mode",
     "as_of": "lakefeed.reading.temporal",
     "read_at": "lakefeed.reading.at",
     "register_source": "lakefeed.reading.source",
