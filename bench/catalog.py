@@ -31,6 +31,8 @@ CASES = {
         Case("snapshot", "A SQLite table into Delta"),
         Case("pg_snapshot", "A PostgreSQL table into Delta"),
         Case("pg_stream", "PostgreSQL's log into the journal"),
+        Case("poll_snapshot", "Tables by polling into Delta"),
+        Case("poll_diff", "Deleted rows found by comparing all keys"),
         Case("merge", "Changes into a Delta table"),
         Case("cost", "A batch of changes, by mode and format"),
         Case("growth", "Ten times the rows; inserts that cannot collide"),

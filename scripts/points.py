@@ -13,9 +13,46 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "points.md"
-_NAME = re.compile(r"test_((?:[bcde]\d{1,2}_)+)")
+_NAME = re.compile(r"test_((?:[abcde]\d{1,2}_)+)")
 
 POINTS = {
+    "A": (
+        "Polling",
+        [
+            "only SELECT: a read-only file, a role with SELECT, a replica; nothing is created in the source",
+            "the same workload through triggers or the log gives the same mirror",
+            "one query for each table and cycle, each row one event",
+            "events in (updated_at, key…) order",
+            "a watermark is a time and a key; without one everything is read",
+            "the predicate is compound: ties across batches, each row once",
+            "composite keys are compared as tuples",
+            "ties across batches and across restarts",
+            "late commits are caught: transactions held open across polls",
+            "the latest image only, and the event says so",
+            "rows without updated_at: a stated policy with a count",
+            "times that move back are noticed, or found by comparing",
+            "keys in the database's own order, whatever their type",
+            "microseconds are kept",
+            "the store of watermarks is an interface",
+            "the store in memory forgets",
+            "a durable store, and the pipeline's journal: no old row, every new one",
+            "a store that fails rolls the watermark back; a damaged one is an error",
+            "insert or update by instants, not by text",
+            "inserted and updated between two polls is an upsert",
+            "deletes are invisible without a rule, and that is said",
+            "soft deletes by the compound predicate",
+            "a soft delete that also moves updated_at is one delete",
+            "un-delete brings the row back",
+            "FullDiff: chunked, anti-join, safe beside writers, refuses, resumes, scheduled",
+            "a user's own database adds a connector and nothing else",
+            "columns: the key and the times are always read",
+            "batch size and delete detection are per table",
+            "watermarks in memory by default, in a store if one is given",
+            "errors are typed",
+            "an unknown table or column is named at the start",
+            "one slow or broken table does not hold up the others",
+        ],
+    ),
     "B": (
         "SyncEngine",
         [

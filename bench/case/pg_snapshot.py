@@ -167,4 +167,9 @@ def _report(rows: int, seconds: dict[str, list[float]], meter: Meter, missing: s
 
 def _content(root: Path) -> pa.Table:
     place = next(root.rglob("_delta_log")).parent
-    return read(DeltaTable(str(place))).sort_by("id").combine_chunks().replace_schema_metadata(None)
+    rows = read(DeltaTable(str(place))).sort_by("id").combine_chunks().replace_schema_metadata(None)
+    # Spark writes instants as INT96, which Arrow reads with nanoseconds and without a zone: the same instants.
+    plain = pa.timestamp("us")
+    return rows.cast(
+        pa.schema([field.with_type(plain) if pa.types.is_timestamp(field.type) else field for field in rows.schema])
+    )

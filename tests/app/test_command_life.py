@@ -143,7 +143,7 @@ def test_sync_status_journal_and_uninstall_tell_one_story(shop: Path) -> None:
     status = answer(shop, "status", "shop.yaml")
     assert status["verdict"] == "stopped"
     items = status["tables"]["main.items"]
-    assert set(items) == {"state", "applied", "rows", "error", "remedy", "reason"}
+    assert set(items) == {"state", "applied", "rows", "error", "remedy", "reason", "compared"}
     assert (items["applied"], items["rows"], items["error"]) == (status["journal_head"], 3, None)
     assert "main.items" in lakefeed(shop, "status", "shop.yaml")
 

@@ -53,7 +53,7 @@ class Shop:
         self.put(*range(ROWS))
 
     def put(self, *keys: int, value: str = "a") -> None:
-        statement = "INSERT OR REPLACE INTO t VALUES (?, ?, ?)"
+        statement = "INSERT OR REPLACE INTO t (id, v, updated_at) VALUES (?, ?, ?)"
         self.writer.executemany(statement, [(key, value, iso(now_us())) for key in keys])
 
     def source(self, **full_diff: Any) -> SqlitePolling:
@@ -188,10 +188,13 @@ def test_a25_an_interrupted_comparison_goes_on_with_its_plan(
         listener.seen.clear()
         with DiffStore(pipeline.root).alone(T), pytest.raises(LeaseError, match="is being compared already"):
             pipeline.full_diff()
+        shop.writer.execute("DELETE FROM t WHERE id = 2")  # its chunk was read before that
         again = FullDiffs.of(pipeline.root, capture, seeds, lake.bind("p"), listener).compare(record)
         assert listener.seen == [(2, 4), (3, 4), (4, 4)]
         assert again.deleted == 2
         assert DiffStore(pipeline.root).load(T).plan is None
+        pipeline.sync_once()
+        assert pipeline.full_diff()[T].deleted == 1
         pipeline.sync_once()
         shop.assert_equal()
 
@@ -263,8 +266,9 @@ def settled(pipeline: Pipeline) -> None:
             assert time.time() < seen + 60, "no comparison came to an end"
             time.sleep(0.1)
     until = time.time() + 60
-    while pipeline.status().verdict != "idle" or any((pipeline.root / "findings").rglob("*.parquet")):
-        assert time.time() < until, pipeline.status()
+    while (status := pipeline.status()).verdict != "idle" or any((pipeline.root / "findings").rglob("*.parquet")):
+        assert status.verdict != "stopped", status
+        assert time.time() < until, status
         time.sleep(0.1)
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.poll.actors import iso
 from tests.poll.world import Clock, T, World, clocked, made
 
 from lakefeed.capture.poll import findings as findings_module
 from lakefeed.capture.poll.findings import CHANGED, DELETED, FOUND
 from lakefeed.capture.poll.rule import FullDiff, SoftDelete, TableRule
+from lakefeed.change.batch import SEQ
 
 
 @pytest.fixture
@@ -100,3 +102,21 @@ def test_a25_findings_are_delivered_in_pieces_to_the_end_over_restarts_and_then_
         assert not place.exists()
         publish(world, 6, {3: DELETED})
         assert world.pull() == [("delete", 3)]
+
+
+def test_a25_what_was_looked_up_comes_after_what_the_same_poll_has_read(tmp_path: Path, clock: Clock) -> None:
+    """Times of the rows do not decide: a row may be stamped later than the lookup that found it gone."""
+    with made(tmp_path / "s.db", findings=tmp_path / "f") as world:
+        put(world, clock, 1, 2, 3)
+        clock.tick(60)
+        world.seed()
+        world.sql("UPDATE t SET v = 'silent' WHERE id = 1")
+        world.sql("DELETE FROM t WHERE id = 2")
+        future = iso(clock.us + 3_000_000)
+        world.sql(f"UPDATE t SET v = 'ahead', updated_at = '{future}' WHERE id = 3")
+        publish(world, 1, {1: CHANGED, 2: DELETED})
+        (one,) = world.sets()
+        rows = [row for batch in one.batches for row in batch.data.to_pylist()]
+        assert [row["id"] for row in rows] == [3, 2, 1]
+        assert [row[SEQ] for row in rows] == [0, 1, 2]
+        assert world.values() == {1: "silent", 3: "ahead"}

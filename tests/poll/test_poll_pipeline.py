@@ -14,7 +14,11 @@ from lakefeed.capture.poll.rule import SoftDelete, TableRule
 from lakefeed.capture.poll.source import SqlitePolling
 from lakefeed.capture.poll.stream import Pace
 from lakefeed.change.table import TableId
+from lakefeed.errors import CheckpointDamagedError
+from lakefeed.flow.seed import SeedStore
+from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
+from lakefeed.testing import memory_lake
 from lakefeed.testing.memory_lake import MemoryLake
 
 QUICK = PipelineOptions(interval_seconds=0.01, enrol_seconds=0.05, journal=JournalOptions(fsync=False))
@@ -68,6 +72,30 @@ def test_a17_a_pipeline_resumes_from_its_journal(
         second.sync_once()
         assert values(lake) == {2: "x", 3: "c"}
         assert {row["id"]: row["w"] for row in lake.rows("main.u")} == {1: "w", 2: None}
+
+
+def test_a17_a_first_copy_that_is_interrupted_before_the_journal_has_anything_goes_on(
+    tmp_path: Path, lake: MemoryLake, database: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(failpoint: str) -> None:
+        if failpoint == "lake.during_load":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pipeline(tmp_path, lake) as first:
+        patch.setattr(memory_lake, "hit", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            first.sync_once()
+        root = first.root
+    before = {table: record.generation for table, record in SeedStore(root).all().items()}
+    assert Journal.read(root).head == 0
+    database.execute(f"UPDATE t SET v = 'meanwhile', updated_at = '{at()}' WHERE id = 1")
+    with pipeline(tmp_path, lake) as second:
+        second.sync_once()
+    assert {table: record.generation for table, record in SeedStore(root).all().items()} == before
+    assert values(lake) == {1: "meanwhile", 2: "b"}
+    (root / "watermark.json").write_text("{}")
+    with pytest.raises(CheckpointDamagedError):
+        pipeline(tmp_path, lake)
 
 
 def test_a32_a_broken_table_is_in_the_status_and_the_others_go_on(

@@ -82,21 +82,32 @@ class FullDiffs:
         return [record for record in self._comparable().values() if self._due_at(record) <= now]
 
     def compare(
-        self, record: SeedRecord, *, max_deleted_share: float | None = None, over: threading.Event | None = None
+        self,
+        record: SeedRecord,
+        *,
+        max_deleted_share: float | None = None,
+        resume: bool = True,
+        over: threading.Event | None = None,
     ) -> FullDiffResult:
-        """Compare one table now. Its record says how it went, whatever happens. ``over`` interrupts it."""
+        """Compare one table now. Its record says how it went, whatever happens. ``over`` interrupts it.
+
+        ``resume``: go on with an interrupted comparison, which finds what was deleted before that one began.
+        """
         table = record.source
         rule = self._capture.full_diff(table) or FullDiff()
         if max_deleted_share is not None:
             rule = replace(rule, max_deleted_share=max_deleted_share)
         with self._store.alone(table):
+            if not resume:
+                self._store.save(table, replace(self._store.load(table), plan=None))
             try:
                 result = self._compare(record, rule, over)
             except Exception as error:
                 told = explained(error, table)
                 self._failed(table, told)
                 raise told from error
-            self._store.save(table, DiffRecord(last=compared(result)))
+            plan = self._store.load(table).plan
+            self._store.save(table, DiffRecord(last=compared(result, plan.number / 1000 if plan else time.time())))
         if result.refused is not None:
             self._listener.table_error(table, result.refused, refusal_remedy(result))
         self._listener.full_diff_done(table, result)
@@ -123,8 +134,9 @@ class FullDiffs:
         if rule is None:
             return float("inf")
         last = self._store.load(record.source).last
-        pause = min(rule.every_seconds, _AGAIN_SECONDS) if last is not None and last.failed else rule.every_seconds
-        return max(last.at if last is not None else 0.0, record.generation / 1000) + pause
+        if last is not None and last.failed:
+            return last.at + min(rule.every_seconds, _AGAIN_SECONDS)
+        return max(last.began if last is not None else 0.0, record.generation / 1000) + rule.every_seconds
 
     def _compare(self, record: SeedRecord, rule: FullDiff, over: threading.Event | None) -> FullDiffResult:
         table = record.source
@@ -184,7 +196,7 @@ class FullDiffs:
     def _failed(self, table: TableId, error: LakefeedError) -> None:
         """What may pass goes on with the same plan. Anything else may be the plan's fault: the next try makes one."""
         before = self._store.load(table)
-        last = Compared(at=time.time(), error=error.message, remedy=error.remedy, failed=True)
+        last = Compared(at=time.time(), began=time.time(), error=error.message, remedy=error.remedy, failed=True)
         self._store.save(table, DiffRecord(plan=before.plan if error.retry is Retry.BACKOFF else None, last=last))
 
 
@@ -231,10 +243,11 @@ class FullDiffThread:
             return []
 
 
-def compared(result: FullDiffResult) -> Compared:
+def compared(result: FullDiffResult, began: float) -> Compared:
     """What is kept of a result."""
     return Compared(
         at=time.time(),
+        began=began,
         source_rows=result.source_rows,
         lake_rows=result.lake_rows,
         deleted=result.deleted,

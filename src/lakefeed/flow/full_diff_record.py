@@ -38,10 +38,12 @@ class DiffPlan:
 class Compared:
     """How the last comparison of a table went. ``at`` is when it ended, in seconds since 1970.
 
+    ``began`` is when it was planned: of what was deleted after that, it may have found some, and need not.
     ``error`` says why it was refused or failed, ``remedy`` what to do about it.
     """
 
     at: float
+    began: float
     source_rows: int = 0
     lake_rows: int = 0
     deleted: int = 0

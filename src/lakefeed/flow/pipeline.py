@@ -138,15 +138,21 @@ class Pipeline:
         """Pack small files and remove old ones, of every live table, now. Beside a running process if need be."""
         return keep_up(SeedStore(self.root), self._tables, self._options.upkeep)
 
-    def full_diff(self, *tables: str, max_deleted_share: float | None = None) -> Mapping[TableId, FullDiffResult]:
+    def full_diff(
+        self, *tables: str, max_deleted_share: float | None = None, resume: bool = False
+    ) -> Mapping[TableId, FullDiffResult]:
         """Compare tables that are polled with the lake, now; all of them without a name. See ``flow.full_diff``.
 
         Beside a running process if need be: it delivers what is found, otherwise the next ``sync_once`` does.
-        ``max_deleted_share`` instead of the rule's. A table that is refused is in the answer; an error is raised.
+        ``max_deleted_share`` instead of the rule's. ``resume``: go on with a comparison that was interrupted, which
+        finds what was deleted before that one began. A table that is refused is in the answer; an error is raised.
         """
         diffs = FullDiffs.of(self.root, self._capture, SeedStore(self.root), self._tables, self._listener)
         chosen = diffs.chosen(tables)
-        return {record.source: diffs.compare(record, max_deleted_share=max_deleted_share) for record in chosen}
+        return {
+            record.source: diffs.compare(record, max_deleted_share=max_deleted_share, resume=resume)
+            for record in chosen
+        }
 
     def uninstall(self) -> tuple[str, ...]:
         """Remove what was installed in the source, and put the pipeline's state aside. The lake tables stay.

@@ -24,6 +24,9 @@ def diff(
         float | None,
         typer.Option("--max-deleted-share", min=0, max=1, help="How much may be missing, for this time."),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a comparison that was interrupted, as of when it began.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> int:
     """Find deleted rows by comparing all keys of the source with the lake, for tables that are polled.
@@ -39,7 +42,8 @@ def diff(
     config = load_config(file)
     with progress(quiet=as_json) as listener:
         pipeline = build_pipeline(config, listener=listener)
-        found = sorted(pipeline.full_diff(*(tables or ()), max_deleted_share=max_deleted_share).items())
+        results = pipeline.full_diff(*(tables or ()), max_deleted_share=max_deleted_share, resume=resume)
+        found = sorted(results.items())
     if as_json:
         show_object({str(table): _object(result) for table, result in found})
     else:

@@ -41,7 +41,7 @@ SOURCES = {
 source:
   kind: sqlite              # or postgres: lakefeed init --source postgres; later: mysql, mariadb, sqlserver
   path: shop.db             # the database file
-  capture: trigger          # later: log, poll
+  capture: trigger          # or poll: nothing is created in the database; later: log
   tables: ["*"]             # glob patterns: "*", "order*", "main.customers"
 """,
     "postgres": """\
@@ -49,6 +49,7 @@ source:
   kind: postgres            # 15 or newer, with wal_level = logical
   dsn: host=localhost dbname=shop user=lakefeed    # the password comes from PGPASSWORD, or password=${VARIABLE}
   capture: log              # logical decoding; a publication and a replication slot, both lakefeed_<pipeline>
+                            # or poll, which needs SELECT alone
   tables: ["public.*"]      # glob patterns: "public.*", "sales.order*", "customers"
   # text_columns: []        # "public.bookings.until": columns that are kept as PostgreSQL prints them
   # provision: true         # false: lakefeed check says the statements for publication and slot, somebody runs them

@@ -20,7 +20,7 @@ from lakefeed.capture.poll.marking import Marking
 from lakefeed.capture.poll.stamp import Instants
 from lakefeed.change.batch import ABSENT, METADATA, OP, POSITION, SEQ, TIME, TXN, ChangeBatch, Operation, change_schema
 from lakefeed.change.position import Position
-from lakefeed.change.table import TableSchema
+from lakefeed.change.table import TableId, TableSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,15 @@ def deletes(schema: TableSchema, keys: pa.RecordBatch, at_us: int) -> Events:
 def change_batches(found: Sequence[Events], end: Position, polled_us: int) -> tuple[ChangeBatch, ...]:
     """All events as one run: numbered by time over all tables, each table's in its own order."""
     everything = np.concatenate([events.times for events in found]) if found else np.empty(0, np.int64)
-    # What is late within a table must not be numbered before what it follows there.
+    # What is late within a table must not be numbered before what it follows there, in the same piece or another.
+    latest: dict[TableId, np.int64] = {}
     for start, events in zip(_starts(found), found, strict=True):
         piece = everything[start : start + events.count]
         np.maximum.accumulate(piece, out=piece)
+        if events.count:
+            floor = latest.get(events.schema.table, piece[0])
+            np.maximum(piece, floor, out=piece)
+            latest[events.schema.table] = piece[-1]
     places = np.empty(len(everything), np.int64)
     places[np.argsort(everything, kind="stable")] = np.arange(len(everything))
     poll = f"poll {datetime.fromtimestamp(polled_us / 1e6, UTC).isoformat(timespec='milliseconds')}"

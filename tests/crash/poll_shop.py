@@ -1,0 +1,114 @@
+"""A database that is only ever read by the pipeline: one table deletes softly, one for good, which comparisons find."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.crash.process import PipelineDirectory, writing
+
+TABLES = """
+CREATE TABLE account (
+    id INTEGER PRIMARY KEY, owner TEXT, balance INTEGER, created_at TEXT NOT NULL, updated_at TEXT NOT NULL,
+    deleted_at TEXT);
+CREATE TABLE entry (
+    account INTEGER, line INTEGER, amount REAL, updated_at TEXT NOT NULL, PRIMARY KEY (account, line)) WITHOUT ROWID;
+CREATE INDEX account_updated ON account (updated_at, id);
+CREATE INDEX account_deleted ON account (deleted_at, id);
+"""
+NAMES = ("account", "entry")
+LIVE = {"account": "deleted_at IS NULL", "entry": "1"}
+
+CONFIG = """
+pipeline: crash
+source:
+  kind: sqlite
+  path: shop.db
+  capture: poll
+  poll_seconds: 0.1
+  rules:
+    account: {soft_delete: deleted_at, safety_lag_seconds: 1, batch_rows: 200}
+    entry: {safety_lag_seconds: 1, full_diff: {every_seconds: 5, max_deleted_share: 1}}
+lake: {path: ./lake, format: delta, mode: mirror}
+sync: {interval_seconds: 0.2}
+journal: {keep_change_sets: 2}
+"""
+
+NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
+UPSERT = f"""
+INSERT INTO account VALUES (:k, :o, 1, {NOW}, {NOW}, NULL)
+ON CONFLICT DO UPDATE SET balance = balance + 1, updated_at = {NOW}, deleted_at = NULL
+"""  # also brings a row back
+STATEMENTS = (
+    UPSERT,
+    f"UPDATE account SET owner = :o, updated_at = {NOW} WHERE id BETWEEN :k AND :k + 20",
+    f"UPDATE account SET deleted_at = {NOW} WHERE id = :k AND deleted_at IS NULL",
+    f"UPDATE account SET deleted_at = {NOW}, updated_at = {NOW} WHERE id BETWEEN :k AND :k + 5",
+    f"INSERT OR REPLACE INTO entry VALUES (:k, :j % 5, :j / 7.0, {NOW})",
+    f"INSERT OR REPLACE INTO entry VALUES (:k, :j % 5, :j / 3.0, {NOW})",
+    f"UPDATE entry SET amount = amount * 1.1, updated_at = {NOW} WHERE account = :k",
+    "DELETE FROM entry WHERE account = :k AND line = :j % 5",
+)
+
+
+class PollShop(PipelineDirectory):
+    """The directory of one test: database, configuration, lake."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, CONFIG)
+        self.database = directory / "shop.db"
+        with contextlib.closing(sqlite3.connect(self.database)) as connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.executescript(TABLES)
+            with connection:
+                change(connection, random.Random(0), 600)
+
+    @contextlib.contextmanager
+    def writer(self, seed: int) -> Iterator[None]:
+        """A process that changes the database until the block ends (and at most for 25 minutes)."""
+        with writing(["-m", "tests.crash.poll_shop", str(self.database), str(seed), str(os.getpid())]):
+            yield
+
+    def live(self) -> Path:
+        """A database with the rows that are not softly deleted: what the lake is to have."""
+        path = self.directory / "live.db"
+        path.unlink(missing_ok=True)
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.executescript(TABLES)
+            connection.execute("ATTACH ? AS shop", (str(self.database),))
+            with connection:
+                for name in NAMES:
+                    connection.execute(f"INSERT INTO main.{name} SELECT * FROM shop.{name} WHERE {LIVE[name]}")
+        return path
+
+
+def change(connection: sqlite3.Connection, chance: random.Random, statements: int) -> None:
+    for _ in range(statements):
+        key, other = chance.randrange(300), chance.randrange(300)
+        connection.execute(chance.choice(STATEMENTS), {"k": key, "j": other, "o": f"o{other}"})
+
+
+def write_until_told(database: str, seed: int, parent: int) -> None:
+    """The writer process: small transactions, some rolled back, until SIGTERM, orphaned, or 25 minutes."""
+    stopped: list[bool] = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+    chance = random.Random(seed)
+    connection = sqlite3.connect(database, timeout=30, isolation_level=None)
+    deadline = time.monotonic() + 1500
+    while not stopped and time.monotonic() < deadline and os.getppid() == parent:
+        connection.execute("BEGIN IMMEDIATE")
+        change(connection, chance, chance.randrange(1, 20))
+        connection.execute("ROLLBACK" if chance.random() < 0.1 else "COMMIT")
+        time.sleep(0.02)
+    connection.close()
+
+
+if __name__ == "__main__":
+    write_until_told(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
