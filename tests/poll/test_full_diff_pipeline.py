@@ -259,17 +259,30 @@ def running(pipeline: Pipeline, write: Callable[[int], None]) -> Iterator[None]:
 
 
 def settled(pipeline: Pipeline) -> None:
-    """Two comparisons began and ended after the last write, and everything they found has reached the lake."""
+    """The lake has every change that was polled, then two comparisons begin and end, then it has what they found.
+
+    A comparison sees only rows that have reached the lake: one that was polled before it was deleted, and applied after
+    the comparison, is found by the next.
+    """
+    rest(pipeline)
     for _ in range(2):
         seen = time.time()
         while all(table.compared is None or table.compared.at < seen for table in pipeline.status().tables.values()):
             assert time.time() < seen + 60, "no comparison came to an end"
             time.sleep(0.1)
-    until = time.time() + 60
-    while (status := pipeline.status()).verdict != "idle" or any((pipeline.root / "findings").rglob("*.parquet")):
+    rest(pipeline)
+
+
+def rest(pipeline: Pipeline) -> None:
+    """Nothing is left to be applied, twice in a row: a poll may be under way."""
+    until, quiet = time.time() + 60, 0
+    while quiet < 2:
+        status = pipeline.status()
         assert status.verdict != "stopped", status
         assert time.time() < until, status
-        time.sleep(0.1)
+        waiting = status.verdict != "idle" or any((pipeline.root / "findings").rglob("*.parquet"))
+        quiet = 0 if waiting else quiet + 1
+        time.sleep(0.5)
 
 
 def test_a25_scheduled_comparisons_beside_a_writer_leave_the_lake_equal_to_sqlite(
