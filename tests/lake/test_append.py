@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from deltalake import DeltaTable
+from tests.lake.on_delta import OnDelta
 
-from lakefeed.change.table import TableId
-from lakefeed.lake.base import TableFormat
-from lakefeed.lake.delta import Delta
-from lakefeed.lake.mode import Append, Mode
+from lakefeed.lake.mode import Append
 from lakefeed.testing.mode_contract import AppendContract
 from lakefeed.testing.mode_history import Dice, MirrorModel, histories, plain
 
@@ -21,18 +18,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-class TestDeltaAppend(AppendContract):
-    @pytest.fixture(autouse=True)
-    def _spark(self, spark: SparkSession) -> None:
-        self.spark = spark
-
-    def make_format(self, root: Path, mode: Mode) -> TableFormat:
-        return Delta(self.spark, root, mode=mode).bind("contract")
-
-    def read_rows(self, tables: TableFormat, table: TableId) -> list[dict[str, Any]]:
-        location = tables.table(tables.routes(table)[0]).location
-        rows: list[dict[str, Any]] = DeltaTable(location).to_pyarrow_table().to_pylist()
-        return rows
+class TestDeltaAppend(OnDelta, AppendContract):
+    """See ``AppendContract``."""
 
 
 def test_the_view_of_the_documentation_over_a_change_log_is_the_mirror(spark: SparkSession) -> None:

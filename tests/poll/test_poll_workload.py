@@ -22,7 +22,6 @@ from tests.poll.actors import iso, now_us
 
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.findings import DELETED, FOUND
 from lakefeed.capture.poll.postgres import PostgresConnector
 from lakefeed.capture.poll.rule import SoftDelete, TableRule
 from lakefeed.capture.poll.sqlite import SqliteConnector
@@ -30,6 +29,7 @@ from lakefeed.capture.poll.stream import Pace
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.capture.trigger.source import Sqlite
 from lakefeed.change.position import Position
+from lakefeed.change.suspect import DELETED, FOUND
 from lakefeed.change.table import TableId
 from lakefeed.testing.capture_subject import drain
 from lakefeed.testing.replica import Replica

@@ -26,17 +26,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from lakefeed.change.suspect import CHANGED, DELETED, FOUND
 from lakefeed.change.table import TableId
 from lakefeed.errors import LakefeedError
 from lakefeed.lake.base import ChunkSource
 from lakefeed.lake.location import filesystem, spark_glob, spark_path
 from lakefeed.lake.outcome import explained
+from lakefeed.lake.sparktype import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-FOUND = "_lakefeed_found"
-DELETED, CHANGED = "deleted", "changed"
 GROUP_CHUNKS = 8
 _HASH = "_lakefeed_hash"
 
@@ -162,7 +162,7 @@ def _source(lake: DataFrame, comparison: Comparison) -> DataFrame:
     read = lake.sparkSession.read.parquet(spark_glob(_place(comparison)))
     types = {field.name: field.dataType for field in lake.schema.fields}
     names = [name for name in comparison.schema.names if name in types]
-    return read.select([F.col(_quoted(name)).cast(types[name]).alias(name) for name in names])
+    return read.select([F.col(quoted(name)).cast(types[name]).alias(name) for name in names])
 
 
 def _suspects(lake: DataFrame, source: DataFrame, comparison: Comparison) -> DataFrame:
@@ -172,11 +172,11 @@ def _suspects(lake: DataFrame, source: DataFrame, comparison: Comparison) -> Dat
     mine = _hashed(lake, comparison.key, compared).alias("l")
     theirs = _hashed(source, comparison.key, compared).alias("s")
     same = _same_key(comparison)
-    keys = [F.col(f"l.{_quoted(name)}").alias(name) for name in comparison.key]
+    keys = [F.col(f"l.{quoted(name)}").alias(name) for name in comparison.key]
     gone = mine.join(theirs, same, "left_anti").select(*keys, F.lit(DELETED).alias(FOUND))
     if not compared:
         return gone
-    keys = [F.col(f"s.{_quoted(name)}").alias(name) for name in comparison.key]
+    keys = [F.col(f"s.{quoted(name)}").alias(name) for name in comparison.key]
     equal = same & F.col(f"l.{_HASH}").eqNullSafe(F.col(f"s.{_HASH}"))
     other = theirs.join(mine, equal, "left_anti").select(*keys, F.lit(CHANGED).alias(FOUND))
     return gone.unionByName(other)
@@ -186,16 +186,16 @@ def _hashed(rows: DataFrame, key: Sequence[str], compared: Sequence[str]) -> Dat
     """The key, and one number for all that is compared: it is all that travels through the cluster."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    columns: list[Column] = [F.col(_quoted(name)) for name in key]
+    columns: list[Column] = [F.col(quoted(name)) for name in key]
     if compared:
-        columns.append(F.xxhash64(*[F.col(_quoted(name)) for name in compared]).alias(_HASH))
+        columns.append(F.xxhash64(*[F.col(quoted(name)) for name in compared]).alias(_HASH))
     return rows.select(*columns)
 
 
 def _same_key(comparison: Comparison) -> Column:
     from pyspark.sql import functions as F  # noqa: N812
 
-    pairs = [F.col(f"l.{_quoted(name)}") == F.col(f"s.{_quoted(name)}") for name in comparison.key]
+    pairs = [F.col(f"l.{quoted(name)}") == F.col(f"s.{quoted(name)}") for name in comparison.key]
     same = pairs[0]
     for pair in pairs[1:]:
         same = same & pair
@@ -240,7 +240,3 @@ def _file(number: int) -> str:
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, field.type) for field in schema])
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

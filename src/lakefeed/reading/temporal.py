@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from lakefeed.errors import ConfigError
+from lakefeed.lake.sparktype import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -33,9 +34,5 @@ def as_of(
             f"the time {timestamp} has no zone", remedy="Give it one: datetime(…, tzinfo=UTC), or pass a text."
         )
     at = F.lit(timestamp).cast("timestamp")
-    begins, ends = df[_quoted(valid_from)], df[_quoted(valid_to)]
+    begins, ends = df[quoted(valid_from)], df[quoted(valid_to)]
     return df.where((begins <= at) & (ends.isNull() | (at < ends)))
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

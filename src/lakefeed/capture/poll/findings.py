@@ -26,11 +26,10 @@ from lakefeed.capture.poll.marking import Marking, key_rows
 from lakefeed.capture.poll.query import Queries
 from lakefeed.capture.poll.reading import combined
 from lakefeed.capture.poll.window import key_texts
+from lakefeed.change.suspect import CHANGED, FOUND
 from lakefeed.change.table import TableId
 from lakefeed.change.watermark import Mark
 
-FOUND = "_lakefeed_found"
-DELETED, CHANGED = "deleted", "changed"
 SLICE_ROWS = 10_000
 _LOOKUP_ROWS = 500
 

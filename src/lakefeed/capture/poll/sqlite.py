@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow as pa
 
 from lakefeed.capture.poll.connector import Horizon, MisfitError, PollTable, Query
 from lakefeed.capture.trigger.catalog import SCHEMA, SourceTable, capturable, read_table, refusals
-from lakefeed.capture.trigger.database import Database, Row, quoted, transaction
+from lakefeed.capture.trigger.database import Database, Row, opened_file, quoted, transaction
 from lakefeed.capture.trigger.log import is_undecodable
 from lakefeed.capture.trigger.shape import rowid_column, table_schema
 from lakefeed.capture.trigger.values import MismatchError, is_untyped, lenient_text, to_arrow
@@ -72,19 +71,7 @@ class SqliteConnector:
         return f"({', '.join(left)}) > ({', '.join(right)})"
 
     def _opened(self, options: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            f"file:{quote(str(Path(self.path).absolute()))}?{options}",
-            uri=True,
-            timeout=self.busy_timeout_seconds,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        try:
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # opening alone reads nothing
-        except sqlite3.Error:
-            connection.close()
-            raise
-        return connection
+        return opened_file(self.path, options, self.busy_timeout_seconds)
 
 
 class SqliteSession:

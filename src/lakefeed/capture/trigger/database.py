@@ -31,6 +31,23 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def opened_file(path: str, options: str, busy_timeout_seconds: float) -> sqlite3.Connection:
+    """A connection that has read from the file. ``options`` are those of SQLite's URI, such as ``mode=ro``."""
+    connection = sqlite3.connect(
+        f"file:{quote(str(Path(path).absolute()))}?{options}",
+        uri=True,
+        timeout=busy_timeout_seconds,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # opening alone reads nothing
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
 @dataclass(frozen=True, slots=True)
 class Database:
     """Where the file is and how long to wait for its locks. Picklable: chunks carry it to other processes."""
@@ -66,19 +83,7 @@ class Database:
                 return self._connect("rw")
 
     def _connect(self, mode: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            f"file:{quote(str(Path(self.path).absolute()))}?mode={mode}",
-            uri=True,
-            timeout=self.busy_timeout_seconds,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        try:
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # opening alone reads nothing
-        except sqlite3.Error:
-            connection.close()
-            raise
-        return connection
+        return opened_file(self.path, f"mode={mode}", self.busy_timeout_seconds)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
