@@ -38,7 +38,13 @@ class Job:
         return writer.options(**places).trigger(**trigger).start()
 
     def run(self, **options: str) -> None:
-        self.start(available_now=True, **options).awaitTermination(120)
+        assert self.start(available_now=True, **options).awaitTermination(120), "the query ends by itself"
+
+    def catch_up(self, **options: str) -> None:
+        """Twice: where a micro-batch was begun and not finished, Spark's available-now run of a Python source is that
+        micro-batch alone."""
+        self.run(**options)
+        self.run(**options)
 
     def ids(self) -> list[int]:
         return sorted(row.id for row in self._spark.read.parquet(str(self._place / "out")).collect())
@@ -76,12 +82,11 @@ def test_a_query_that_is_killed_and_restarted_delivers_every_change_set_exactly_
         query.stop()
         assert progress is not None
         assert 0 < progress.numInputRows <= 3, "the limit held"
-        job.run()
+        job.catch_up()
         assert job.ids() == list(range(1, 12))
         job.forget_last_commit()
         add_people(journal, [12])
-        job.run()
-        job.run()
+        job.catch_up()
     assert job.ids() == list(range(1, 13))
 
 
@@ -91,8 +96,7 @@ def test_latest_begins_after_the_head_and_misses_nothing_from_there_on(job: Job)
         job.run(start="latest")
         job.forget_last_commit()
         add_people(journal, [3])
-        job.run(start="latest")
-        job.run(start="latest")
+        job.catch_up(start="latest")
     assert job.ids() == [3]
 
 
