@@ -36,6 +36,8 @@ CASES = {
         Case("merge", "Changes into a Delta table"),
         Case("cost", "A batch of changes, by mode and format"),
         Case("growth", "Ten times the rows; inserts that cannot collide"),
+        Case("tables", "One, ten and fifty tables"),
+        Case("pg_lake", "PostgreSQL's log into a mirror"),
         Case("journal", "What the journal costs"),
         Case("idle", "Nothing new"),
         Case("freshness", "From the source's commit to the lake"),

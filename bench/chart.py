@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from bench.report import Measure, Plot, number
 
 WIDTH = 760
 OURS, OTHER = "#1f6feb", "#9aa4b2"
-_COLOURS = (OURS, "#d97706", "#15803d", "#9333ea")
+_COLOURS = (OURS, "#d97706", "#15803d", "#6b7280", "#9333ea", "#dc2626", "#0891b2", "#a3a3a3")
 _TEXT, _GRID = "#374151", "#e5e7eb"
-_LABELS, _VALUES = 300, 150
+_LABELS, _VALUES, _LEGEND = 300, 150, 160
 _BAR, _GAP = 20, 12
 
 
@@ -41,28 +42,58 @@ def bars(title: str, measures: Sequence[Measure]) -> str:
 
 
 def lines(title: str, plot: Plot) -> str:
-    """Curves over one pair of axes, both from zero."""
-    left, right, top, bottom = 70, WIDTH - 20, 64, 330
-    x_top = _round_up(max(x for curve in plot.curves for x, _ in curve.points))
-    y_top = _round_up(max(y for curve in plot.curves for _, y in curve.points))
+    """Curves over one pair of axes, with a legend beside them."""
+    left, right, top, bottom = 70, WIDTH - _LEGEND, 64, 330
+    xs = _axis([x for curve in plot.curves for x, _ in curve.points], logarithmic=plot.logarithmic)
+    ys = _axis([y for curve in plot.curves for _, y in curve.points], logarithmic=plot.logarithmic)
     parts = [_text(12, 24, title, size=15, weight="bold"), _text(12, 50, plot.y_label, size=12)]
-    for step in range(5):
-        x, y = left + (right - left) * step / 4, bottom - (bottom - top) * step / 4
-        parts += [
-            _line((left, y), (right, y), _GRID),
-            _text(left - 8, y + 4, number(y_top * step / 4), anchor="end", size=12),
-            _text(x, bottom + 18, number(x_top * step / 4), anchor="middle", size=12),
-        ]
+    for value, share in ys.marks:
+        y = bottom - (bottom - top) * share
+        parts += [_line((left, y), (right, y), _GRID), _text(left - 8, y + 4, number(value), anchor="end", size=12)]
+    for value, share in xs.marks:
+        parts.append(_text(left + (right - left) * share, bottom + 18, number(value), anchor="middle", size=12))
     parts.append(_text((left + right) / 2, bottom + 36, plot.x_label, anchor="middle", size=12))
     for place, curve in enumerate(plot.curves):
         colour = _COLOURS[place % len(_COLOURS)]
         points = " ".join(
-            f"{left + (right - left) * x / x_top:.1f},{bottom - (bottom - top) * y / y_top:.1f}"
+            f"{left + (right - left) * xs.share(x):.1f},{bottom - (bottom - top) * ys.share(y):.1f}"
             for x, y in curve.points
         )
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(_text(right - 10, top - 8 + 16 * place, curve.name, anchor="end", size=12, colour=colour))
+        parts.append(_text(right + 14, top + 4 + 18 * place, curve.name, size=12, colour=colour))
     return _svg(bottom + 48, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """From ``low`` to ``high``, as shares of its length from 0 to 1."""
+
+    low: float
+    high: float
+    logarithmic: bool
+
+    def share(self, value: float) -> float:
+        if self.logarithmic:
+            return math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    @property
+    def marks(self) -> list[tuple[float, float]]:
+        """Values that are written beside it, and where."""
+        if self.logarithmic:
+            powers = range(round(math.log10(self.low)), round(math.log10(self.high)) + 1)
+            values = [10.0**power for power in powers]
+        else:
+            values = [self.low + (self.high - self.low) * step / 4 for step in range(5)]
+        return [(value, self.share(value)) for value in values]
+
+
+def _axis(values: Sequence[float], *, logarithmic: bool) -> _Axis:
+    """From zero, or between powers of ten."""
+    if not logarithmic:
+        return _Axis(0.0, _round_up(max(values)), logarithmic=False)
+    low = math.floor(math.log10(max(min(values), 1e-3)))
+    return _Axis(10.0**low, 10.0 ** max(low + 1, math.ceil(math.log10(max(values)))), logarithmic=True)
 
 
 def _round_up(value: float) -> float:

@@ -42,8 +42,9 @@ SELECT g, hashint8(g) % 1000000, CASE WHEN g % 5 > 0 THEN g % 100000 END, (g % 3
 FROM generate_series(1, {rows}) g"""
 
 _CHANGES = """
-CREATE PROCEDURE change_rows(transactions int, present bigint) LANGUAGE plpgsql AS $$
-DECLARE gone bigint := 0; last bigint := present; n bigint := 0;
+CREATE OR REPLACE PROCEDURE change_rows(transactions int, present bigint, deletable bigint, done bigint)
+LANGUAGE plpgsql AS $$
+DECLARE gone bigint := done / 10; last bigint := present + done * 3 / 10; n bigint := done;
 BEGIN
   FOR t IN 1..transactions LOOP
     FOR k IN 0..99 LOOP
@@ -51,7 +52,7 @@ BEGIN
       IF k % 10 IN (0, 3, 5, 6, 8, 9) THEN
         UPDATE wide_cdc SET amount = amount + 1.25, i1 = i1 + 1, active = NOT active,
                updated = timestamptz '2026-01-01 00:00:00+00' + n * interval '0.001 second'
-         WHERE id = present / 10 + 1 + abs(hashint8(n)::bigint) % (present - present / 10);
+         WHERE id = deletable + 1 + abs(hashint8(n)::bigint) % (present - deletable);
       ELSIF k % 10 IN (1, 4, 7) THEN
         last := last + 1;
         INSERT INTO wide_cdc VALUES (last, n::int, CASE WHEN n % 5 > 0 THEN n % 100000 END, n % 30000, 1.5 + n, NULL,
@@ -96,10 +97,20 @@ class Workload:
     def change(self, changes: int, slot: str) -> str:
         """W2: 60 % updates, 30 % inserts, 10 % deletes behind ``slot``, whose start is kept. Returns where it ends."""
         self.execute(f"SELECT pg_copy_logical_replication_slot('{slot}', '{_BASE_SLOT}')")
-        self.execute(_CHANGES)
-        self.execute(f"CALL change_rows({changes // TRANSACTION}, {self.rows})")
-        self.execute("CHECKPOINT")
+        self.change_on(changes, 0, self.rows // 10)
         return self.execute("SELECT pg_current_wal_flush_lsn()")
+
+    def change_on(self, changes: int, done: int, deletable: int) -> None:
+        """The same mix, after so many changes before. The first ``deletable`` rows are deleted, the rest updated."""
+        self.execute(_CHANGES)
+        self.execute(f"CALL change_rows({changes // TRANSACTION}, {self.rows}, {deletable}, {done})")
+        self.execute("CHECKPOINT")
+
+    def make_copy(self) -> None:
+        """The table that is changed, as it was at first."""
+        self.execute(f"DROP TABLE IF EXISTS {CHANGED}")
+        self.execute(f"CREATE TABLE {CHANGED} (LIKE {WIDE} INCLUDING ALL)")
+        self.execute(f"INSERT INTO {CHANGED} SELECT * FROM {WIDE}")
 
     def renew(self, slot: str) -> None:
         """The slot as it was before the changes."""
@@ -114,8 +125,7 @@ def workload(rows: int, *, copy: bool = False) -> Iterator[Workload]:
         made = Workload(server, rows)
         made.execute(_WIDE.format(rows=rows))
         if copy:
-            made.execute(f"CREATE TABLE {CHANGED} (LIKE {WIDE} INCLUDING ALL)")
-            made.execute(f"INSERT INTO {CHANGED} SELECT * FROM {WIDE}")
+            made.make_copy()
         made.execute("VACUUM ANALYZE")
         yield made
 

@@ -58,11 +58,12 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Curves over one pair of axes."""
+    """Curves over one pair of axes; ``logarithmic``: both."""
 
     x_label: str
     y_label: str
     curves: tuple[Curve, ...]
+    logarithmic: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +107,7 @@ class Report:
 
 def _plot(data: dict[str, Any]) -> Plot:
     curves = tuple(Curve(one["name"], tuple((x, y) for x, y in one["points"])) for one in data["curves"])
-    return Plot(data["x_label"], data["y_label"], curves)
+    return Plot(data["x_label"], data["y_label"], curves, data.get("logarithmic", False))
 
 
 def rates(name: str, unit: Unit, count: int, seconds: Sequence[float], *, ours: bool = False) -> Measure:

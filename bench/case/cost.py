@@ -1,8 +1,9 @@
-"""What a batch of changes costs, by mode, format and size, beside the MERGE that people write."""
+"""What a batch of changes costs, by mode, format, size of the batch and of the table, beside the MERGE people write."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from bench.case.merge import plain_merge
 from bench.report import Curve, Measure, Plot, Ratio, Report
 from bench.synthetic import ID, Changing
 from lakefeed.change.batch import OP, SEQ, ChangeBatch, Operation
+from lakefeed.lake.iceberg_store import PROPERTIES
 from lakefeed.lake.location import table_path
 from lakefeed.lake.mode import Append, Mirror, Mode, Temporal, mode_name
 from lakefeed.lake.session import spark_session
@@ -25,88 +27,106 @@ if TYPE_CHECKING:
 
 MODES: tuple[Mode, ...] = (Mirror(), Temporal(), Append())
 FORMATS = ("delta", "iceberg")
-REPETITIONS = 3
+FULL = {1_000: 3, 10_000: 3, 100_000: 2, 1_000_000: 1}
+QUICK = {100: 1, 200: 1}
+"""Changes in a batch, and how many such batches are measured."""
+_PLAIN = "plain MERGE"
+_CATALOG = "plain"
+
+Taken = dict[tuple[str, int, int], list[float]]
+"""(way, rows of the table, changes of the batch) → seconds."""
 
 
 def run(bench: Bench) -> Report:
-    rows = bench.size(full=1_000_000, quick=2_000)
-    sizes = (1_000, 10_000, 100_000) if not bench.quick else (100, 200)
+    batches = QUICK if bench.quick else FULL
+    tables = (bench.size(full=1_000_000, quick=2_000), bench.size(full=10_000_000, quick=4_000))
     spark = spark_session("lakefeed-bench", formats=FORMATS)
-    seconds: dict[str, list[tuple[int, list[float]]]] = {}
-    for fmt in FORMATS:
-        for mode in MODES:
-            name = f"{fmt}, {mode_name(mode)}"
-            bench.say(name)
-            made = Changing(spark, bench.scratch / name.replace(", ", "-"), fmt, mode, rows)
-            seconds[name] = [(size, _applied(bench, made, size)) for size in sizes]
-    bench.say("delta, plain MERGE")
-    seconds[_PLAIN] = _plain(bench, spark, rows, sizes)
-    pairs = [(name, taken) for name, taken in seconds.items() if name != _PLAIN]
+    taken: Taken = {}
+    for rows in tables:
+        for fmt in FORMATS:
+            for mode in MODES:
+                place = bench.scratch / f"{fmt}-{mode_name(mode)}-{rows}"
+                made = Changing(spark, place, fmt, mode, rows)
+                _measured(bench, (f"{fmt}, {mode_name(mode)}", rows), batches, partial(_applied, made), taken)
+            _measured(bench, (f"{fmt}, {_PLAIN}", rows), batches, _plain(bench, spark, fmt, rows), taken)
+    return _report(tables, batches, taken)
+
+
+def _measured(
+    bench: Bench, what: tuple[str, int], batches: Mapping[int, int], once: Callable[[int], float], taken: Taken
+) -> None:
+    name, rows = what
+    bench.say(f"{name}, {rows:,} rows")
+    once(min(batches))  # warms up
+    for size, repetitions in batches.items():
+        taken[name, rows, size] = [once(size) for _ in range(repetitions)]
+        bench.say(f"  {size:,}: {', '.join(f'{one:.2f}' for one in taken[name, rows, size])} s")
+
+
+def _applied(made: Changing, size: int) -> float:
+    made.add(size)
+    return made.apply()
+
+
+def _plain(bench: Bench, spark: SparkSession, fmt: str, rows: int) -> Callable[[int], float]:
+    """The same table, and the MERGE that people write: no record of what was applied."""
+    place = bench.scratch / f"{fmt}-plain-{rows}"
+    made = Changing(spark, place, "delta", Mirror(), rows)
+    table = f"delta.`{Path(table_path(str(place / 'lake'), ID))}`"
+    session = spark.newSession()
+    if fmt == "iceberg":
+        session.conf.set(f"spark.sql.catalog.{_CATALOG}", "org.apache.iceberg.spark.SparkCatalog")
+        session.conf.set(f"spark.sql.catalog.{_CATALOG}.type", "hadoop")
+        session.conf.set(f"spark.sql.catalog.{_CATALOG}.warehouse", str(place / "warehouse"))
+        own = f"{_CATALOG}.main.account_{rows}"
+        properties = ", ".join(f"'{name}' = '{value}'" for name, value in PROPERTIES.items())
+        session.sql(f"CREATE TABLE {own} USING iceberg TBLPROPERTIES ({properties}) AS SELECT * FROM {table}")
+        table = own
+
+    def once(size: int) -> float:
+        batch = as_parquet(made.batch(size, "random"), place / "batch.parquet")
+        return timed(partial(plain_merge, session, batch, table))
+
+    return once
+
+
+def _report(tables: tuple[int, int], batches: Mapping[int, int], taken: Taken) -> Report:
+    seconds = {key: statistics.median(found) for key, found in taken.items()}
+    ways = list(dict.fromkeys(name for name, _, _ in taken))
+    ratios = tuple(
+        Ratio(
+            f"{fmt}, {rows:,} rows, {size:,} changes: plain MERGE / mirror",
+            (round(seconds[f"{fmt}, {_PLAIN}", rows, size] / seconds[f"{fmt}, mirror", rows, size], 3),),
+        )
+        for rows in tables
+        for fmt in FORMATS
+        for size in batches
+    )
     return Report(
-        what=f"Batches of mixed changes (60 % updates, 30 % inserts, 10 % deletes, random keys) into a table of "
-        f"{rows:,} rows and 6 columns, for each mode and format, and by a plain MERGE into Delta without any record of "
-        f"what was applied. One warm JVM; medians of {REPETITIONS}.",
+        what="Batches of mixed changes (60 % updates, 30 % inserts, 10 % deletes, random keys) into tables of "
+        f"{' and '.join(f'{rows:,}' for rows in tables)} rows and 6 columns, for each mode and format, and by a plain "
+        "MERGE into a table with the same properties, without any record of what was applied. One warm JVM. The chart "
+        f"is that of {tables[0]:,} rows.",
         measures=tuple(
             Measure(
-                f"{name}: {size:,} changes",
+                f"{name}, {rows:,} rows: {size:,} changes",
                 "s",
-                tuple(round(one, 2) for one in taken),
-                ours=name != _PLAIN,
-                charted=size == sizes[-1],
+                tuple(round(one, 2) for one in found),
+                ours=_PLAIN not in name,
             )
-            for name, sized in seconds.items()
-            for size, taken in sized
+            for (name, rows, size), found in taken.items()
         ),
-        ratios=tuple(
-            Ratio(f"plain MERGE into Delta / {name}, {size:,} changes", (round(_median(plain) / _median(taken), 3),))
-            for name, sized in pairs
-            for (size, taken), (_, plain) in zip(sized, seconds[_PLAIN], strict=True)
-            if "mirror" in name
-        ),
+        ratios=ratios,
         plot=Plot(
             "changes in the batch",
             "seconds",
             tuple(
-                Curve(name, tuple((size, round(_median(taken), 3)) for size, taken in sized))
-                for name, sized in seconds.items()
+                Curve(name, tuple((size, round(seconds[name, tables[0], size], 3)) for size in batches))
+                for name in ways
             ),
+            logarithmic=True,
         ),
     )
-
-
-_PLAIN = "delta, plain MERGE"
-
-
-def _median(values: list[float]) -> float:
-    return statistics.median(values)
-
-
-def _applied(bench: Bench, made: Changing, size: int) -> list[float]:
-    taken = []
-    for repetition in range(REPETITIONS + 1):
-        made.add(size)
-        seconds = made.apply()
-        if repetition:  # the first one warms up
-            taken.append(seconds)
-            bench.say(f"  {size:,}: {seconds:.2f} s")
-    return taken
-
-
-def _plain(bench: Bench, spark: SparkSession, rows: int, sizes: tuple[int, ...]) -> list[tuple[int, list[float]]]:
-    place = bench.scratch / "plain"
-    made = Changing(spark, place, "delta", Mirror(), rows)
-    table = Path(table_path(str(place / "lake"), ID))
-    found = []
-    for size in sizes:
-        taken = []
-        for repetition in range(REPETITIONS + 1):
-            batch = as_parquet(made.batch(size, "random"), place / f"{size}-{repetition}.parquet")
-            seconds = timed(partial(plain_merge, spark.newSession(), batch, table))
-            if repetition:
-                taken.append(seconds)
-                bench.say(f"  {size:,}: {seconds:.2f} s")
-        found.append((size, taken))
-    return found
 
 
 def as_parquet(batch: ChangeBatch, path: Path) -> Path:

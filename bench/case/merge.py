@@ -96,10 +96,10 @@ def _plain(made: Backlog, batch: Path, settings: dict[str, str], name: str) -> f
     session = made.spark.newSession()
     for key, value in settings.items():
         session.conf.set(key, value)
-    return timed(partial(plain_merge, session, batch, table_in(root)))
+    return timed(partial(plain_merge, session, batch, f"delta.`{table_in(root)}`"))
 
 
-def plain_merge(session: SparkSession, batch: Path, table: Path) -> None:
+def plain_merge(session: SparkSession, batch: Path, table: str) -> None:
     """What people write in foreachBatch."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
@@ -112,7 +112,7 @@ def plain_merge(session: SparkSession, batch: Path, table: Path) -> None:
     updates = ", ".join(f"t.{name} = s.{name}" for name in names)
     values = ", ".join(f"s.{name}" for name in names)
     session.sql(
-        f"MERGE INTO delta.`{table}` AS t USING changes AS s ON t.id = s.id "
+        f"MERGE INTO {table} AS t USING changes AS s ON t.id = s.id "
         f"WHEN MATCHED AND s.deleted THEN DELETE WHEN MATCHED THEN UPDATE SET {updates} "
         f"WHEN NOT MATCHED AND NOT s.deleted THEN INSERT ({', '.join(names)}) VALUES ({values})"
     )

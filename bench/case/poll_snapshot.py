@@ -1,4 +1,4 @@
-"""The first copy by polling: a SQLite table against a plain SELECT, the wide PostgreSQL table against dlt."""
+"""The first copy by polling, of a SQLite table and of the wide PostgreSQL table, against dlt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SQLITE, _SELECT = "Lakefeed, SQLite", "SQLite: SELECT * to nowhere"
-_POSTGRES, _DLT = "Lakefeed, PostgreSQL", "dlt, PostgreSQL, connectorx"
+_POSTGRES = "Lakefeed, PostgreSQL"
+_DLT_SQLITE, _DLT_POSTGRES = "dlt, SQLite, connectorx", "dlt, PostgreSQL, connectorx"
 _FETCH = 10_000
 _STAMP = "2024-01-01 00:00:00.000000"
 
@@ -73,7 +74,8 @@ def run(bench: Bench) -> Report:
             _POSTGRES: lambda: copies.of(lambda: PostgresPolling(server.dsn, tables=[WIDE], rules={WIDE: wide})),
         }
         if isinstance(peer, dlt_peer.Dlt):
-            contestants[_DLT] = lambda: peer.copy(server.server.port, WIDE, bench.scratch / "dlt")
+            contestants[_DLT_SQLITE] = lambda: peer.copy_sqlite(database, TABLE, bench.scratch / "dlt")
+            contestants[_DLT_POSTGRES] = lambda: peer.copy(server.server.port, WIDE, bench.scratch / "dlt")
         bench.say("warm-up")
         in_turns(bench, {name: contestants[name] for name in (_SQLITE, _POSTGRES)}, bench.size(full=1, quick=0))
         seconds = in_turns(bench, contestants, bench.size(full=3, quick=1))
@@ -85,8 +87,15 @@ def _report(rows: int, seconds: dict[str, list[float]], versions: str, missing: 
     verdicts: tuple[Verdict, ...] = ()
     note = f"dlt was not measured: {missing}."
     if missing is None:
-        ratios.append(speed_ratio("Lakefeed / dlt, PostgreSQL", seconds[_POSTGRES], seconds[_DLT]))
-        verdicts = (Verdict("no slower than dlt", f"{spread(ratios[1].values)} ×", ratios[1].median >= 1.0),)
+        against = [
+            speed_ratio("Lakefeed / dlt, SQLite", seconds[_SQLITE], seconds[_DLT_SQLITE]),
+            speed_ratio("Lakefeed / dlt, PostgreSQL", seconds[_POSTGRES], seconds[_DLT_POSTGRES]),
+        ]
+        verdicts = tuple(
+            Verdict(f"no slower than dlt, {name}", f"{spread(ratio.values)} ×", ratio.median >= 1.0)
+            for name, ratio in zip(("SQLite", "PostgreSQL"), against, strict=True)
+        )
+        ratios += against
         note = (
             "dlt: sql_database with connectorx into a Delta table, in a process of its own whose start is not counted."
         )

@@ -19,7 +19,14 @@ class Dlt:
     python: str
 
     def copy(self, port: int, table: str, place: Path) -> float:
-        """One table into a new Delta table below ``place``. Seconds, as the script takes them."""
+        """One table of a PostgreSQL into a new Delta table below ``place``. Seconds, as the script takes them."""
+        return self._copy(f"postgresql://postgres:none@127.0.0.1:{port}/postgres", "public", table, place)
+
+    def copy_sqlite(self, database: Path, table: str, place: Path) -> float:
+        """The same for a SQLite file."""
+        return self._copy(f"sqlite:///{database}", "", table, place)
+
+    def _copy(self, address: str, schema: str, table: str, place: Path) -> float:
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
         settings = {
@@ -29,7 +36,7 @@ class Dlt:
             "RUNTIME__DLTHUB_TELEMETRY": "false",
             "RUNTIME__LOG_LEVEL": "ERROR",
         }
-        command = [self.python, str(_SCRIPT), str(port), table, str(place / "state")]
+        command = [self.python, str(_SCRIPT), address, schema, table, str(place / "state")]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **settings})
         return float(done.stdout.split()[-1])
 

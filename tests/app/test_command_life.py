@@ -16,7 +16,7 @@ import pytest
 
 from lakefeed.app.demo.place import fresh_place
 from lakefeed.app.demo.shop import build_shop
-from lakefeed.app.verify import compare_sqlite_table
+from lakefeed.app.verify_sqlite import compare_sqlite_table
 from lakefeed.change.table import TableId
 
 LAKEFEED = [sys.executable, "-c", "from lakefeed.app.cli import main; main()"]

@@ -12,8 +12,11 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from lakefeed.app.verify import Comparison, compare_sqlite_table
+from lakefeed.app.verify import Comparison
+from lakefeed.app.verify_sqlite import compare_sqlite_table
 from lakefeed.change.table import TableId
+from lakefeed.lake.mode import Append
+from lakefeed.lake.shape import Shape
 
 ITEMS = TableId("main", "items")
 
@@ -112,6 +115,14 @@ def test_the_rowid_of_a_table_without_a_key_is_compared_too(tmp_path: Path) -> N
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("UPDATE items SET rowid = 8 WHERE rowid = 9")
     assert not compare_sqlite_table(database, ITEMS, path).equal
+
+
+def test_what_cannot_be_compared_is_a_difference_and_not_left_out(tmp_path: Path) -> None:
+    database = source(tmp_path, ROWS)
+    nothing = compare_sqlite_table(database, ITEMS, lake(tmp_path, [(1,)], columns_of(other=pa.int64())))
+    assert "there is no column that both have" in nothing.differences
+    changes = compare_sqlite_table(database, ITEMS, tmp_path / "lake" / "main" / "items", Shape(Append()))
+    assert not changes.equal
 
 
 def test_a_lake_table_that_is_not_there_is_a_difference(tmp_path: Path) -> None:

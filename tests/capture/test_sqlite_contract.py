@@ -11,6 +11,7 @@ import pytest
 
 from lakefeed.capture.trigger.source import Sqlite
 from lakefeed.change.table import TableId
+from lakefeed.testing.before_contract import BeforeImageContract
 from lakefeed.testing.capture_contract import CaptureContract
 from lakefeed.testing.capture_subject import Subject
 
@@ -35,6 +36,9 @@ class SqliteActor:
     def delete(self, table: TableId, key: int) -> None:
         self._connection.execute(f"DELETE FROM {table.name} WHERE id = ?", (key,))
 
+    def rekey(self, table: TableId, key: int, other: int) -> None:
+        self._connection.execute(f"UPDATE {table.name} SET id = ? WHERE id = ?", (other, key))
+
     @contextmanager
     def together(self) -> Iterator[None]:
         self._connection.execute("BEGIN")
@@ -50,6 +54,7 @@ class SqliteActor:
 
 class _SqliteContract(CaptureContract):
     journal_mode: str
+    before_images = False
 
     @pytest.fixture(autouse=True)
     def _close(self) -> Iterator[None]:
@@ -62,11 +67,21 @@ class _SqliteContract(CaptureContract):
         path = place / "contract.db"
         actor = SqliteActor(path, self.journal_mode)
         self.actors.append(actor)
-        return Subject(capture=lambda: Sqlite(path, busy_timeout_seconds=1.0).bind("shop"), actor=actor)
+        source = Sqlite(path, busy_timeout_seconds=1.0, before_images=self.before_images)
+        return Subject(capture=lambda: source.bind("shop"), actor=actor)
 
 
 class TestSqliteTriggersInWalMode(_SqliteContract):
     journal_mode = "wal"
+
+
+class TestSqliteTriggersWithBeforeImages(BeforeImageContract, _SqliteContract):
+    journal_mode = "wal"
+    before_images = True
+
+    def rekey(self, subject: Subject, key: int, other: int) -> None:
+        assert isinstance(subject.actor, SqliteActor)
+        subject.actor.rekey(subject.actor.table, key, other)
 
 
 class TestSqliteTriggersInRollbackJournalMode(_SqliteContract):

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.capture.world import World
+from tests.capture.world import RememberingReplica, World
 
 from lakefeed.change.change_set import TableBlocked
 
@@ -37,10 +37,12 @@ odd = st.one_of(values, st.sampled_from([1.0, 2.5, 2**60, b"", b"\xff", "7"]))
 class SqliteHistory(RuleBasedStateMachine):
     """Writes at random, pulls at random, compares after each pull."""
 
-    @initialize(recursive=st.booleans(), mode=st.sampled_from(["wal", "delete"]))
-    def start(self, recursive: bool, mode: str) -> None:
+    @initialize(recursive=st.booleans(), mode=st.sampled_from(["wal", "delete"]), before_images=st.booleans())
+    def start(self, recursive: bool, mode: str, before_images: bool) -> None:
         self.place = tempfile.TemporaryDirectory()
         self.world = World(Path(self.place.name) / "history.db", journal_mode=mode)
+        self.world.before_images = before_images
+        self.world.replica = RememberingReplica()
         self.world.sql(*TABLES.values(), *INDEXES, f"PRAGMA recursive_triggers = {recursive}")
         self.world.sql("INSERT INTO plain VALUES (1, 'a', 1, 1)", "INSERT INTO keyless VALUES ('a', 1), ('b', 2)")
         self.world.seed()
@@ -145,8 +147,9 @@ class SqliteHistory(RuleBasedStateMachine):
         self.world.sql("PRAGMA legacy_alter_table = ON", fresh, f"INSERT INTO fresh SELECT * FROM {name}")
         self.world.sql(f"DROP TABLE {name}", f"ALTER TABLE fresh RENAME TO {name}", "PRAGMA legacy_alter_table = OFF")
 
-    @rule()
-    def restart(self) -> None:
+    @rule(before_images=st.booleans())
+    def restart(self, before_images: bool) -> None:
+        self.world.before_images = before_images
         self.world.restart()
 
     @rule()

@@ -162,6 +162,17 @@ def test_a_table_that_a_migration_re_creates_is_copied_anew(tmp_path: Path) -> N
         world.assert_equal("t")
 
 
+def test_what_is_in_doubt_is_the_new_column_alone_unless_changes_were_missed(tmp_path: Path) -> None:
+    with made(tmp_path / "x.db", PEOPLE, ROW) as world:
+        world.seed()
+        world.sql("ALTER TABLE t ADD COLUMN g INT AS (c * 2)", "ALTER TABLE t ADD COLUMN h BLOB DEFAULT x'00'")
+        world.pull()
+        assert [notice.columns for notice in world.notices if isinstance(notice, ReseedNeeded)] == [("g", "h")]
+        world.sql("DROP TABLE t", PEOPLE, ROW)
+        world.pull()
+        assert [notice.columns for notice in world.notices if isinstance(notice, ReseedNeeded)][1:] == [None]
+
+
 def test_a_trigger_that_somebody_removed_is_put_back_and_the_table_copied(tmp_path: Path) -> None:
     with made(tmp_path / "x.db", PEOPLE, ROW) as world:
         world.seed()

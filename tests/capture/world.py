@@ -5,15 +5,18 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.capture.trigger.source import Sqlite
 from lakefeed.capture.trigger.values import lenient_text
+from lakefeed.change.batch import OP, Operation
 from lakefeed.change.change_set import ChangeSet, TableNotice
 from lakefeed.change.position import Position
-from lakefeed.change.table import TableId
+from lakefeed.change.table import TableId, TableSchema
+from lakefeed.testing.capture_subject import ordered_rows
 from lakefeed.testing.replica import Replica
 
 
@@ -21,17 +24,42 @@ def table(name: str) -> TableId:
     return TableId("main", name)
 
 
+class RememberingReplica(Replica):
+    """Knows what each row was: a before image must be that very row, and come right before its change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before_images = 0
+
+    def apply(self, change_set: ChangeSet) -> None:
+        rows = ordered_rows(change_set)
+        assert not rows or rows[-1][OP] != Operation.BEFORE
+        for one, other in pairwise(rows):
+            if one[OP] == Operation.BEFORE:
+                assert other[OP] in (Operation.UPDATE, Operation.DELETE)
+        super().apply(change_set)
+
+    def _apply(self, schema: TableSchema, row: dict[str, Any]) -> None:
+        if row[OP] == Operation.BEFORE and schema.table not in self.stale:
+            self.before_images += 1
+            known = {tuple(one[name] for name in schema.key): one for one in self.rows(schema.table)}
+            key = tuple(row[name] for name in schema.key)
+            assert repr(known[key]) == repr({name: row[name] for name in schema.names})
+        super()._apply(schema, row)
+
+
 class World:
     """One database file, one writer on a connection of its own, and a pipeline that replicates into a dictionary."""
 
     def __init__(self, path: Path, *, journal_mode: str = "wal", busy_timeout_seconds: float = 1.0) -> None:
         self.path = path
+        self.before_images = False
         self._busy_timeout_seconds = busy_timeout_seconds
         self.writer = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self.writer.text_factory = lenient_text
         self.writer.execute(f"PRAGMA journal_mode = {journal_mode}")
         self.writer.execute("PRAGMA synchronous = OFF")  # crashes of the machine are not tested here
-        self.replica = Replica()
+        self.replica: Replica = Replica()
         self.notices: list[TableNotice] = []
         self.position: Position | None = None
         self._capture: ChangeCapture | None = None
@@ -50,7 +78,13 @@ class World:
         return self._capture
 
     def open(self, *, pipeline: str = "shop", tables: Sequence[str] = ("*",)) -> ChangeCapture:
-        self._capture = Sqlite(self.path, tables=tables, busy_timeout_seconds=self._busy_timeout_seconds).bind(pipeline)
+        source = Sqlite(
+            self.path,
+            tables=tables,
+            busy_timeout_seconds=self._busy_timeout_seconds,
+            before_images=self.before_images,
+        )
+        self._capture = source.bind(pipeline)
         self._capture.open()
         return self._capture
 

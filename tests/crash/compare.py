@@ -5,8 +5,9 @@ from __future__ import annotations
 from tests.crash.postgres_shop import NAMES, PostgresShop
 from tests.crash.shop import Shop
 
-from lakefeed.app.verify import Comparison, compare_sqlite_table
+from lakefeed.app.verify import Comparison
 from lakefeed.app.verify_postgres import compare_postgres_table
+from lakefeed.app.verify_sqlite import compare_sqlite_table
 from lakefeed.change.table import TableId
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.crash.poll_shop import NAMES, PollShop
 from tests.crash.test_kill import ONE_LIFE
 
-from lakefeed.app.verify import compare_sqlite_table
+from lakefeed.app.verify_sqlite import compare_sqlite_table
 from lakefeed.change.table import TableId
 
 SHORT = [

@@ -449,6 +449,32 @@ def test_a_table_that_cannot_be_captured_is_blocked_and_the_others_go_on(
     assert again.status().tables[bad].state == "live"
 
 
+def test_a_table_that_lost_its_key_is_blocked_in_every_process_until_it_has_one_again(
+    make: Make, lake: MemoryLake, database: sqlite3.Connection
+) -> None:
+    """SQLite has the rowid for tables without a key, unless columns have taken all of its names."""
+    bad, columns = TableId("main", "bad"), "rowid TEXT, oid TEXT, _rowid_ TEXT"
+    database.execute(f"CREATE TABLE bad (id INTEGER PRIMARY KEY, {columns})")
+    pipeline = make()
+    pipeline.sync_once()
+    database.executescript(f"DROP TABLE bad; CREATE TABLE bad (id INTEGER, {columns}); INSERT INTO t VALUES (3, 'c');")
+    for key in (3, 4, 5):
+        result = pipeline.sync_once()
+        assert result.errors.keys() == {bad}
+        status = pipeline.status().tables[bad]
+        assert (status.state, status.error) == ("blocked", result.tables[bad].error)
+        assert "no key" in (status.error or "")
+        assert "primary key" in (status.remedy or "")
+        assert rows(lake)[key] == "c", "it does not hold up the others"
+        pipeline.close()
+        database.execute(f"INSERT INTO t VALUES ({key + 1}, 'c')")
+        pipeline = make()
+    pipeline.sync_once()
+    database.executescript(f"DROP TABLE bad; CREATE TABLE bad (id INTEGER PRIMARY KEY, {columns});")
+    assert pipeline.sync_once().errors == {}
+    assert pipeline.status().tables[bad].state == "live"
+
+
 def test_a_table_that_becomes_impossible_while_running_is_told_by_the_same_sync(
     make: Make, lake: MemoryLake, database: sqlite3.Connection
 ) -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, ChangeBatch, Operation, change_schema
-from lakefeed.change.change_set import ChangeSet, ReseedNeeded, TableDropped
+from lakefeed.change.change_set import ChangeSet, ReseedNeeded, TableBlocked, TableDropped
 from lakefeed.change.segment import Counts
 from lakefeed.errors import ConfigError, JournalError, JournalFullError, SourceChangedError, StateError
 from lakefeed.failpoint import FailpointError, armed
@@ -65,7 +65,13 @@ def test_change_sets_are_numbered_from_one_and_come_back_as_they_went_in(journal
 
 def test_everything_is_there_again_after_a_reopen(tmp_path: Path) -> None:
     with Journal.open(tmp_path, identity="db-1") as journal:
-        notices = (TableDropped(ORDERS.table), ReseedNeeded(PEOPLE.table, "triggers were gone"))
+        notices = (
+            TableDropped(ORDERS.table),
+            TableBlocked(ORDERS.table, "it has no key", "Give it one."),
+            ReseedNeeded(PEOPLE.table, "triggers were gone"),
+            ReseedNeeded(PEOPLE.table, "the type of name changed", ("name",)),
+            ReseedNeeded(PEOPLE.table, "its key changed", ()),
+        )
         journal.append(change_set(None, 10, people(1, 2), notices=notices))
         before = journal.commit(1)
     with Journal.open(tmp_path) as journal:
@@ -112,6 +118,17 @@ def test_a_segment_tells_counts_truncation_and_absent_columns(journal: Journal) 
     assert segment.counts == Counts(inserted=2, updated=1, deleted=0, truncated=2)
     assert (segment.truncated_at, segment.absent) == (5, ("name",))
     assert (segment.first_seq, segment.last_seq, segment.rows) == (1, 5, 5)
+
+
+def test_before_images_are_rows_of_a_segment_and_no_changes(tmp_path: Path) -> None:
+    old, new = ("before", {"id": 1, "name": "a"}), ("update", {"id": 1, "name": "b"})
+    with Journal.open(tmp_path / "journal", options=JournalOptions(fsync=False, segment_bytes=1)) as journal:
+        journal.append(change_set(None, 10, batch(PEOPLE, [old, new]), batch(PEOPLE, [old], start_seq=2)))
+        (commit,) = journal.commits()
+        window = journal.window(PEOPLE.table, 0, 1)
+    assert (commit.rows, commit.counts, window.has_before_images) == (3, Counts(updated=1), True)
+    (segment,) = window.segments
+    assert (segment.first_seq, segment.last_seq, segment.rows) == (1, 3, 3)
 
 
 def test_a_segment_is_plain_parquet_with_statistics(journal: Journal) -> None:

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 
 from lakefeed.change.batch import ChangeBatch
+from lakefeed.change.change_set import ReseedNeeded
+from lakefeed.change.segment import Doubt
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import JournalError
 from lakefeed.failpoint import FailpointError, armed
@@ -69,6 +71,18 @@ def test_a_version_that_only_a_failed_append_recorded_is_not_in_effect(journal: 
         journal.append(change_set(1, 30, row(A), row(B, start_seq=1)))
     journal.append(change_set(1, 2, row(A)))
     assert journal.window(NAME, 1, 2).target == A.at_version(1)
+
+
+def test_a_window_has_what_was_said_against_the_rows_of_before_and_the_version_that_came_with_it(
+    journal: Journal,
+) -> None:
+    journal.append(change_set(None, 1, row(A)))
+    journal.append(change_set(1, 2, schemas=[B], notices=[ReseedNeeded(NAME, "filled", ("b",))]))
+    others = ReseedNeeded(TableId("main", "u"), "another table's")
+    journal.append(change_set(2, 3, notices=[others, ReseedNeeded(NAME, "missed")]))
+    assert journal.window(NAME, 0, 3).doubts == (Doubt(2, "filled", ("b",)), Doubt(2, "missed"))
+    assert journal.window(NAME, 1, 2).doubts == (Doubt(2, "filled", ("b",)),)
+    assert journal.window(NAME, 0, 1).doubts == ()
 
 
 def test_rows_of_two_versions_in_one_change_set_go_to_two_segments(journal: Journal) -> None:

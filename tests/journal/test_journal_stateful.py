@@ -30,7 +30,7 @@ COLUMNS: tuple[dict[str, pa.DataType], ...] = (
 )
 SHAPES = {name: [table(name, columns, ("id",)) for columns in COLUMNS] for name in ("main.t", "main.U/2")}
 TABLES = [TableId.parse(name) for name in SHAPES]
-OPERATIONS = ["insert", "update", "delete", "truncate", "read"]
+OPERATIONS = ["insert", "update", "delete", "truncate", "read", "before"]
 
 shapes = st.builds(lambda name, place: SHAPES[name][place], st.sampled_from(list(SHAPES)), st.integers(0, 2))
 parts = st.lists(
@@ -145,8 +145,10 @@ class JournalMachine(RuleBasedStateMachine):
                 continue
             window = journal.window(name, after, upto)
             assert window.target.same_shape(known[-1])
-            self.compare(read_window(window), [row for e in self.entries[after:upto] for row in e.rows.get(name, [])])
-            assert window.rows == window.counts.total
+            rows = [row for entry in self.entries[after:upto] for row in entry.rows.get(name, [])]
+            self.compare(read_window(window), rows)
+            assert window.rows == len(rows)
+            assert window.counts.total == sum(row[OP] != Operation.BEFORE for row in rows)
             for segment in window.segments:
                 assert journal.schema(name, segment.schema_version) == window.schemas[segment.schema_version]
         if self.trimmed:

@@ -16,17 +16,19 @@ from deltalake import DeltaTable
 from tests.lake.iceberg_reader import read_iceberg
 
 from lakefeed import Pipeline, PipelineOptions, Sqlite
-from lakefeed.change.table import Column, TableSchema
+from lakefeed.change.batch import SEQ
+from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.errors import RebuildNeededError, TableStoppedError
 from lakefeed.failpoint import FailpointError, armed
 from lakefeed.journal.options import JournalOptions
 from lakefeed.lake.base import Applied, LakeTable, Seed
 from lakefeed.lake.delta import Delta
+from lakefeed.lake.engine import Engine, Enrolled
 from lakefeed.lake.iceberg import Iceberg
-from lakefeed.lake.mode import Mirror, Mode, Temporal
+from lakefeed.lake.mode import Append, Mirror, Mode, Temporal
 from lakefeed.lake.policy import Evolution
+from lakefeed.lake.route import Route
 from lakefeed.testing.builders import at, batch, table
-from lakefeed.testing.format_contract import one
 from lakefeed.testing.scripted_log import ListChunk, ScriptedLog
 
 if TYPE_CHECKING:
@@ -51,13 +53,15 @@ class World:
     def lake(self, evolution: Evolution, mode: Mode | None = None) -> Delta | Iceberg:
         return self._kind(self._spark, self._root / "lake", mode=mode or Mirror(), evolution=evolution)
 
-    def table(self, evolution: Evolution, mode: Mode) -> LakeTable:
-        return one(self.lake(evolution, mode).bind("shop"), self.schema)
+    def table(self, evolution: Evolution, mode: Mode, name: str = "main.t") -> LakeTable:
+        """A table of that name in the lake, made of the one there is in the source."""
+        route = Route(TableId.parse(name), self.schema.table, mode)
+        return self.lake(evolution, mode).bind("shop").table(route)
 
-    def load(self, *rows: dict[str, Any], mode: Mode) -> None:
+    def load(self, *rows: dict[str, Any], mode: Mode, name: str = "main.t") -> None:
         chunk = ListChunk.of(self.schema, rows, read_at=1, marks=self._root)
         seed = Seed(schema=self.schema, generation=1, base=0, position=at(1), chunks=[chunk])
-        self.table(Evolution(), mode).load(seed, lambda _: None)
+        self.table(Evolution(), mode, name).load(seed, lambda _: None)
 
     def become(self, *columns: Column, key: tuple[str, ...] = ("id",)) -> TableSchema:
         self.schema = self.log.schema_of(TableSchema(self.schema.table, columns, key))
@@ -66,8 +70,15 @@ class World:
     def change(self, *rows: tuple[str, dict[str, Any]]) -> None:
         self.log.add(batch(self.schema, rows))
 
-    def apply(self, mode: Mode, **choices: str) -> None:
-        made = self.table(Evolution().with_choices(choices), mode)
+    def sync(self, mode: Mode) -> None:
+        """As the flow does it: everything that is new."""
+        tables = self.lake(Evolution(), mode).bind("shop")
+        (route,) = tables.routes(self.schema.table)
+        result = Engine(tables, self.log, lambda: {route.table: Enrolled(route, 1)}).sync_once()
+        assert result.tables[route.table].error is None
+
+    def apply(self, mode: Mode, name: str = "main.t", **choices: str) -> None:
+        made = self.table(Evolution().with_choices(choices), mode, name)
         applied = made.applied(1)
         assert applied is not None
         made.apply(self.log.window(self.schema.table, applied.number, self.log.head), 1)
@@ -80,8 +91,8 @@ class World:
         assert len({row["id"] for row in found}) == len(found)
         return {row.pop("id"): row for row in found}
 
-    def read(self) -> list[dict[str, Any]]:
-        place = self.table(Evolution(), Mirror()).location
+    def read(self, name: str = "main.t") -> list[dict[str, Any]]:
+        place = self.table(Evolution(), Mirror(), name).location
         if self._kind is Iceberg:
             return read_iceberg(place)
         rows: list[dict[str, Any]] = DeltaTable(place).to_pyarrow_table().to_pylist()
@@ -98,6 +109,8 @@ def world(empty: World) -> World:
     empty.load({"id": 1, "a": 10, "b": "one"}, {"id": 2, "a": 20, "b": "two"}, mode=Mirror())
     return empty
 
+
+LATER = datetime(2030, 1, 1, tzinfo=UTC)
 
 ID, A, B = (Column(name, kind, nullable=name != "id") for name, kind in COLUMNS.items())
 
@@ -204,6 +217,61 @@ def test_history_goes_on_over_kept_and_new_columns(empty: World) -> None:
     found = world.read()
     versions = {row["is_current"]: (row["a"], row["a__2"], row["b"]) for row in found}
     assert (len(found), versions) == (2, {False: (10, None, "one"), True: (None, "ten", None)})
+
+
+def test_a_change_to_a_column_opens_its_version_though_the_column_is_dropped_before_the_next_sync(empty: World) -> None:
+    world, first = empty, datetime(2030, 1, 1, tzinfo=UTC)
+    world.load({"id": 1, "a": 10, "b": "one"}, mode=Temporal())
+    world.log.add(batch(world.schema, [("update", {"id": 1, "a": 10, "b": "two"})], time=first))
+    world.become(ID, A, B, Column("c", pa.int64()))
+    world.log.add(batch(world.schema, [("update", {"id": 1, "a": 10, "b": "two", "c": 1})], time=first.replace(day=2)))
+    world.become(ID, A)
+    world.log.add(batch(world.schema, [("update", {"id": 1, "a": 10})], time=first.replace(day=3)))
+    world.sync(Temporal())
+    found = world.read()
+    days = sorted((row["valid_from"].day, row["is_current"], row["a"]) for row in found if row["valid_from"] >= first)
+    assert (len(found), days) == (3, [(1, False, 10), (2, True, 10)])
+    assert {name for row in found for name in row} == {"id", "a", "valid_from", "valid_to", "is_current", SEQ}
+
+
+def test_a_change_log_keeps_a_column_that_the_source_drops(empty: World) -> None:
+    world = empty
+    world.load({"id": 1, "a": 10, "b": "one"}, mode=Append())
+    world.become(ID, A)
+    world.change(("update", {"id": 1, "a": 11}))
+    world.apply(Append())
+    assert sorted((row["a"], row["b"]) for row in world.read()) == [(10, "one"), (11, None)]
+
+
+def test_a_mirror_is_copied_where_old_rows_may_differ_and_history_and_log_go_on(empty: World) -> None:
+    world, wide = empty, replace(A, type=pa.decimal128(21, 2))
+    world.load({"id": 1, "a": 10, "b": "one"}, mode=Mirror())
+    world.load({"id": 1, "a": 10, "b": "one"}, mode=Temporal(), name="main.t_history")
+    world.load({"id": 1, "a": 10, "b": "one"}, mode=Append(), name="main.t_log")
+    world.become(ID, wide, B)
+    world.log.doubt(world.schema.table, "the type of a changed from bigint to numeric", ("a",))
+    world.log.add(batch(world.schema, [("update", {"id": 1, "a": Decimal("10.50"), "b": "one"})], time=LATER))
+    with pytest.raises(RebuildNeededError, match="the type of a changed from bigint to numeric"):
+        world.apply(Mirror())
+    world.apply(Temporal(), name="main.t_history")
+    world.apply(Append(), name="main.t_log")
+    assert world.rows() == {1: {"a": 10, "b": "one"}}
+    assert sorted(row["a"] for row in world.read("main.t_history")) == [Decimal("10.00"), Decimal("10.50")]
+    assert sorted(row["a"] for row in world.read("main.t_log")) == [Decimal("10.00"), Decimal("10.50")]
+
+
+def test_new_values_in_a_column_of_their_own_need_no_copy_though_old_rows_may_differ(world: World) -> None:
+    world.become(ID, replace(A, type=pa.string()), B)
+    world.log.doubt(world.schema.table, "the type of a changed from bigint to text", ("a",))
+    world.change(("update", {"id": 1, "a": "ten", "b": "one"}))
+    with pytest.raises(TableStoppedError, match="change_type: stop"):
+        world.apply(Mirror())
+    world.apply(Mirror(), change_type="new_column")
+    assert world.rows() == {1: {"a": None, "a__2": "ten", "b": "one"}, 2: {"a": 20, "a__2": None, "b": "two"}}
+    world.log.doubt(world.schema.table, "changes were missed")
+    world.log.add()
+    with pytest.raises(RebuildNeededError, match="changes were missed"):
+        world.apply(Mirror(), change_type="new_column")
 
 
 def test_acceptance_10_a_pipeline_says_what_waits_and_goes_on_when_the_choice_is_made(

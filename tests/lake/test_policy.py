@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakefeed.change.schema_change import diff
-from lakefeed.change.segment import Counts, Segment, Window
+from lakefeed.change.segment import Counts, Doubt, Segment, Window
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.errors import ConfigError, LakeError, RebuildNeededError, TableStoppedError
 from lakefeed.lake.decision import Decisions
 from lakefeed.lake.followed import Followed, window_of
 from lakefeed.lake.following import Policy, follow
-from lakefeed.lake.mode import Append, Mirror, Mode
+from lakefeed.lake.mode import Append, Mirror, Mode, Temporal
 from lakefeed.lake.policy import CHOICES, Evolution
 from lakefeed.lake.projection import lineage, steps
 from lakefeed.lake.route import Route, Routes, Rule
@@ -49,7 +49,7 @@ def names(found: Followed) -> list[str]:
 
 
 def test_every_kind_of_change_has_its_choices_and_the_first_is_the_default() -> None:
-    assert {kind: choices[0] for kind, choices in CHOICES.items()} == asdict(Evolution())
+    assert {kind: choices[0] for kind, choices in CHOICES.items()} == asdict(Evolution().for_mode(Mirror()))
     with pytest.raises(ConfigError, match="'ignore' is not a choice for drop_column") as refused:
         Evolution(drop_column="ignore")
     assert refused.value.remedy == "Choose one of: evolve, keep, stop."
@@ -175,6 +175,120 @@ def test_the_files_of_every_version_feed_the_columns_they_fed_then() -> None:
     assert fed[2] == {"id": "id", "v": f"{nothing}1", "x": "v", "w": "w", "n": None}
     assert fed[3] == {"id": "id", "v": f"{nothing}1", "x": "x", "w": f"{nothing}3", "n": "n"}
     assert own.target.column("n").default == 7
+
+
+def test_a_change_log_keeps_dropped_columns_unless_the_configuration_says_otherwise() -> None:
+    dropped = later(2, ID, V)
+    assert names(followed_as(Append(), FIRST, dropped)) == ["id", "v", "w"]
+    assert names(followed_as(Append(), FIRST, dropped, drop_column="evolve")) == ["id", "v"]
+    assert names(followed_as(Temporal(), FIRST, dropped)) == ["id", "v"]
+    assert Evolution().with_choices({"add_column": "stop"}).for_mode(Append()).drop_column == "keep"
+
+
+WIDE = replace(V, type=pa.decimal128(30, 2))
+TEXT = replace(V, type=pa.string())
+
+
+def doubted(
+    mode: Mode, schema: TableSchema, columns: tuple[str, ...] | None, start: TableSchema = FIRST, /, **choices: str
+) -> Followed:
+    doubts = [Doubt(schema.version, "its rows may be others", columns)]
+    policy = Policy(T, mode, Evolution().with_choices(choices))
+    return follow(Followed.plain(start), [start, schema], policy, doubts)
+
+
+@pytest.mark.parametrize(
+    ("schema", "columns", "choices"),
+    [
+        (later(2, ID, WIDE, W), ("v",), {}),
+        (later(2, ID, replace(V, source_type="json"), W), ("v",), {}),
+        (later(2, ID, V, W, X), ("x",), {}),
+        (later(2, ID, replace(WIDE, name="renamed"), W), ("v",), {}),
+        (later(2, ID, TEXT, W, X), ("v", "x"), {"change_type": "new_column"}),
+    ],
+    ids=["widened", "the same type here", "added", "renamed since", "one of two"],
+)
+def test_a_mirror_whose_rows_may_differ_is_copied_anew_and_history_goes_on(
+    schema: TableSchema, columns: tuple[str, ...], choices: dict[str, str]
+) -> None:
+    with pytest.raises(RebuildNeededError, match="its rows may be others"):
+        doubted(Mirror(), schema, columns, **choices)
+    for mode in (Temporal(), Append()):
+        assert set(schema.names) <= set(doubted(mode, schema, columns, **choices).live)
+
+
+@pytest.mark.parametrize(
+    ("schema", "columns", "choices", "expected"),
+    [
+        (later(2, ID, TEXT, W), ("v",), {"change_type": "new_column"}, ["id", "v__2", "v", "w"]),
+        (later(2, ID, V, W, X), ("x",), {"add_column": "ignore"}, ["id", "v", "w"]),
+    ],
+    ids=["a column of its own", "ignored"],
+)
+def test_a_doubt_that_reaches_no_column_of_the_mirror_needs_no_copy(
+    schema: TableSchema, columns: tuple[str, ...], choices: dict[str, str], expected: list[str]
+) -> None:
+    assert sorted(names(doubted(Mirror(), schema, columns, **choices))) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "schema", "columns"),
+    [
+        ("change_type", later(2, ID, TEXT, W), ("v",)),
+        ("widen_type", later(2, ID, WIDE, W), ("v",)),
+        ("add_column", later(2, ID, V, W, X), ("x",)),
+        ("change_key", later(2, ID, V, W, key=("w",)), ()),
+    ],
+)
+@pytest.mark.parametrize("is_lost", [False, True], ids=["columns", "rows"])
+def test_acceptance_10_what_is_to_stop_is_not_copied_though_rows_may_differ(
+    kind: str, schema: TableSchema, columns: tuple[str, ...], is_lost: bool
+) -> None:
+    with pytest.raises(TableStoppedError, match=f"{kind}: stop") as stopped:
+        doubted(Mirror(), schema, None if is_lost else columns, **{kind: "stop"})
+    assert not isinstance(stopped.value, RebuildNeededError)
+    assert "lakefeed rebuild FILE main.t --from-source" in stopped.value.remedy
+    assert ("is then copied anew" in stopped.value.remedy) == (is_lost or kind == "change_key")
+
+
+def test_another_type_in_the_source_that_is_the_same_here_counts_as_widened() -> None:
+    rewritten = later(2, ID, replace(V, source_type="json"), W)
+    for mode in (Mirror(), Temporal(), Append()):
+        with pytest.raises(TableStoppedError, match="its rows may be others, and its evolution says widen_type: stop"):
+            doubted(mode, rewritten, ("v",), widen_type="stop")
+
+
+@pytest.mark.parametrize("mode", [Mirror(), Temporal(), Append()], ids=["mirror", "temporal", "append"])
+def test_rows_that_nobody_can_tell_are_copied_anew_in_every_mode(mode: Mode) -> None:
+    with pytest.raises(RebuildNeededError, match="its rows may be others"):
+        doubted(mode, FIRST.at_version(2), None)
+
+
+def test_a_table_made_anew_is_judged_by_the_names_of_its_columns() -> None:
+    anew = [replace(column, id=f"9.{place}") for place, column in enumerate((ID, V, W))]
+    same = TableSchema(T, tuple(anew), ("id",), 2)
+    with pytest.raises(RebuildNeededError):
+        doubted(Mirror(), same, None, change_key="stop", drop_column="stop", add_column="stop")
+    with pytest.raises(TableStoppedError, match="the key changed"):
+        doubted(Mirror(), replace(same, key=("w",)), None, change_key="stop")
+    keyless = replace(FIRST, key=())
+    with pytest.raises(RebuildNeededError):
+        doubted(Mirror(), replace(same, columns=tuple(anew[:2]), key=()), None, keyless, drop_column="keep")
+
+
+def test_a_doubt_of_a_version_that_the_table_has_is_settled() -> None:
+    window = Window(T, 0, 2, None, (), FIRST, doubts=(Doubt(1, "a", ("v",)), Doubt(2, "b", ("v",)), Doubt(1, "c")))
+    assert [doubt.reason for doubt in window.open_doubts(1)] == ["b", "c"]
+
+
+def test_values_that_are_left_as_they_were_are_told(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    path = [FIRST, later(2, ID, WIDE, W)]
+    doubts = [Doubt(2, "the type of v changed", ("v",))]
+    for mode in (Temporal(), Append()):
+        decisions = Decisions(Policy(T, mode), tmp_path / "t.json")
+        decisions.decide(decisions.after(path, 1, doubts), path, 1, doubts)
+    told = "table main.t: the type of v changed; rows from before keep what they had, until they change"
+    assert [record.getMessage() for record in caplog.records] == [told, told]
 
 
 def test_a_rule_has_an_evolution_of_its_own_or_the_lakes() -> None:

@@ -16,7 +16,7 @@ import pytest
 from tests.crash.shop import TABLES, change
 
 from lakefeed import Delta, JournalOptions, Pipeline, PipelineOptions, Sqlite
-from lakefeed.app.verify import compare_sqlite_table
+from lakefeed.app.verify_sqlite import compare_sqlite_table
 from lakefeed.change.table import TableId
 from lakefeed.failpoint import FailpointError, armed
 

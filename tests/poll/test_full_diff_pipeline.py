@@ -15,8 +15,8 @@ import pytest
 from tests.poll.actors import iso, now_us
 
 from lakefeed import Delta, FullDiff, Iceberg, Pipeline, PipelineOptions, PostgresPolling, SqlitePolling, TableRule
-from lakefeed.app.verify import compare_sqlite_table
 from lakefeed.app.verify_postgres import compare_postgres_table
+from lakefeed.app.verify_sqlite import compare_sqlite_table
 from lakefeed.capture.poll.stream import Pace
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakeError, LeaseError

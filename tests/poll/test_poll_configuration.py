@@ -123,6 +123,8 @@ def test_two_ways_to_find_deletes_are_refused(tmp_path: Path) -> None:
     [
         (SQLITE.replace("capture: poll", "capture: trigger"), "source.rules is for capture: poll"),
         (POSTGRES.replace("capture: poll", "provision: false\n  capture: poll"), "provision is for capture: log"),
+        (POSTGRES.replace("capture: poll", "before_images: true\n  capture: poll"), "images is for capture: log"),
+        (SQLITE.replace("capture: poll", "before_images: true\n  capture: poll"), "images is for capture: trigger"),
     ],
 )  # fmt: skip
 def test_a_key_of_another_way_to_capture_is_refused(shop: Path, text: str, expected: str) -> None:

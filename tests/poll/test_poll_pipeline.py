@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,8 @@ def at() -> str:
     return iso(now_us())
 
 
-def pipeline(tmp_path: Path, lake: MemoryLake) -> Pipeline:
-    source = SqlitePolling(tmp_path / "s.db", rules=RULES, pace=Pace(poll_seconds=0.01))
+def pipeline(tmp_path: Path, lake: MemoryLake, tables: Sequence[str] = ("*",)) -> Pipeline:
+    source = SqlitePolling(tmp_path / "s.db", tables=tables, rules=RULES, pace=Pace(poll_seconds=0.01))
     return Pipeline(source, lake, name="p", options=QUICK)
 
 
@@ -115,3 +116,29 @@ def test_a32_a_broken_table_is_in_the_status_and_the_others_go_on(
     with pipeline(tmp_path, lake) as again:
         again.sync_once()
         assert values(lake, "main.u")[3] == "c"
+
+
+@pytest.mark.parametrize("tables", [["*"], ["t", "u"]], ids=["by a pattern", "by its name"])
+def test_a32_a_table_that_cannot_be_polled_any_more_is_blocked_after_a_restart_too(
+    tmp_path: Path, lake: MemoryLake, database: sqlite3.Connection, tables: list[str]
+) -> None:
+    u = TableId("main", "u")
+    with pipeline(tmp_path, lake, tables) as running:
+        running.sync_once()
+        database.execute("ALTER TABLE u RENAME COLUMN updated_at TO touched")
+        time.sleep(0.02)  # the catalog is looked at that often
+        running.sync_once()
+        assert running.status().tables[u].state == "blocked"
+    for key in (3, 4):
+        database.execute(f"INSERT INTO t VALUES ({key}, 'c', '{at()}', NULL)")
+        with pipeline(tmp_path, lake, tables) as again:
+            again.sync_once()
+            status = again.status().tables[u]
+            assert status.state == "blocked"
+            assert "no column is unmistakably the time of the last update" in str(status.error)
+            assert "updated_at" in str(status.remedy)
+            assert values(lake)[key] == "c", "it does not hold up the others"
+    database.execute("ALTER TABLE u RENAME COLUMN touched TO updated_at")
+    with pipeline(tmp_path, lake, tables) as repaired:
+        repaired.sync_once()
+        assert repaired.status().tables[u].state == "live"

@@ -235,6 +235,22 @@ def test_a32_a_slow_table_does_not_hold_up_the_others(tmp_path: Path, clock: Clo
         capture.close()
 
 
+def test_a32_without_a_wait_nothing_means_that_the_slow_table_has_been_read_too(tmp_path: Path, clock: Clock) -> None:
+    slow = "CREATE TABLE slow (id INTEGER PRIMARY KEY, lags TEXT, updated_at TEXT NOT NULL)"
+    with made(tmp_path / "s.db", TABLE, slow) as world:
+        SlowConnector.gate.clear()
+        capture = Polling(SlowConnector(str(world.path)), pace=Pace(poll_seconds=0, patience_seconds=0.1))
+        capture.open()
+        world.sql(f"INSERT INTO slow VALUES (7, 'x', '{clock.text}')")
+        stream = capture.live(None, wait_seconds=0)
+        threading.Timer(0.5, SlowConnector.gate.set).start()
+        found = []
+        while (change_set := next(stream)).rows or change_set.end != change_set.start:
+            found += [key for _, key in changes([change_set])]
+        capture.close()
+    assert found == [7]
+
+
 def test_a32_a_broken_table_is_blocked_with_its_reason_and_the_others_go_on(tmp_path: Path, clock: Clock) -> None:
     with made(tmp_path / "s.db", TABLE, TABLE.replace("TABLE t", "TABLE u")) as world:
         world.seed()
@@ -323,7 +339,7 @@ def test_a_schema_change_is_announced_and_a_filled_column_is_copied_anew(tmp_pat
         assert world.notices == []  # nobody has a value in it
         world.sql("ALTER TABLE t ADD COLUMN x INTEGER DEFAULT 5")
         world.sets()
-        assert [type(notice) for notice in world.notices] == [ReseedNeeded]
+        assert world.notices == [ReseedNeeded(T, "rows have values in the new column x", ("x",))]
         world.sql("DROP TABLE t")
         world.sets()
         assert isinstance(world.notices[-1], TableDropped)
@@ -370,7 +386,7 @@ def test_a_column_with_values_of_several_types_becomes_text(tmp_path: Path, cloc
         world.seed()
         world.sql(f"INSERT INTO t VALUES (2, 'many', '{clock.tick(10)}')")
         world.pull()
-        assert any(isinstance(notice, ReseedNeeded) for notice in world.notices)
+        assert [notice.columns for notice in world.notices if isinstance(notice, ReseedNeeded)] == [("v",)]
         world.capture.prepare([T])
         world.replica.copy(world.capture.snapshot(T))
         assert world.values() == {1: "5", 2: "many"}

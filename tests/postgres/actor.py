@@ -31,6 +31,9 @@ class PostgresActor:
     def delete(self, table: TableId, key: int) -> None:
         self._connection.execute(f"DELETE FROM {table} WHERE id = %s".encode(), (key,))
 
+    def rekey(self, table: TableId, key: int, other: int) -> None:
+        self._connection.execute(f"UPDATE {table} SET id = %s WHERE id = %s".encode(), (other, key))
+
     @contextmanager
     def together(self) -> Iterator[None]:
         with self._connection.transaction():

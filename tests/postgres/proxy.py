@@ -1,20 +1,31 @@
-"""A TCP proxy that cuts its connections after so many bytes from the server, or speaks as a pooler does."""
+"""A TCP proxy that cuts its connections after so many bytes from the server, speaks as a pooler does, or speaks TLS."""
 
 from __future__ import annotations
 
 import socket
+import ssl
+import subprocess
 import threading
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+_SSL_REQUEST = (8).to_bytes(4, "big") + (80877103).to_bytes(4, "big")
+
 
 class CuttingProxy:
-    """``host`` is where it listens. With ``pooler``, clients are told another process than the server's own."""
+    """``host`` is where it listens. With ``pooler``, clients are told another process than the server's own.
 
-    def __init__(self, port: int, *, host: str = "127.0.0.1", pooler: bool = False) -> None:
+    With ``tls`` clients speak TLS with the proxy, which the binaries of the test dependencies cannot by themselves.
+    """
+
+    def __init__(
+        self, port: int, *, host: str = "127.0.0.1", pooler: bool = False, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._target = port
         self._pooler = pooler
+        self._tls = tls
         self._listener = socket.create_server((host, 0))
         self._left: int | None = None
         self._open: list[socket.socket] = []
@@ -43,6 +54,8 @@ class CuttingProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            if self._tls is not None:
+                client = _secured(client, self._tls)
             server = socket.create_connection(("127.0.0.1", self._target))
             self._open += [client, server]
             threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()
@@ -65,6 +78,25 @@ class CuttingProxy:
         finally:
             _shut(source)
             _shut(target)
+
+
+def self_signed(directory: Path) -> ssl.SSLContext:
+    """What a server needs for TLS: a key and a certificate that it made itself."""
+    key, certificate = directory / "server.key", directory / "server.crt"
+    made = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command = ["openssl", "req", *made, "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+def _secured(client: socket.socket, tls: ssl.SSLContext) -> socket.socket:
+    """The other questions (GSSAPI) are answered with no."""
+    while client.recv(8, socket.MSG_WAITALL) != _SSL_REQUEST:
+        client.sendall(b"N")
+    client.sendall(b"S")
+    return tls.wrap_socket(client, server_side=True)
 
 
 def _with_another_pid(data: bytes) -> bytes:

@@ -18,7 +18,7 @@ from lakefeed.capture.postgres.assemble import Assembler, Resolved
 from lakefeed.capture.postgres.layout import Layout
 from lakefeed.capture.postgres.message import Relation, make_run
 from lakefeed.capture.postgres.types import SourceType, arrow_type
-from lakefeed.change.batch import ABSENT, OP, POSITION, TXN, Operation
+from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TXN, Operation
 from lakefeed.change.change_set import ReseedNeeded, TableBlocked
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.position import decode_position
@@ -41,8 +41,8 @@ def assembler(**options: Any) -> Assembler:
     return Assembler(PostgresLsn(1), resolve, **options)
 
 
-def decode(*messages: bytes) -> list[dict[str, Any]]:
-    made = assembler()
+def decode(*messages: bytes, **options: Any) -> list[dict[str, Any]]:
+    made = assembler(**options)
     made.add(make_run([wire.begin(), *messages, wire.commit()]))
     return changes([made.cut()])
 
@@ -89,6 +89,27 @@ def test_t02_a_full_replica_identity_does_not_make_every_column_a_key() -> None:
         wire.delete(1, old=["2", "b"]),
     )
     assert short(rows) == [("UPDATE", 1, "b"), ("DELETE", 1, None), ("INSERT", 2, "b"), ("DELETE", 2, None)]
+
+
+def test_a_full_old_row_is_a_before_image_and_a_key_is_none() -> None:
+    full = wire.relation(1, "t", [("id", wire.INT4, True), ("v", wire.TEXT, True)], identity="f")
+    rows = decode(
+        full,
+        wire.insert(1, ["1", "a"]),
+        wire.update(1, ["1", UNCHANGED], old=["1", "long"]),
+        wire.update(1, ["2", "b"], old=["1", "long"]),
+        wire.delete(1, old=["2", None]),
+        T.replace(b"\0\0\0\1", b"\0\0\0\2", 1),
+        wire.update(2, ["2", "a", None], key=["1", None, None]),
+        wire.delete(2, key=["2", None, None]),
+        before_images=True,
+    )
+    assert [row[:3] for row in short(rows)] == [
+        ("INSERT", 1, "a"), ("BEFORE", 1, "long"), ("UPDATE", 1, "long"),
+        ("BEFORE", 1, "long"), ("DELETE", 1, None), ("INSERT", 2, "b"), ("BEFORE", 2, None), ("DELETE", 2, None),
+        ("DELETE", 1, None), ("INSERT", 2, "a"), ("DELETE", 2, None),
+    ]  # fmt: skip
+    assert len({row[SEQ] for row in rows}) == len(rows)
 
 
 def test_t03_an_unchanged_toast_value_is_absent_and_not_null() -> None:
@@ -228,11 +249,12 @@ def test_mutated_messages_give_arrow_or_decode_error(count: int) -> None:
         wire.update(1, ["2", UNCHANGED, None], key=["1", None, None]),
         wire.update(1, ["1", "b", "\\x"], old=["1", "a", None]),
         wire.delete(1, key=["1", None, None]),
+        wire.delete(1, old=["1", "a", None]),
         wire.truncate(1, flags=1),
         wire.begin(),
         wire.commit(),
     ]
-    made = assembler()
+    made = assembler(before_images=True)
     made.add(make_run([wire.begin(), T, wire.commit()]))
     refused = 0
     for _ in range(count):

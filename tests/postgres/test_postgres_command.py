@@ -102,8 +102,12 @@ def test_a_life_from_the_first_sync_to_uninstall(shop: Shop, writer: Any) -> Non
     assert waiting["source"]["slot"] == "lakefeed_shop"
     assert waiting["source"]["wal_status"] == "reserved"
     assert "bytes of its log" in shop.run("status", "shop.yaml")
+    assert shop.answer("verify", expected=1)["tables"]["public.items"]["differences"]
     assert shop.answer("sync")["rows"] == {"inserted": 1, "updated": 1, "deleted": 1}
     assert shop.difference() == ()
+    assert shop.answer("verify")["tables"]["public.items"] == {
+        "mode": "mirror", "equal": True, "source_rows": 2, "lake_rows": 2, "differences": [], "chosen": [],
+    }  # fmt: skip
     removed = shop.answer("uninstall")["removed"]
     assert removed == ["replication slot lakefeed_shop", "publication lakefeed_shop"]
     left = "SELECT (SELECT count(*) FROM pg_publication) + count(*) FROM pg_replication_slots"

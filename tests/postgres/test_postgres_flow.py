@@ -18,6 +18,7 @@ from lakefeed.errors import PositionLostError
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.pipeline import Pipeline
 from lakefeed.flow.result import CycleResult
+from lakefeed.flow.status import PipelineStatus
 from lakefeed.testing.memory_lake import MemoryLake
 from lakefeed.testing.postgres_server import PostgresServer
 
@@ -36,10 +37,14 @@ class Place:
     def __init__(self, dsn: str, directory: Path) -> None:
         self.dsn = dsn
         self.lake = MemoryLake(str(directory))
+        self.tables = ["public.*"]
+        self.status = PipelineStatus(verdict="", reason="")
 
     def sync(self) -> CycleResult:
-        with Pipeline(Postgres(self.dsn), self.lake, name="shop") as pipeline:
-            return pipeline.sync_once()
+        with Pipeline(Postgres(self.dsn, tables=self.tables), self.lake, name="shop") as pipeline:
+            result = pipeline.sync_once()
+            self.status = pipeline.status()
+            return result
 
     def assert_equal(self, writer: Any, table: str = "t") -> None:
         cursor = writer.execute(f"SELECT * FROM {table} ORDER BY id")
@@ -104,13 +109,24 @@ def test_nothing_is_held_in_the_source_once_the_copies_are_in_the_lake(dsn: str,
         assert held_in_the_end(writer, 0)
 
 
-def test_a_table_that_lost_its_key_is_blocked_and_comes_back_after_the_remedy(place: Place, writer: Any) -> None:
+@pytest.mark.parametrize("tables", [["public.*"], ["t", "u"]], ids=["by a pattern", "by its name"])
+def test_a_table_that_lost_its_key_is_blocked_and_comes_back_after_the_remedy(
+    place: Place, writer: Any, tables: list[str]
+) -> None:
+    place.tables = tables
+    place.sync()
+    rows = place.lake.rows("public.t")
     writer.execute("ALTER TABLE t DROP CONSTRAINT t_pkey")
-    writer.execute("INSERT INTO u VALUES (1)")
-    ((table, failed),) = place.sync().errors.items()
-    assert str(table) == "public.t"
-    assert failed.remedy == 'ALTER TABLE "public"."t" REPLICA IDENTITY FULL;'
-    place.assert_equal(writer, "u")
+    for start in range(3):  # each in a process of its own, the first of which finds it
+        writer.execute(f"INSERT INTO u VALUES ({start})")
+        ((table, failed),) = place.sync().errors.items()
+        assert str(table) == "public.t"
+        assert failed.remedy == 'ALTER TABLE "public"."t" REPLICA IDENTITY FULL;'
+        found = place.status.tables[table]
+        assert (found.state, found.error, found.remedy) == ("blocked", failed.error, failed.remedy)
+        assert "it has no primary key" in (failed.error or "")
+        place.assert_equal(writer, "u")
+    assert place.lake.rows("public.t") == rows
     writer.execute("ALTER TABLE t ADD PRIMARY KEY (id)")
     writer.execute("UPDATE t SET v = 'after'")
     place.sync()

@@ -109,26 +109,31 @@ def name_of(change: SchemaChange) -> str:
 
 @pytest.mark.parametrize("row", [None, ROW], ids=["no row", "a row"])
 @pytest.mark.parametrize(
-    ("statement", "reason"),
+    ("statement", "reason", "columns"),
     [
-        ("ALTER TABLE t ALTER v TYPE int USING 5", "the type of v changed from text to integer"),
+        ("ALTER TABLE t ALTER v TYPE int USING 5", "the type of v changed from text to integer", ("v",)),
         ("ALTER TABLE t ALTER v SET NOT NULL; ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id, v)",
-         "its key changed from (id) to (id, v)"),
-        ("ALTER TABLE t ADD n float DEFAULT random()", "existing rows have values in the new column n, by its default"),
+         "its key changed from (id) to (id, v)", ()),
+        ("ALTER TABLE t ALTER v TYPE int USING 5, ALTER id TYPE bigint, ADD n float DEFAULT random()",
+         "the type of id changed from integer to bigint", ("id", "v", "n")),
+        ("ALTER TABLE t ADD n float DEFAULT random()",
+         "existing rows have values in the new column n, by its default", ("n",)),
         ("ALTER TABLE t ADD n int GENERATED ALWAYS AS IDENTITY",
-         "existing rows have values in the new column n, by its default"),
-        ("ALTER TABLE t DROP v; ALTER TABLE t ADD v text", "a column was dropped and added again under the same name"),
-        ("ALTER TABLE t DROP v; ALTER TABLE t ADD v int", "a column was dropped and added again under the same name"),
+         "existing rows have values in the new column n, by its default", ("n",)),
+        ("ALTER TABLE t DROP v; ALTER TABLE t ADD v text",
+         "a column was dropped and added again under the same name", None),
+        ("ALTER TABLE t DROP v; ALTER TABLE t ADD v int",
+         "a column was dropped and added again under the same name", None),
     ],
 )  # fmt: skip
-def test_what_the_lake_cannot_follow_asks_for_a_new_copy_once(
-    life: Life, writer: Any, statement: str, reason: str, row: str | None
+def test_what_may_have_changed_rows_without_a_trace_is_told_once_with_the_columns_in_doubt(
+    life: Life, writer: Any, statement: str, reason: str, columns: tuple[str, ...] | None, row: str | None
 ) -> None:
     writer.execute(statement)
     if row is not None:
         writer.execute(row if "(id, v)" not in reason else "INSERT INTO t VALUES (2, 'b')")
     for crash in (True, False):
-        assert notices(life.start(crash=crash)) == [ReseedNeeded(T, reason)]
+        assert notices(life.start(crash=crash)) == [ReseedNeeded(T, reason, columns)]
     assert notices(life.start()) == []
 
 
@@ -178,12 +183,13 @@ def test_full_replica_identity_is_no_reason_for_a_new_copy(life: Life, writer: A
 def test_another_replica_identity_index_is_another_key(life: Life, writer: Any) -> None:
     writer.execute("ALTER TABLE t ALTER v SET NOT NULL; CREATE UNIQUE INDEX u ON t (v)")
     writer.execute("ALTER TABLE t REPLICA IDENTITY USING INDEX u")
-    assert notices(life.start()) == [ReseedNeeded(T, "its key changed from (id) to (v)")]
+    assert notices(life.start()) == [ReseedNeeded(T, "its key changed from (id) to (v)", ())]
 
 
-def test_text_columns_that_say_otherwise_now_are_a_reason_for_a_new_copy(life: Life, writer: Any) -> None:
+def test_text_columns_that_say_otherwise_now_put_the_column_in_doubt(life: Life, writer: Any) -> None:
     life.options = {"text_columns": ["public.t.id"]}
-    assert notices(life.start()) == [ReseedNeeded(T, "source.text_columns says otherwise than before about id")]
+    reason = "source.text_columns says otherwise than before about id"
+    assert notices(life.start()) == [ReseedNeeded(T, reason, ("id",))]
 
 
 def test_rows_of_before_a_change_keep_their_shape(life: Life, writer: Any) -> None:

@@ -1,4 +1,4 @@
-"""A small SQLite database that a real pipeline keeps in a Delta lake."""
+"""A small SQLite database that a real pipeline keeps in a lake."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lakefeed import Delta, Pipeline, Sqlite
+from lakefeed import Delta, Iceberg, Pipeline, Sqlite
 from lakefeed.journal.journal import Journal
 
 if TYPE_CHECKING:
@@ -17,12 +17,13 @@ Rows = list[tuple[int, str | None]]
 
 
 class Shop:
-    """Tables ``main.goods`` and ``main.other`` of (id, name)."""
+    """Tables ``main.goods`` and ``main.other`` of (id, name). ``kind`` is the lake's format."""
 
-    def __init__(self, spark: SparkSession, place: Path) -> None:
+    def __init__(self, spark: SparkSession, place: Path, kind: type[Delta] | type[Iceberg] = Delta) -> None:
         self.lake = place / "lake"
         self.state = self.lake / "_lakefeed" / "shop"
         self._spark = spark
+        self._kind = kind
         self._database = place / "shop.db"
         for table in ("goods", "other"):
             self.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, name TEXT)")
@@ -34,7 +35,7 @@ class Shop:
 
     def sync(self) -> int:
         """Bring the lake up to date. Returns the number of the newest change set."""
-        with Pipeline(Sqlite(self._database), Delta(self._spark, self.lake), name="shop") as pipeline:
+        with Pipeline(Sqlite(self._database), self._kind(self._spark, self.lake), name="shop") as pipeline:
             result = pipeline.sync_once()
         assert all(table.error is None for table in result.tables.values())
         return Journal.read(self.state).head

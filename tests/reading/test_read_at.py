@@ -10,12 +10,12 @@ import pytest
 from deltalake import DeltaTable
 from tests.reading.shop import Rows, Shop
 
-from lakefeed import read_at
+from lakefeed import Delta, Iceberg, read_at
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakeError
 from lakefeed.journal.journal import Journal
-from lakefeed.lake.delta_history import LogCommit, state_at
+from lakefeed.lake.history import LogCommit, state_at
 from lakefeed.testing.builders import at, batch, change_set
 
 if TYPE_CHECKING:
@@ -27,8 +27,11 @@ def rows(frame: DataFrame) -> Rows:
 
 
 @pytest.mark.spark
-def test_a_table_is_read_at_every_place_as_the_source_was_there(spark: SparkSession, tmp_path: Path) -> None:
-    shop = Shop(spark, tmp_path)
+@pytest.mark.parametrize("kind", [Delta, Iceberg])
+def test_a_table_is_read_at_every_place_as_the_source_was_there(
+    spark: SparkSession, tmp_path: Path, kind: type[Delta] | type[Iceberg]
+) -> None:
+    shop = Shop(spark, tmp_path, kind)
     shop.execute("INSERT INTO goods VALUES (1, 'lamp'), (2, 'chair')")
     seen = {shop.sync(): shop.goods()}
     for statement in ("UPDATE goods SET name = NULL WHERE id = 1", "DELETE FROM goods WHERE id = 2"):
@@ -44,6 +47,37 @@ def test_a_table_is_read_at_every_place_as_the_source_was_there(spark: SparkSess
         assert position is not None
         assert rows(read_at(spark, shop.lake, "main.goods", position=position)) == expected
         assert rows(read_at(spark, str(shop.lake), "main.goods", position=position.encode())) == expected
+        assert rows(read_at(spark, kind(spark, shop.lake), "main.goods", change_set=number)) == expected
+
+
+@pytest.mark.spark
+def test_of_an_iceberg_table_what_is_not_there_yet_or_was_expired_is_said(spark: SparkSession, tmp_path: Path) -> None:
+    shop = Shop(spark, tmp_path, Iceberg)
+    shop.execute("INSERT INTO goods VALUES (1, 'lamp')")
+    first = shop.sync()
+    for name in ("light", "bulb"):
+        shop.execute(f"UPDATE goods SET name = '{name}'")
+        newest = shop.sync()
+    with pytest.raises(LakeError, match=rf"main.goods is not at change set 77 yet: .* up to {newest}"):
+        read_at(spark, shop.lake, "main.goods", change_set=77)
+    with pytest.raises(LakeError, match=r"cannot be read at position 0@0: its log begins with change set"):
+        read_at(spark, shop.lake, "main.goods", position=at(0))
+    with pytest.raises(LakeError, match=r"no Iceberg table of main.nothing"):
+        read_at(spark, Iceberg(spark, shop.lake), "main.nothing", change_set=1)
+    theirs = spark.newSession()
+    for key, value in (("", "org.apache.iceberg.spark.SparkCatalog"), (".type", "hadoop"), (".cache-enabled", "false")):
+        theirs.conf.set(f"spark.sql.catalog.theirs{key}", value)
+    theirs.conf.set("spark.sql.catalog.theirs.warehouse", f"file://{shop.lake}")
+    compact = "CALL theirs.system.rewrite_data_files(table => 'main.goods', options => map('rewrite-all', 'true'))"
+    theirs.sql(compact).collect()
+    assert rows(read_at(spark, shop.lake, "main.goods", change_set=newest)) == [(1, "bulb")], "also when packed"
+    assert rows(read_at(spark, shop.lake, "main.goods", change_set=first)) == [(1, "lamp")]
+    expire = "CALL theirs.system.expire_snapshots(table => 'main.goods', older_than => TIMESTAMP '2999-01-01 00:00:00'"
+    theirs.sql(f"{expire}, retain_last => 2)").collect()
+    assert rows(read_at(spark, shop.lake, "main.goods", change_set=newest)) == [(1, "bulb")]
+    with pytest.raises(LakeError, match=rf"its log begins with change set {newest}") as expired:
+        read_at(spark, shop.lake, "main.goods", change_set=first)
+    assert "upkeep.keep_hours" in expired.value.remedy
 
 
 @pytest.mark.spark

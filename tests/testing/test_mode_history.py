@@ -36,7 +36,7 @@ def test_versions_of_the_model_neither_overlap_nor_turn_negative(seed: int) -> N
 def test_the_dice_make_every_kind_of_trouble() -> None:
     events = [event for seed in range(20) for event in played(seed)[0].events]
     versions = [version for seed in range(20) for version in played(seed)[1].versions]
-    assert {event.operation for event in events} == {"insert", "update", "delete", "truncate"}
+    assert {event.operation for event in events} == {"insert", "update", "delete", "truncate", "before"}
     assert any(event.time is None for event in events)
     assert any(event.absent for event in events)
     assert any(version.valid_from == version.valid_to for version in versions), "no versions of no length"

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from lakefeed.capture.poll.rule import TableRule
     from lakefeed.flow.listener import Listener
     from lakefeed.flow.pipeline import Pipeline
-    from lakefeed.lake.base import Lake
+    from lakefeed.lake.delta import Delta
+    from lakefeed.lake.iceberg import Iceberg
 
 
 def _sqlite_trigger(config: SqliteSource) -> Source:
     from lakefeed.capture.trigger.source import Sqlite
 
-    return Sqlite(config.path, tables=tuple(config.tables))
+    return Sqlite(config.path, tables=tuple(config.tables), before_images=config.before_images)
 
 
 def _sqlite_poll(config: SqliteSource) -> Source:
@@ -76,7 +77,7 @@ def _postgres_log(config: PostgresSource) -> Source:
 
     return Postgres(
         config.dsn, tables=config.tables, text_columns=config.text_columns, provision=config.provision,
-        capture=config.capture,
+        before_images=config.before_images, capture=config.capture,
     )  # fmt: skip
 
 
@@ -90,7 +91,7 @@ def _need_psycopg() -> None:
         ) from error
 
 
-def _delta(config: LakeConfig) -> Lake:
+def _delta(config: LakeConfig) -> Delta:
     from lakefeed.lake.delta import Delta
     from lakefeed.lake.session import spark_session
 
@@ -106,7 +107,7 @@ def _delta(config: LakeConfig) -> Lake:
     )
 
 
-def _iceberg(config: LakeConfig) -> Lake:
+def _iceberg(config: LakeConfig) -> Iceberg:
     from lakefeed.lake.iceberg import Iceberg
     from lakefeed.lake.session import spark_session
 
@@ -148,22 +149,28 @@ SOURCES: dict[tuple[str, str], Callable[..., Source]] = {
 }
 """By kind and capture."""
 
-LAKES: dict[str, Callable[[LakeConfig], Lake]] = {"delta": _delta, "iceberg": _iceberg}
+LAKES: dict[str, Callable[[LakeConfig], Delta | Iceberg]] = {"delta": _delta, "iceberg": _iceberg}
 """By format."""
 
 
-_ONLY_FOR = {"rules": "poll", "poll_seconds": "poll", "provision": "log"}
-"""Keys of a source that one way to capture has and the others do not."""
+_ONLY_FOR = {"rules": ("poll",), "poll_seconds": ("poll",), "provision": ("log",), "before_images": ("trigger", "log")}
+"""Keys of a source that some ways to capture have and the others do not."""
 
 
 def _refuse_misplaced(config: SourceConfig) -> None:
     """A key that would have no effect is a mistake: its reader thinks that it has one."""
-    for key, capture in _ONLY_FOR.items():
-        if key in config.model_fields_set and config.capture != capture:
+    for key, captures in _ONLY_FOR.items():
+        if key in config.model_fields_set and config.capture not in captures:
+            capture = next(one for one in captures if (config.kind, one) in SOURCES)
             raise ConfigError(
                 f"source.{key} is for capture: {capture}, and capture is {config.capture}",
                 remedy=f"Set source.capture: {capture}, or remove {key}.",
             )
+
+
+def build_lake(config: LakeConfig) -> Delta | Iceberg:
+    """The lake of a configuration. Spark has not been touched."""
+    return LAKES[config.format](config)
 
 
 def build_pipeline(config: Config, *, listener: Listener | None = None) -> Pipeline:
@@ -175,7 +182,7 @@ def build_pipeline(config: Config, *, listener: Listener | None = None) -> Pipel
 
     _refuse_misplaced(config.source)
     source = SOURCES[config.source.kind, config.source.capture](config.source)
-    lake = LAKES[config.lake.format](config.lake)
+    lake = build_lake(config.lake)
     options = PipelineOptions(
         interval_seconds=config.sync.interval_seconds,
         max_backlog_bytes=config.journal.max_backlog_bytes,

@@ -65,6 +65,11 @@ PollRules = Annotated[
 ]
 
 
+BeforeImages = Annotated[
+    bool, Field(description="Deliver rows as they were before each update and delete, too: for append tables.")
+]
+
+
 class SqliteSource(_Section):
     """A SQLite database file."""
 
@@ -74,6 +79,7 @@ class SqliteSource(_Section):
     tables: list[Text] = Field(
         default_factory=lambda: ["*"], min_length=1, description="Glob patterns of tables, schema.table or table."
     )
+    before_images: BeforeImages = False
     poll_seconds: PollSeconds = 1.0
     rules: PollRules = {}
 
@@ -96,6 +102,7 @@ class PostgresSource(_Section):
         default=True,
         description="capture: log. Make publication and slot; if not, check says which statements to run.",
     )
+    before_images: BeforeImages = False
     poll_seconds: PollSeconds = 1.0
     rules: PollRules = {}
 
@@ -114,7 +121,7 @@ class EvolutionConfig(_Section):
         default=None, description="evolve: add it too. ignore: leave it out. stop: wait for a person."
     )
     drop_column: Literal["evolve", "keep", "stop"] | None = Field(
-        default=None, description="evolve: drop it too. keep: it stays, NULL in rows that change from then on."
+        default=None, description="evolve: drop it too. keep (the default of append): it stays, NULL in later changes."
     )
     rename_column: Literal["evolve", "stop"] | None = Field(default=None, description="evolve: rename it too.")
     widen_type: Literal["evolve", "stop"] | None = Field(

@@ -1,155 +1,231 @@
 """Proof that a lake table equals its source table, row by row, by readers that the pipeline does not use.
 
-The lake is read with the deltalake package (no Spark, no JVM), the source with plain SQL. Both become Arrow columns of
-the lake's types, sorted by every column, and are compared exactly: no tolerance, no hash, no sample.
+The lake is read with deltalake or pyiceberg (no Spark, no JVM), the source with plain SQL. Both become Arrow columns of
+the lake's types and are compared exactly: no tolerance, no sample, and a hash only to spread rows.
+
+  1 columns are paired: by name, or by what the lake table's evolution has decided
+  2 each side is read once, in batches, and spread over buckets by key
+  3 bucket by bucket, the rows that are the source's are taken out of the lake's (current versions; what changes leave)
+    and compared; of a history table the invariants are looked at too
 """
 
 from __future__ import annotations
 
-import re
-import sqlite3
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
-from lakefeed.change.table import TableId
-from lakefeed.lake.mode import Mirror
-from lakefeed.lake.reader import read_table
+from lakefeed.app.verify_bucket import Buckets, buckets_for
+from lakefeed.app.verify_changes import TOLD, current_rows, last_truncate
+from lakefeed.app.verify_columns import Columns, paired, paired_by_name
+from lakefeed.app.verify_history import history_faults, told
+from lakefeed.app.verify_rows import Row, different_rows
+from lakefeed.app.verify_value import ValueDifferenceError, exact_batch
+from lakefeed.change.table import TableId, TableSchema
+from lakefeed.lake.followed import Followed
+from lakefeed.lake.mode import Append, Mirror, Temporal
+from lakefeed.lake.reader import StoredRows
 from lakefeed.lake.shape import Shape
 
 _EXAMPLES = 3
 _MIRROR = Shape(Mirror())
-_ROWID = re.compile("_+rowid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Rows on both sides and the first differences, as sentences; none of them: equal."""
+    """Rows on both sides and the first differences, as sentences; none of them: equal.
+
+    ``lake_rows`` are those that should be the source's: of a history table the current versions, of a table of changes
+    what they leave. ``chosen`` says what the evolution has left out of the comparison.
+    """
 
     table: TableId
     source_rows: int
     lake_rows: int
     differences: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
         return not self.differences
 
 
-Rows = tuple[list[str], dict[str, tuple[Any, ...]], int]
-"""The source's own column names; the values of the lake's columns that it has; the number of rows."""
+class SourceTable(Protocol):
+    """One table of a source, by plain SQL."""
+
+    def columns(self, lake: Sequence[str]) -> list[str]:
+        """Its own columns. ``lake`` are the lake table's, one of which may stand for a row id that has no column."""
+
+    def count(self) -> int:
+        """Its rows."""
+
+    def rows(self, columns: pa.Schema, names: Sequence[str]) -> Iterator[Sequence[Row]]:
+        """All rows of one moment, in runs: the values of ``names``, each for the lake's column at the same place."""
 
 
-def compare_rows(
-    table: TableId, lake_table: Path, read: Callable[[pa.Table], Rows], shape: Shape = _MIRROR
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is known of a lake table. ``followed`` and ``schema`` say which source column feeds which of its columns."""
+
+    table: TableId
+    shape: Shape = _MIRROR
+    followed: Followed | None = None
+    schema: TableSchema | None = None
+
+    def columns(self, lake: Sequence[str], source: Sequence[str]) -> Columns:
+        if self.followed is None or self.schema is None:
+            return paired_by_name(lake, source)
+        return paired(lake, source, self.followed, self.schema)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """In the lake table's names; none if unknown, and then rows are what they have."""
+        if self.followed is None or self.schema is None:
+            return ()
+        return self.followed.schema(self.schema).key
+
+
+Progress = Callable[[str, int], None]
+"""Is told the side, ``lake`` or ``source``, and how many of its rows have been read so far."""
+
+
+def compare_table(
+    subject: Subject, stored: StoredRows, source: SourceTable, progress: Progress = lambda _side, _rows: None
 ) -> Comparison:
-    """Compare a lake table with what ``read``, which is given the lake's rows, finds in the source.
+    """Compare a lake table with its source table. Nothing may be writing to either side meanwhile.
 
-    ``shape`` is the lake table's: of a history table the current versions are compared. A table that has only changes
-    is not compared.
+    Needs room for both tables in the temporary directory (TMPDIR) if they are large; memory stays bounded.
     """
-    stored = read_table(lake_table)
-    if stored is None:
-        return Comparison(table=table, source_rows=0, lake_rows=0, differences=(f"there is no table at {lake_table}",))
-    lake = shape.source_rows(stored)
-    if lake is None:
-        return Comparison(table=table, source_rows=0, lake_rows=stored.num_rows)
-    names, columns, rows = read(lake)
-    differences = tuple(_differences(names, columns, lake))
-    return Comparison(table=table, source_rows=rows, lake_rows=lake.num_rows, differences=differences)
+    own = {column.name for column in subject.shape.added()}
+    names = [name for name in stored.schema.names if name not in own]
+    columns = subject.columns(names, source.columns(names))
+    incomparable = _incomparable(subject, columns)
+    if incomparable is not None:
+        found = _Found(others=[incomparable])
+    else:
+        with tempfile.TemporaryDirectory(prefix="lakefeed-verify-") as place:
+            found = _Sides(subject, columns, (stored, source), Path(place), progress).compared()
+    return Comparison(
+        table=subject.table,
+        source_rows=found.source_rows,
+        lake_rows=found.lake_rows,
+        differences=(*columns.differences, *found.differences()),
+        chosen=columns.chosen,
+    )
 
 
-def compare_sqlite_table(database: Path, table: TableId, lake_table: Path, shape: Shape = _MIRROR) -> Comparison:
-    """Compare one table. Nothing may be writing to either side meanwhile."""
-    return compare_rows(table, lake_table, lambda lake: _read_sqlite(database, table, lake.column_names), shape)
+def _incomparable(subject: Subject, columns: Columns) -> str | None:
+    """Why there is nothing to compare, if so."""
+    if not columns.pairs:
+        return "there is no column that both have"
+    is_keyless = subject.schema is not None and not subject.schema.key
+    if isinstance(subject.shape.mode, Append) and not is_keyless and not _whole_key(subject, columns):
+        return "the lake table does not have the whole key, so that what its changes leave is unknown"
+    return None
 
 
-def _read_sqlite(database: Path, table: TableId, lake_names: list[str]) -> Rows:
-    source = f"{_quoted(table.schema)}.{_quoted(table.name)}"
-    with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, timeout=30)) as connection:
-        # Text that is not UTF-8 must not stop the comparison: it comes as bytes, which have a text form.
-        connection.text_factory = _text
-        own = [column[0] for column in connection.execute(f"SELECT * FROM {source} LIMIT 0").description]  # noqa: S608
-        if lake_names[:1] not in ([], own[:1]) and _ROWID.fullmatch(lake_names[0]):
-            own.insert(0, lake_names[0])  # a table without a key: the lake has the rowid as its first column
-        names = [name for name in lake_names if name in own]
-        listed = ", ".join("rowid" if _ROWID.fullmatch(name) else _quoted(name) for name in names)
-        rows = connection.execute(f"SELECT {listed} FROM {source}").fetchall()  # noqa: S608  # quoted names
-    columns = zip(*rows, strict=True) if rows else iter([()] * len(names))
-    return own, dict(zip(names, columns, strict=True)), len(rows)
+def _whole_key(subject: Subject, columns: Columns) -> tuple[str, ...]:
+    """The key, if all of it is compared."""
+    return subject.key if set(subject.key) <= set(columns.lake) else ()
 
 
-def _differences(names: list[str], columns: dict[str, tuple[Any, ...]], lake: pa.Table) -> Iterator[str]:
-    missing = [name for name in names if name not in lake.column_names]
-    extra = [name for name in lake.column_names if name not in names]
-    if missing or extra:
-        yield from (f"column {name} is not in the lake" for name in missing)
-        yield from (f"column {name} is not in the source" for name in extra)
-        return
-    arrays = []
-    for field in lake.schema:
+def missing_table(table: TableId, location: object) -> Comparison:
+    return Comparison(table=table, source_rows=0, lake_rows=0, differences=(f"there is no table at {location}",))
+
+
+@dataclass(slots=True)
+class _Found:
+    """What has been found so far, over all buckets."""
+
+    source_rows: int = 0
+    lake_rows: int = 0
+    only_source: int = 0
+    only_lake: int = 0
+    examples: dict[str, list[Row]] = field(default_factory=lambda: {"source": [], "lake": []})
+    faults: Counter[str] = field(default_factory=Counter)
+    others: list[str] = field(default_factory=list)
+
+    def add(self, source: Counter[Row], lake: Counter[Row]) -> None:
+        self.only_source += source.total()
+        self.only_lake += lake.total()
+        for side, rows in (("source", source), ("lake", lake)):
+            self.examples[side] += islice(rows, _EXAMPLES - len(self.examples[side]))
+
+    def differences(self) -> Iterator[str]:
+        yield from self.others
+        if self.only_source or self.only_lake:
+            yield f"{self.only_source:,} rows are only in the source, {self.only_lake:,} only in the lake"
+            yield from (f"only in the {side}: {row}" for side, rows in self.examples.items() for row in rows)
+        yield from told(self.faults)
+
+
+class _Sides:
+    """Both sides of one comparison, spread over buckets in a directory."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        columns: Columns,
+        tables: tuple[StoredRows, SourceTable],
+        place: Path,
+        progress: Progress,
+    ) -> None:
+        self._subject = subject
+        self._mode = subject.shape.mode
+        self._columns = columns
+        self._stored, self._source = stored, source = tables
+        self._progress = progress
+        self._truncated_at = -1
+        estimate = stored.estimate
+        self._count = buckets_for(max(estimate, source.count()) if estimate is not None else None)
+        self._key = _whole_key(subject, columns)
+        spread = self._key or columns.lake
+        needed = {*columns.lake, *(column.name for column in subject.shape.added())}
+        kept = pa.schema([one for one in stored.schema if one.name in needed])
+        self._compared = pa.schema([stored.schema.field(name) for name in columns.lake])
+        self.lake = Buckets(place / "lake", self._count, spread, kept)
+        self.source = Buckets(place / "source", self._count, spread, self._compared)
+
+    def compared(self) -> _Found:
         try:
-            arrays.append(_exact_array(columns[field.name], field.type))
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            yield f"column {field.name} holds values that the lake's {field.type} cannot: {error}"
-            return
-    source = pa.Table.from_arrays(arrays, schema=lake.schema)
-    if not _comparable(source).equals(_comparable(lake)):
-        yield from _row_differences(source, lake)
+            self._read()
+        except ValueDifferenceError as error:
+            return _Found(lake_rows=self.lake.rows, source_rows=self.source.rows, others=[str(error)])
+        found = _Found(source_rows=self.source.rows)
+        for number in range(self._count):
+            stored = self.lake.table(number)
+            rows = self._source_rows(stored)
+            found.lake_rows += rows.num_rows
+            found.add(*different_rows(self.source.table(number), rows))
+            if isinstance(self._mode, Temporal) and self._key:
+                found.faults += history_faults(stored, self._key, self._mode)
+        return found
 
+    def _read(self) -> None:
+        for batch in self._stored.batches():
+            kept = batch.select(self.lake.schema.names)
+            if isinstance(self._mode, Append):
+                self._truncated_at = max(self._truncated_at, last_truncate(kept))
+            self.lake.add(kept)
+            self._progress("lake", self.lake.rows)
+        self.lake.close()
+        try:
+            for rows in self._source.rows(self._compared, self._columns.source):
+                self.source.add(exact_batch(rows, self._compared))
+                self._progress("source", self.source.rows)
+        finally:
+            self.source.close()
 
-def _exact_array(values: tuple[Any, ...], kind: pa.DataType) -> pa.Array[Any]:
-    """No conversion but the documented ones: a text column holds the text form of whatever SQLite has, and a float
-    column an integer that has a double of its own. 1.0 is not the integer 1."""
-    if kind == pa.string():
-        return pa.array([_text_form(value) for value in values], type=kind)
-    array = pa.array(values, type=kind)
-    wanted = {pa.int64(): (int,), pa.float64(): (float, int), pa.binary(): (bytes,)}.get(kind, (object,))
-    wrong = next((value for value in values if value is not None and not isinstance(value, wanted)), None)
-    if wrong is not None:
-        raise pa.ArrowTypeError(f"{wrong!r} is a {type(wrong).__name__}")
-    return array
-
-
-def _text_form(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    return f"X'{value.hex().upper()}'" if isinstance(value, bytes) else repr(value)
-
-
-def _comparable(table: pa.Table) -> pa.Table:
-    """Sorted by every column; floating point as text, because NaN is not equal to itself."""
-    for place, field in enumerate(table.schema):
-        if pa.types.is_floating(field.type):
-            table = table.set_column(place, field.name, table.column(place).cast(pa.string()))
-    return table.sort_by([(name, "ascending") for name in table.column_names]).combine_chunks()
-
-
-def _row_differences(source: pa.Table, lake: pa.Table) -> Iterator[str]:
-    """The slow way, only taken when there is something to show."""
-    left, right = Counter(_rows(source)), Counter(_rows(lake))
-    only_source, only_lake = left - right, right - left
-    yield f"{only_source.total():,} rows are only in the source, {only_lake.total():,} only in the lake"
-    yield from (f"only in the source: {row}" for row in islice(only_source, _EXAMPLES))
-    yield from (f"only in the lake: {row}" for row in islice(only_lake, _EXAMPLES))
-
-
-def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
-    return zip(*(column.to_pylist() for column in table.columns), strict=True)
-
-
-def _text(raw: bytes) -> str | bytes:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return raw
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+    def _source_rows(self, stored: pa.Table) -> pa.Table:
+        """The rows of a bucket of the lake's that should be the source's."""
+        current = self._subject.shape.current()
+        if current is not None:
+            return current.of_table(stored).select(self._compared.names)
+        changes: Any = stored.select([*self._compared.names, *TOLD])
+        return current_rows(changes, self._key, self._compared.names, self._truncated_at)

@@ -33,6 +33,7 @@ class Capabilities:
 
     deletes: bool
     before_images: bool
+    """Rows as they were before an update or delete come along, where they are known. Mechanisms have to be asked to."""
     transactions: bool
     schema_changes: bool
     exact_snapshot: bool

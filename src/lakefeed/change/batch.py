@@ -9,6 +9,9 @@ Layout: the table's own columns in schema order, then Lakefeed's metadata column
   source that cannot tell the old row must not capture such a table, or the lake stops it.
 - A column that the source did not send (unchanged TOAST) is listed in ``_lakefeed_absent`` and its value means
   nothing. It is never to be read as NULL.
+- A before image is a row of its own, with the operation BEFORE and a seq of its own: the row as it was, whole, directly
+  before the UPDATE or DELETE that ended it, with the same key, in the same transaction. It changes nothing and is no
+  change: whoever applies or counts changes passes it over. Only a source that can give it and was asked to does so.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ class Operation(IntEnum):
     TRUNCATE = 4
     READ = 5
     """A row as a snapshot read it: applied like an insert."""
+    BEFORE = 6
+    """A row as it was before the UPDATE or DELETE that comes next in its table: not a change itself."""
 
 
 OP = "_lakefeed_op"

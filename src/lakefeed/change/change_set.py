@@ -19,10 +19,16 @@ class TableDropped:
 
 @dataclass(frozen=True, slots=True)
 class ReseedNeeded:
-    """Changes of this table may have been missed; its lake table must be copied anew, under a new generation."""
+    """What the lake has of this table may not be what the source has. What is done about it is the lake's policy.
+
+    ``columns`` None: changes may have been missed, so that any row may differ and only a copy tells. Otherwise no
+    change was missed: the table's definition changed, the same change set announces the new schema, and rows from
+    before may have other values now in these columns of it. No columns: only the key is another one.
+    """
 
     table: TableId
     reason: str
+    columns: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

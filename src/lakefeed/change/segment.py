@@ -35,8 +35,9 @@ class Counts:
 class Segment:
     """One Parquet file of the journal: changes of one table, one schema version, rows ordered by ``_lakefeed_seq``.
 
-    ``truncated_at`` is the seq of the last truncate in it, ``absent`` the columns that some row did not carry: both
-    are known without reading the file, so that the common case plans without them.
+    ``rows`` are all of the file's, ``counts`` the changes among them: the rest are before images. ``truncated_at`` is
+    the seq of the last truncate in it, ``absent`` the columns that some row did not carry. All of it is known without
+    reading the file, so that the common case plans without them.
     """
 
     table: TableId
@@ -52,13 +53,22 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """What a ReseedNeeded said, and the version that the table's schema had from then on. See there."""
+
+    version: int
+    reason: str
+    columns: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
     """All of one table's changes in the change sets (after, upto].
 
     ``target`` is the table's schema at ``upto``; ``schemas`` has every version that ``segments`` use, the target and
     the versions between the one at ``after`` and the target. ``exact`` is False while some of the changes may be inside
     the copied rows already (the copy was read while they happened): then an insert may meet its own row, and history
-    is not to be made of them.
+    is not to be made of them. ``doubts`` are what these change sets say against the rows from before them.
     """
 
     table: TableId
@@ -69,6 +79,7 @@ class Window:
     target: TableSchema
     schemas: Mapping[int, TableSchema] = field(default_factory=dict)
     exact: bool = True
+    doubts: tuple[Doubt, ...] = ()
 
     @property
     def counts(self) -> Counts:
@@ -77,6 +88,10 @@ class Window:
     @property
     def rows(self) -> int:
         return sum(segment.rows for segment in self.segments)
+
+    @property
+    def has_before_images(self) -> bool:
+        return self.rows > self.counts.total
 
     @property
     def bytes(self) -> int:
@@ -90,6 +105,13 @@ class Window:
     def truncated_at(self) -> int | None:
         marks = [segment.truncated_at for segment in self.segments if segment.truncated_at is not None]
         return max(marks, default=None)
+
+    def open_doubts(self, version: int) -> tuple[Doubt, ...]:
+        """Those that a lake table with this version of the schema has yet to settle.
+
+        A doubt about columns is settled by the step to its version; one about all rows only by a new copy.
+        """
+        return tuple(doubt for doubt in self.doubts if doubt.columns is None or doubt.version > version)
 
     @property
     def absent(self) -> frozenset[str]:

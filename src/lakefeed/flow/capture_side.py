@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from lakefeed.capture.base import ChangeCapture, Continuity
 from lakefeed.change.change_set import ReseedNeeded, TableBlocked, TableDropped, TableNotice
@@ -70,8 +70,7 @@ class CaptureSide:
         self._capture.open()
         self._adopt()
         self._resume()
-        self._leave_out()
-        self._stage_again()
+        self._stage_again(self._leave_out())
         self.enrol()
         self._adopt()
         store = JournalCheckpoint(self._journal, self._capture.kind)
@@ -102,7 +101,7 @@ class CaptureSide:
         staged = self._seeds.in_phase(Phase.STAGED)
         for record in staged:
             if record.source not in there:
-                self._seeds.update(record.table, phase=Phase.DROPPED, reason=_NOT_THERE)
+                self._end(record)
         wanted = [record for record in staged if record.source in there]
         planned = [self._plan(record, low) for record, low in self._prepared(wanted)]
         return any(planned)
@@ -171,10 +170,15 @@ class CaptureSide:
         if continuity is Continuity.FRESH:
             for record in self._seeds.in_phase(Phase.COPYING, Phase.LIVE):
                 self._seeds.stage(record.route, reason="the source has no resume point")
-        self._capture.recall([schema for schema in map(self._journal.latest_schema, captured) if schema is not None])
+        self._recall(Phase.COPYING, Phase.LIVE, Phase.BLOCKED)
         if self._journal.head > 0:
             # The process may have died between the append of the newest change set and its notices.
             self._act_on_notices(self._journal.commit(self._journal.head))
+
+    def _recall(self, *phases: Phase) -> None:
+        """A blocked table too: the source then knows that it is one of ours, and says what is wrong with it now."""
+        sources = sorted({record.source for record in self._seeds.in_phase(*phases)})
+        self._capture.recall([schema for schema in map(self._journal.latest_schema, sources) if schema is not None])
 
     def _adopt(self) -> None:
         """Another database than the journal's is refused before anything is changed in it.
@@ -185,20 +189,31 @@ class CaptureSide:
         if identity is not None:
             self._journal.adopt(identity)
 
-    def _leave_out(self) -> None:
+    def _leave_out(self) -> set[TableId]:
         """Tables that are not among those to follow. Only at the start, when the patterns may be other ones.
 
-        A table that is dropped while we run is told by the stream, after its last changes.
+        A table that is dropped while we run is told by the stream, after its last changes. Returns those there are.
         """
         there = {schema.table for schema in self._capture.discover()}
-        for record in self._seeds.in_phase(Phase.COPYING, Phase.LIVE):
+        for record in self._seeds.in_phase(Phase.COPYING, Phase.LIVE, Phase.BLOCKED):
             if record.source not in there:
-                log.warning("lake table %s stays as it is: %s", record.table, _NOT_THERE)
-                self._seeds.update(record.table, phase=Phase.DROPPED, reason=_NOT_THERE)
+                self._end(record)
+        return there
 
-    def _stage_again(self) -> None:
+    def _end(self, record: SeedRecord) -> None:
+        """A table that the source does not offer: it waits for a person if the source says what is wrong with it."""
+        found = [finding for finding in self._capture.check() if finding.table == record.source]
+        if found:
+            self._seeds.update(record.table, phase=Phase.BLOCKED, reason=found[0].problem, remedy=found[0].remedy)
+            return
+        log.warning("lake table %s stays as it is: %s", record.table, _NOT_THERE)
+        self._seeds.update(record.table, phase=Phase.DROPPED, reason=_NOT_THERE)
+
+    def _stage_again(self, there: Collection[TableId]) -> None:
         """Tables that the lake has lost; and those that were blocked: a person may have followed the remedy."""
         for record in self._seeds.in_phase(Phase.LIVE, Phase.BLOCKED):
+            if record.phase is Phase.BLOCKED and record.source not in there:
+                continue
             if record.phase is Phase.BLOCKED:
                 self._seeds.stage(record.route, reason=f"tried again after: {record.reason}")
             elif self._tables.table(record.route).applied(record.generation) is None:
@@ -252,8 +267,11 @@ class CaptureSide:
 
     def _act_on(self, notice: TableNotice, record: SeedRecord, number: int) -> None:
         if isinstance(notice, ReseedNeeded):
-            log.warning("table %s is copied anew: %s", record.table, notice.reason)
-            self._seeds.stage(record.route, reason=notice.reason, noticed=number)
+            # A table that is live has the notice in its next window, and the lake's policy says what becomes of it.
+            outdated = record.phase is Phase.COPYING and record.base < number
+            if outdated or record.phase is Phase.BLOCKED:
+                log.warning("table %s is copied anew: %s", record.table, notice.reason)
+                self._seeds.stage(record.route, reason=notice.reason, noticed=number)
         elif isinstance(notice, TableDropped):
             reason = "the source table was dropped or renamed"
             self._seeds.update(record.table, phase=Phase.DROPPED, reason=reason, noticed=number)

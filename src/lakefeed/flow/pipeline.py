@@ -92,6 +92,9 @@ class Pipeline:
             try:
                 captured, loaded = self._gather(session)
                 result = session.lake.sync(loaded)
+                if session.capture.has_staged:  # the lake cannot follow in place what was captured
+                    more, loaded = self._gather(session)
+                    captured, result = captured + more, result.then(session.lake.sync(loaded))
             except LakefeedError as error:
                 self._close(error)
                 raise

@@ -25,6 +25,17 @@ class CycleResult:
     last_seq: int | None = None
     seconds: float = 0.0
 
+    def then(self, later: CycleResult) -> CycleResult:
+        """Both as one; of a table that is in both, how it stood in the end."""
+        return CycleResult(
+            change_sets=self.change_sets + later.change_sets,
+            counts=self.counts + later.counts,
+            tables={**self.tables, **later.tables},
+            last_position=later.last_position or self.last_position,
+            last_seq=self.last_seq if later.last_seq is None else later.last_seq,
+            seconds=self.seconds + later.seconds,
+        )
+
     @property
     def errors(self) -> dict[TableId, TableResult]:
         return {table: result for table, result in self.tables.items() if result.error is not None}

@@ -136,8 +136,9 @@ def effective(record: SeedRecord, applied: Applied, journal: Journal) -> int:
     if number < journal.trimmed:
         return number  # a table that somebody has put back to an older version
     window = journal.window(record.source, number, journal.head)
-    nothing_new = not window.segments and window.target.version <= applied.schema_version
-    return journal.head if nothing_new else number
+    version = applied.schema_version
+    something_new = window.segments or window.target.version > version or window.open_doubts(version)
+    return number if something_new else journal.head
 
 
 def catching_up(record: SeedRecord, applied: int, journal: Journal) -> bool:

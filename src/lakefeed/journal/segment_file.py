@@ -62,6 +62,7 @@ class SegmentFile:
             store_schema=False,
         )
         self._counts = Counts()
+        self._rows = 0
         self._first_seq = -1
         self._last_seq = -1
         self._truncated_at: int | None = None
@@ -86,7 +87,7 @@ class SegmentFile:
         segment = Segment(
             table=self._schema.table,
             path=str(self.path),
-            rows=self._counts.total,
+            rows=self._rows,
             bytes=self._sink.bytes,
             schema_version=self._schema.version,
             first_seq=self._first_seq,
@@ -109,7 +110,7 @@ class SegmentFile:
 
     def _note(self, data: pa.Table) -> None:
         """What the commit says of the segment, column-wise."""
-        if not self._counts.total:
+        if not self._rows:
             self._first_seq = int(data.column(SEQ)[0].as_py())
         operations = data.column(OP).to_numpy()
         seqs = data.column(SEQ).to_numpy()
@@ -126,6 +127,7 @@ class SegmentFile:
         if absent.null_count < len(absent):
             self._absent.update(name for name in pc.unique(pc.list_flatten(absent)).to_pylist() if name is not None)
         self._last_seq = int(seqs[-1])
+        self._rows += data.num_rows
 
 
 class _Sink(io.RawIOBase):

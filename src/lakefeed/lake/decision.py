@@ -13,10 +13,11 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from lakefeed.change.segment import Doubt
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import LakeError
 from lakefeed.lake.followed import Fed, Followed
-from lakefeed.lake.following import Policy, follow
+from lakefeed.lake.following import Policy, follow, unsettled
 from lakefeed.lake.location import table_path
 from lakefeed.lake.projection import lineage
 
@@ -47,18 +48,24 @@ class Decisions:
         self._load(generation)
         return version in self._known
 
-    def after(self, path: Sequence[TableSchema], generation: int) -> Followed:
+    def after(self, path: Sequence[TableSchema], generation: int, doubts: Sequence[Doubt] = ()) -> Followed:
         """The columns that the table is to have at the last schema of ``path``; it is at the first.
 
         TableStoppedError if the policy does not follow it there. Nothing is decided yet.
         """
-        return follow(self.at(path[0], generation), path, self._policy)
+        return follow(self.at(path[0], generation), path, self._policy, doubts)
 
-    def decide(self, after: Followed, path: Sequence[TableSchema], generation: int) -> None:
+    def decide(
+        self, after: Followed, path: Sequence[TableSchema], generation: int, doubts: Sequence[Doubt] = ()
+    ) -> None:
         """The table is about to have the columns ``after`` at the last schema of ``path``. Durable; idempotent.
 
-        Tells what is left out from here on.
+        Tells what is left out, and which values are left as they were, from here on.
         """
+        for doubt in unsettled(after, doubts, self._policy):
+            log.warning(
+                "table %s: %s; rows from before keep what they had, until they change", self._policy.table, doubt.reason
+            )
         before, target = self.at(path[0], generation), path[-1]
         if after.is_plain(target) and target.version not in self._known:
             return

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lakefeed.change.table import TableId
+from lakefeed.lake import delta_files
 from lakefeed.lake.decision import Decisions, decisions_file
+from lakefeed.lake.delta_history import DeltaHistory
 from lakefeed.lake.delta_store import DeltaOptions, DeltaStore
+from lakefeed.lake.iceberg_metadata import is_delta
 from lakefeed.lake.location import lake_root, table_path
 from lakefeed.lake.mode import Mirror, Mode, checked_mode
 from lakefeed.lake.policy import Evolution
+from lakefeed.lake.reader import DeltaRows, StoredRows
 from lakefeed.lake.route import Route, Routes, Rule
 from lakefeed.lake.session import checked_session
 from lakefeed.lake.spark_table import Sessions, SparkTable
@@ -27,6 +31,7 @@ _SETTINGS = {
     # The source of a merge is immutable files under a total order: reading it twice gives the same rows, so there
     # is no need to write it down first.
     "spark.databricks.delta.merge.materializeSource": "none",
+    **delta_files.SESSION,
 }
 
 
@@ -61,6 +66,15 @@ class Delta:
     @property
     def path(self) -> str:
         return self._root
+
+    def history(self, table: TableId) -> DeltaHistory:
+        """The versions of one of its tables. No Spark until one is read."""
+        return DeltaHistory(table_path(self._root, table), table, self._options.storage)
+
+    def rows(self, table: TableId) -> StoredRows | None:
+        """The rows of one of its tables by a reader that is not Spark; None if there is no such table."""
+        path = table_path(self._root, table)
+        return DeltaRows(path, self._options.storage) if is_delta(path) else None
 
     def bind(self, pipeline: str) -> DeltaFormat:
         return DeltaFormat(pipeline, Sessions(self._session, _SETTINGS), self._root, self._routes, self._options)

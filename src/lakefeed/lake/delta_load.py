@@ -19,6 +19,7 @@ from lakefeed.errors import TableStoppedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import Loaded, Seed
 from lakefeed.lake.delta_log import AppIds, DeltaLog, Group
+from lakefeed.lake.iceberg_metadata import is_iceberg
 from lakefeed.lake.loader import GROUP_CHUNKS, ChunkFile, attempt_chunk, written_chunks
 from lakefeed.lake.shape import Shape
 from lakefeed.lake.sparktype import lake_arrow
@@ -38,12 +39,8 @@ def load_table(
 ) -> Loaded:
     """Copy ``seed`` into the table whose log is ``log``; ``context`` is asked for only if there is much to read."""
     done = log.chunks_done(ids)
-    if done is None and log.is_foreign(ids):
-        raise TableStoppedError(
-            f"table {seed.table}: there is a Delta table at {log.path} that this pipeline did not make",
-            remedy="Choose another lake path or pipeline name, or remove that table.",
-            table=str(seed.table),
-        )
+    if done is None:
+        _refuse_foreign(seed, log, ids)
     total = len(seed.chunks)
     stored = lake_arrow(shape.schema(seed.schema))
     write = partial(attempt_chunk, directory=log.path, schema=stored, added=shape.copied(seed))
@@ -56,6 +53,17 @@ def load_table(
         progress(sum(file.rows for file in files))
         hit("lake.during_load")
     return log.loaded(seed.generation)
+
+
+def _refuse_foreign(seed: Seed, log: DeltaLog, ids: AppIds) -> None:
+    """A table of the other format is foreign, whoever made it: each format would clean up the other's files."""
+    kind = "an Iceberg" if is_iceberg(log.path) else "a Delta" if log.is_foreign(ids) else None
+    if kind is not None:
+        raise TableStoppedError(
+            f"table {seed.table}: there is {kind} table at {log.path} that this pipeline did not make",
+            remedy="Choose another lake path or pipeline name, or remove that table.",
+            table=str(seed.table),
+        )
 
 
 def _group(seed: Seed, ids: AppIds, stored: pa.Schema, files: Sequence[ChunkFile], done: int, *, first: bool) -> Group:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,12 +28,15 @@ from lakefeed.change.position import decode_position, highest
 from lakefeed.errors import LakeError
 from lakefeed.lake.base import Applied, Loaded
 from lakefeed.lake.bounds import KeyBounds
+from lakefeed.lake.delta_files import ConcurrentModification, DataFile, read_files, takes_files
 from lakefeed.lake.loader import ChunkFile
 from lakefeed.lake.location import delta_uri, filesystem
+from lakefeed.lake.step import Replaceable
 from lakefeed.lake.store import Extent
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,7 @@ class DeltaLog:
             if table is None:
                 return None
             actions = pa.table(table.get_add_actions(flatten=True))
+            version, replaceable = table.version(), takes_files(table)
         sizes = actions.column("size_bytes")
         touched = _may_have(actions, column, bounds)
         return Extent(
@@ -131,7 +136,53 @@ class DeltaLog:
             bytes=int(pc.sum(sizes, min_count=0).as_py()),
             touched_files=int(pc.sum(touched, min_count=0).as_py()),
             touched_bytes=int(pc.sum(sizes.filter(touched), min_count=0).as_py()),
+            replaceable=Replaceable(version, _paths(actions.filter(touched))) if replaceable else None,
         )
+
+    def read_files(self, session: SparkSession, replaceable: Replaceable) -> DataFrame:
+        """The rows of files that an extent named. ConcurrentModification if the table has moved since."""
+        with self._lock:
+            return read_files(session, self._at(replaceable.version), self.path, replaceable.files)
+
+    def takes_files(self) -> bool:
+        """Can files be added to the table without Spark's own commit?"""
+        with self._lock:
+            table = self._current()
+            return table is not None and takes_files(table)
+
+    def exchange(
+        self,
+        added: Sequence[DataFile],
+        removed: Replaceable | None,
+        transactions: Mapping[str, int],
+        metadata: Mapping[str, Any],
+    ) -> None:
+        """One commit: files in, and others out. With files out, nobody may have committed since they were named."""
+        from deltalake.exceptions import CommitFailedError
+        from deltalake.transaction import CommitProperties, RemoveAction, Transaction
+
+        now = int(time.time() * 1000)
+        out = [RemoveAction(path, True, now) for path in removed.files] if removed is not None else []
+        properties = CommitProperties(
+            custom_metadata={"userMetadata": json.dumps(metadata)},
+            app_transactions=[Transaction(app, version) for app, version in transactions.items()],
+            max_commit_retries=0 if removed is not None else None,
+        )
+        with self._lock:
+            table = self._at(removed.version if removed is not None else None)
+            actions = [*(_add_action(file) for file in added), *out]
+            try:
+                table.create_write_transaction(actions, "append", table.schema(), commit_properties=properties)
+            except CommitFailedError as error:
+                raise ConcurrentModification(str(error)) from error
+
+    def _at(self, version: int | None) -> DeltaTable:
+        table = self._current()
+        if table is None:
+            raise LakeError(f"the table at {self._uri} is gone")
+        if version is not None and table.version() != version:
+            raise ConcurrentModification(f"the table is at version {table.version()} and was at {version}")
+        return table
 
     def files(self, version: int) -> list[str]:
         """The files of one version. LakeError if its log or one of them has been cleaned up, or rows are masked."""
@@ -214,6 +265,10 @@ class DeltaLog:
                 yield metadata["seed"]
 
 
+def _paths(actions: pa.Table) -> tuple[str, ...]:
+    return tuple(str(path) for path in actions.column("path").to_pylist())
+
+
 def _may_have(actions: pa.Table, column: str, bounds: KeyBounds | None) -> Any:
     """For each file: may it have a row between the bounds? A file without statistics may."""
     everything = pa.repeat(pa.scalar(True), actions.num_rows)
@@ -231,7 +286,7 @@ def _may_have(actions: pa.Table, column: str, bounds: KeyBounds | None) -> Any:
     return pc.invert(outside)
 
 
-def _add_action(file: ChunkFile) -> Any:
+def _add_action(file: ChunkFile | DataFile) -> Any:
     from deltalake.transaction import AddAction
 
     return AddAction(file.name or "", file.bytes, {}, file.written_ms, True, file.statistics)

@@ -12,15 +12,17 @@ from lakefeed.change.table import TableSchema
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, Seed, TableState
 from lakefeed.lake.bounds import KeyBounds
 from lakefeed.lake.delta_evolve import evolve_table
-from lakefeed.lake.delta_history import exact_states, read_log
+from lakefeed.lake.delta_files import write_files
+from lakefeed.lake.delta_history import read_log
 from lakefeed.lake.delta_load import load_table
 from lakefeed.lake.delta_log import AppIds, DeltaLog
 from lakefeed.lake.file_chunk import CurrentRows, FileChunk
+from lakefeed.lake.history import exact_states
 from lakefeed.lake.location import spark_path
 from lakefeed.lake.route import Route
 from lakefeed.lake.shape import Shape
 from lakefeed.lake.sparktype import quoted
-from lakefeed.lake.step import AppendRows, MergeRows, Step
+from lakefeed.lake.step import AppendRows, MergeRows, Replaceable, RewriteRows, Step
 from lakefeed.lake.store import Extent, Stamp
 from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult, needs_packing
 
@@ -78,7 +80,13 @@ class DeltaStore:
     def read(self, session: SparkSession) -> DataFrame:
         return session.read.format("delta").load(spark_path(self.location))
 
+    def read_files(self, session: SparkSession, old: Replaceable) -> DataFrame:
+        return self._log.read_files(session, old)
+
     def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> None:
+        if isinstance(step, RewriteRows) or (isinstance(step, AppendRows) and self._log.takes_files()):
+            self._exchange(step, stamp)
+            return
         with self._stamped(session, stamp):
             if isinstance(step, MergeRows):
                 step.rows.createOrReplaceTempView(_VIEW)
@@ -86,6 +94,16 @@ class DeltaStore:
                 return
             mode = "append" if isinstance(step, AppendRows) else "overwrite"
             step.rows.write.format("delta").mode(mode).save(spark_path(self.location))
+
+    def _exchange(self, step: AppendRows | RewriteRows, stamp: Stamp) -> None:
+        """Spark writes files, and the log takes them in: see ``delta_files``."""
+        ids = AppIds(self._owner, stamp.generation)
+        recorded = self.recorded(stamp.generation)
+        if stamp.number is None or (recorded is not None and recorded.number >= stamp.number):
+            return
+        files = write_files(step.rows, self.location)
+        old = step.old if isinstance(step, RewriteRows) else None
+        self._log.exchange(files, old, {ids.applied: stamp.number}, stamp.metadata)
 
     def upkeep(self, session: Callable[[], SparkSession], options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:
         extent = self._log.extent("", None)

@@ -18,6 +18,7 @@ from lakefeed.change.segment import Counts, Window
 from lakefeed.change.table import TableId
 from lakefeed.errors import LakeError, LakefeedError, LeaseError, RebuildNeededError, SparkSetupError
 from lakefeed.lake.base import Applied, ChangeLog, SyncResult, SyncStatus, TableFormat, TableResult
+from lakefeed.lake.mode import Temporal
 from lakefeed.lake.route import Route
 
 CONCERNS_ALL = (SparkSetupError, LeaseError)
@@ -163,10 +164,27 @@ class Engine:
             return None
         overlap = self._overlap(entry, known.complete, head)
         window = self._log.window(entry.route.source, known.complete, overlap or head)
-        if window.segments or window.target.version > known.applied.schema_version:
+        version = known.applied.schema_version
+        if isinstance(entry.route.mode, Temporal) and window.target.version > version:
+            window = self._of_one_schema(entry.route.source, window)
+        if window.segments or window.target.version > version or window.open_doubts(version):
             return replace(window, exact=overlap is None)
-        self._known[entry.route.table] = Known(entry.generation, known.applied, overlap or head)
-        return self._window(entry, head) if overlap is not None else None
+        self._known[entry.route.table] = Known(entry.generation, known.applied, window.upto)
+        return self._window(entry, head) if window.upto < head else None
+
+    def _of_one_schema(self, source: TableId, window: Window) -> Window:
+        """The window's change sets up to the next one that changes the schema.
+
+        A history judges changes by the columns that its table has. So a change to a column that is dropped later
+        opens its version first, as if nobody had waited.
+        """
+        low, high = window.after + 1, window.upto
+        version = self._log.window(source, window.after, low).target.version
+        while low < high:  # the last change set that has that version, by bisection
+            middle = (low + high + 1) // 2
+            is_same = self._log.window(source, window.after, middle).target.version == version
+            low, high = (middle, high) if is_same else (low, middle - 1)
+        return self._log.window(source, window.after, low)
 
     def _overlap(self, entry: Enrolled, complete: int, head: int) -> int | None:
         """The change set up to which changes may be inside the copied rows; None once the table is past that."""

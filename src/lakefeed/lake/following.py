@@ -3,6 +3,12 @@
 One step per version, so that a column that was dropped and added again is a new one. Every change is either followed as
 the policy says or raises TableStoppedError with what to do; then nothing of the whole way is done.
 
+Doubts (``change.segment.Doubt``) are settled here, too, and a choice ``stop`` comes before any of it:
+- about all rows: the table is copied anew.
+- about columns of rows from before a schema change: a mirror must equal the source and is copied anew, unless none of
+  its columns takes these values on (the column is ignored, or the new type got a column of its own). History and change
+  log tell what was captured; a copy would end them, so they go on with the values they have.
+
 A name in the lake table is the source's unless another column of the lake table has it already (one that was kept, or
 one that got it this way): then it is the first free one of ``name__2``, ``name__3`` and so on.
 """
@@ -15,10 +21,11 @@ from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 
 from lakefeed.change.schema_change import origins
+from lakefeed.change.segment import Doubt
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.errors import RebuildNeededError, TableStoppedError
 from lakefeed.lake.followed import Fed, Followed, born
-from lakefeed.lake.mode import Append, Mode
+from lakefeed.lake.mode import Append, Mirror, Mode
 from lakefeed.lake.policy import Evolution, others
 from lakefeed.lake.widening import holds
 
@@ -32,22 +39,80 @@ class Policy:
     evolution: Evolution = field(default_factory=Evolution)
 
 
-def follow(before: Followed, path: Sequence[TableSchema], policy: Policy) -> Followed:
-    """The columns at the last schema of ``path``, of a table that has ``before`` at the first."""
+def follow(before: Followed, path: Sequence[TableSchema], policy: Policy, doubts: Sequence[Doubt] = ()) -> Followed:
+    """The columns at the last schema of ``path``, of a table that has ``before`` at the first.
+
+    ``doubts`` are those that come with the way. RebuildNeededError: the table can only be copied anew.
+    """
+    for doubt in doubts:
+        if doubt.columns is None:
+            raise _copied_anew(before, path, policy, doubt)
     for old, new in pairwise(path):
-        before = _Step(before, old, new, policy).followed()
+        step = _Step(before, old, new, policy)
+        after = step.followed()
+        for doubt in doubts:
+            if old.version < doubt.version <= new.version:
+                step.settle(doubt, after)
+        before = after
     return before
 
 
-class _Step:
-    """One version to the next."""
+def unsettled(after: Followed, doubts: Sequence[Doubt], policy: Policy) -> list[Doubt]:
+    """The doubts that a table goes on with: its rows from before keep values that the source may not have any more."""
+    if isinstance(policy.mode, Mirror):
+        return []
+    return [doubt for doubt in doubts if any(_takes_on(after, doubt.version, name) for name in doubt.columns or ())]
 
-    def __init__(self, before: Followed, old: TableSchema, new: TableSchema, policy: Policy) -> None:
+
+def _copied_anew(before: Followed, path: Sequence[TableSchema], policy: Policy, doubt: Doubt) -> TableStoppedError:
+    """What a doubt about all rows comes to: a copy, unless the schema changed in a way that is to stop the table."""
+    step = _Step(before, *_comparable(path[0], path[-1]), policy, is_copied=True)
+    try:
+        step.followed()
+    except RebuildNeededError:
+        pass
+    except TableStoppedError as stopped:
+        return stopped
+    return _rebuild_needed(policy, doubt.reason)
+
+
+def _comparable(old: TableSchema, new: TableSchema) -> tuple[TableSchema, TableSchema]:
+    """Columns of a table that was made anew are known by their names: it shares no ids with the one before."""
+    ids = {column.id for column in old.columns if column.id is not None}
+    if not ids or any(column.id in ids for column in new.columns):
+        return old, new
+    plain = [
+        replace(schema, columns=tuple(replace(column, id=None) for column in schema.columns)) for schema in (old, new)
+    ]
+    return plain[0], plain[1]
+
+
+def _takes_on(after: Followed, version: int, name: str) -> bool:
+    """Does a lake column have this source column's values in rows from before ``version``, too?"""
+    fed = after.live.get(name)
+    return fed is not None and fed.since != version
+
+
+def _rebuild_needed(policy: Policy, said: str) -> RebuildNeededError:
+    return RebuildNeededError(
+        f"table {policy.table}: {said}",
+        remedy="It is copied anew by itself, in the next cycle.",
+        table=str(policy.table),
+    )
+
+
+class _Step:
+    """One version to the next. ``is_copied``: only what is to stop the table matters, for it is copied anew."""
+
+    def __init__(
+        self, before: Followed, old: TableSchema, new: TableSchema, policy: Policy, *, is_copied: bool = False
+    ) -> None:
         self._before = before
         self._old = old
         self._new = new
         self._policy = policy
-        self._evolution = policy.evolution
+        self._is_copied = is_copied
+        self._evolution = policy.evolution.for_mode(policy.mode)
         self._origin = origins(old, new)
         self._became = {was: name for name, was in self._origin.items() if was is not None}
 
@@ -56,6 +121,18 @@ class _Step:
         kept = [self._without_source(fed) for fed in self._before.columns]
         columns = _in_order(self._before, [fed for fed in kept if fed is not None], self._fed())
         return Followed(self._new.version, _named(columns, self._before, self._new))
+
+    def settle(self, doubt: Doubt, after: Followed) -> None:
+        """What a doubt about columns comes to in a table that has ``after`` from here on."""
+        # One that has another name by now, in the same change set, counts as taken on: better copied once too often.
+        taken_on = [
+            name for name in doubt.columns or () if name not in self._new.names or _takes_on(after, doubt.version, name)
+        ]
+        retyped = [name for name in taken_on if self._origin.get(name) is not None]
+        if retyped and self._evolution.widen_type == "stop":
+            raise self._stopped("widen_type", doubt.reason)
+        if taken_on and isinstance(self._policy.mode, Mirror):
+            raise _rebuild_needed(self._policy, doubt.reason)
 
     def _check_key(self) -> None:
         """A change log has no use for a key; every other table is matched by it."""
@@ -124,7 +201,7 @@ class _Step:
 
     def _refuse_without_key(self, kind: str, said: str) -> None:
         """Rows without a key are matched by all their values, which a column that is no longer fed has not."""
-        if self._new.key or isinstance(self._policy.mode, Append):
+        if self._new.key or self._is_copied or isinstance(self._policy.mode, Append):
             return
         raise TableStoppedError(
             f"table {self._policy.table}: {said}; {kind}: {getattr(self._evolution, kind)} is not possible, because "
@@ -134,21 +211,18 @@ class _Step:
         )
 
     def _stopped(self, kind: str, said: str) -> TableStoppedError:
+        then = "is then copied anew" if self._is_copied or kind == "change_key" else "then goes on where it stopped"
         return TableStoppedError(
             f"table {self._policy.table}: {said}, and its evolution says {kind}: stop",
-            remedy=f"Set evolution.{kind} to {others(kind, 'stop')} and start again: the table then goes on where it "
-            f"stopped. Or copy it anew: {self._rebuild()}.",
+            remedy=f"Set evolution.{kind} to {others(kind, 'stop')} and start again: the table {then}. "
+            f"Or copy it anew: {self._rebuild()}.",
             table=str(self._policy.table),
         )
 
     def _key_changed(self, said: str) -> TableStoppedError:
         if self._evolution.change_key == "stop":
             return self._stopped("change_key", said)
-        return RebuildNeededError(
-            f"table {self._policy.table}: {said}",
-            remedy="It is copied anew by itself, in the next cycle.",
-            table=str(self._policy.table),
-        )
+        return _rebuild_needed(self._policy, said)
 
     def _rebuild(self) -> str:
         return f"lakefeed rebuild FILE {self._policy.table} --from-source"

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 from lakefeed.change.table import TableId
 from lakefeed.lake.decision import Decisions, decisions_file
 from lakefeed.lake.iceberg_catalog import IcebergCatalog
+from lakefeed.lake.iceberg_history import IcebergHistory
 from lakefeed.lake.iceberg_java import JavaCatalog, JavaTable
 from lakefeed.lake.iceberg_log import IcebergLog
 from lakefeed.lake.iceberg_store import IcebergStore
 from lakefeed.lake.location import lake_root
 from lakefeed.lake.mode import Mirror, Mode, checked_mode
 from lakefeed.lake.policy import Evolution
+from lakefeed.lake.reader import IcebergRows, StoredRows
 from lakefeed.lake.route import Route, Routes, Rule
 from lakefeed.lake.session import checked_session
 from lakefeed.lake.spark_table import Sessions, SparkTable
@@ -55,6 +57,15 @@ class Iceberg:
     @property
     def path(self) -> str:
         return self._root
+
+    def history(self, table: TableId) -> IcebergHistory:
+        """The versions of one of its tables. No Spark until one is read."""
+        return IcebergHistory(self._catalog, table)
+
+    def rows(self, table: TableId) -> StoredRows | None:
+        """The rows of one of its tables by a reader that is not Spark; None if there is no such table."""
+        found = self._catalog.reader(table).table()
+        return IcebergRows(found) if found is not None else None
 
     def bind(self, pipeline: str) -> IcebergFormat:
         return IcebergFormat(pipeline, self._session, self._catalog, self._routes)

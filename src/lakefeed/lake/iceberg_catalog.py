@@ -75,7 +75,9 @@ class IcebergCatalog:
         if self.kind == "hadoop":
             return HadoopMetadata(self.location(table))
         namespace, name = self.place(table)
-        return CatalogMetadata(self.name, self._for_pyiceberg(), (*namespace, name))
+        own = self.properties["warehouse"].removeprefix("file://") if self.kind == "jdbc" else None
+        directory = "/".join([own, *namespace, name]) if own is not None else None
+        return CatalogMetadata(self.name, self._for_pyiceberg(), (*namespace, name), directory)
 
     def _for_pyiceberg(self) -> dict[str, str]:
         if self.kind != "jdbc":

@@ -167,13 +167,16 @@ class IcebergLog:
         self._current()
         return self._reader.place
 
-    def newest_below_others(self) -> Record | None:
-        """What the table records, if its newest snapshot does not; None if it does, or if nothing is recorded."""
+    def newest_below_others(self) -> tuple[Record, Mapping[str, Any]] | None:
+        """What the table records and tells people, if its newest snapshot does not.
+
+        None if it does, or if nothing is recorded.
+        """
         metadata = self._current()
         current = metadata.get("current-snapshot-id") if metadata is not None else None
         if metadata is None or any(Record.of(one["summary"]) for one in list(_lineage(metadata, current))[:1]):
             return None
-        return self._newest(metadata, current)
+        return self._newest_told(metadata, current)
 
     def has_older(self, seconds: float, kept: int) -> bool:
         """Are there more than ``kept`` snapshots, and one from before that time?"""
@@ -204,10 +207,14 @@ class IcebergLog:
         return replace(found, schema_version=int(properties[SCHEMA_VERSION]))
 
     def _newest(self, metadata: Metadata, snapshot: int | None) -> Record | None:
+        found = self._newest_told(metadata, snapshot)
+        return found[0] if found is not None else None
+
+    def _newest_told(self, metadata: Metadata, snapshot: int | None) -> tuple[Record, Mapping[str, Any]] | None:
         for ancestor in _lineage(metadata, snapshot):
             record = Record.of(ancestor["summary"])
             if record is not None and record.owner == self.owner:
-                return record
+                return record, json.loads(ancestor["summary"][COMMIT])
         return None
 
 

@@ -28,6 +28,9 @@ class MetadataReader(Protocol):
     def is_delta(self) -> bool:
         """Is there a Delta table where this one would be? Each format would clean up the other's files."""
 
+    def table(self) -> Any:
+        """The table as pyiceberg reads it; None if there is none. ConfigError if pyiceberg is not installed."""
+
 
 class HadoopMetadata:
     """A table of a Hadoop catalog: files ``metadata/v<N>.metadata.json``, of which the highest counts.
@@ -60,10 +63,16 @@ class HadoopMetadata:
         return f"{self._location}/metadata/{self._known[0]}" if self._known is not None else None
 
     def is_delta(self) -> bool:
-        from pyarrow.fs import FileType
+        return is_delta(self._location)
 
-        files, root = filesystem(f"{self._location}/_delta_log")
-        return bool(files.get_file_info(root).type == FileType.Directory)
+    def table(self) -> Any:
+        if self.current() is None:
+            return None
+        try:
+            from pyiceberg.table import StaticTable
+        except ImportError as error:
+            raise _lacking("an Iceberg table that is read without Spark", error) from error
+        return StaticTable.from_metadata(str(self.place))
 
     def _newest(self, files: Any, root: str) -> str | None:
         number = self._hint(files, root)
@@ -82,23 +91,24 @@ class HadoopMetadata:
 
 
 class CatalogMetadata:
-    """A table of any other catalog, asked through pyiceberg. ``properties`` are pyiceberg's."""
+    """A table of any other catalog, asked through pyiceberg. ``properties`` are pyiceberg's.
 
-    def __init__(self, catalog: str, properties: Mapping[str, str], table: tuple[str, ...]) -> None:
+    ``directory`` is where the catalog will put the table's files, if that is known beforehand.
+    """
+
+    def __init__(
+        self, catalog: str, properties: Mapping[str, str], table: tuple[str, ...], directory: str | None = None
+    ) -> None:
         self._name = catalog
         self._properties = dict(properties)
         self._table = table
+        self._directory = directory
         self._catalog: Any = None
         self._known: tuple[str, Metadata] | None = None
 
     def current(self) -> Metadata | None:
-        if self._catalog is None:
-            self._catalog = self._connected()
-        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
-
-        try:
-            table = self._catalog.load_table(self._table)
-        except (NoSuchNamespaceError, NoSuchTableError):
+        table = self.table()
+        if table is None:
             return None
         if self._known is None or self._known[0] != table.metadata_location:
             with table.io.new_input(table.metadata_location).open() as stream:
@@ -110,17 +120,48 @@ class CatalogMetadata:
         return self._known[0] if self._known is not None else None
 
     def is_delta(self) -> bool:
-        return False
+        return self._directory is not None and is_delta(self._directory)
+
+    def table(self) -> Any:
+        """As pyiceberg has it, fresh from the catalog; None if there is no such table."""
+        if self._catalog is None:
+            self._catalog = self._connected()
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        try:
+            return self._catalog.load_table(self._table)
+        except (NoSuchNamespaceError, NoSuchTableError):
+            return None
 
     def _connected(self) -> Any:
         try:
             from pyiceberg.catalog import load_catalog
         except ImportError as error:
-            raise ConfigError(
-                f"a catalog of type {self._properties.get('type')} needs pyiceberg, which is not installed ({error})",
-                remedy="pip install 'lakefeed[iceberg]'",
-            ) from error
+            raise _lacking(f"a catalog of type {self._properties.get('type')}", error) from error
         return load_catalog(self._name, **self._properties)
+
+
+def is_delta(location: str) -> bool:
+    """Is there a Delta table at a path?"""
+    from pyarrow.fs import FileType
+
+    files, root = filesystem(f"{location}/_delta_log")
+    return bool(files.get_file_info(root).type == FileType.Directory)
+
+
+def is_iceberg(location: str) -> bool:
+    """Is there an Iceberg table at a path, of whichever catalog?"""
+    from pyarrow.fs import FileSelector
+
+    files, root = filesystem(f"{location}/metadata")
+    found = files.get_file_info(FileSelector(root, allow_not_found=True))
+    return any(info.base_name.endswith((".metadata.json", ".metadata.json.gz")) for info in found)
+
+
+def _lacking(what: str, error: ImportError) -> ConfigError:
+    return ConfigError(
+        f"{what} needs pyiceberg, which is not installed ({error})", remedy="pip install 'lakefeed[iceberg]'"
+    )
 
 
 def _version(files: Any, root: str, number: int) -> str | None:

@@ -31,7 +31,7 @@ from lakefeed.lake.iceberg_upkeep import IcebergUpkeep
 from lakefeed.lake.projection import projected
 from lakefeed.lake.shape import Shape
 from lakefeed.lake.sparktype import quoted
-from lakefeed.lake.step import AppendRows, MergeRows, Step
+from lakefeed.lake.step import AppendRows, MergeRows, Replaceable, Step
 from lakefeed.lake.store import Extent, Stamp
 from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult
 
@@ -93,6 +93,9 @@ class IcebergStore:
 
     def read(self, session: SparkSession) -> DataFrame:
         return session.table(self._name)
+
+    def read_files(self, session: SparkSession, old: Replaceable) -> DataFrame:  # noqa: ARG002  # the seam's
+        raise LakeError(f"no extent of {self.location} names files to replace: its rows are masked, not rewritten")
 
     def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> None:
         record = self._log.record(stamp.generation)

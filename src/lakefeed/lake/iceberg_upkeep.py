@@ -57,12 +57,12 @@ class IcebergUpkeep:
 
     def _record_again(self) -> None:
         """Put a snapshot that records on top of those that do not."""
-        record = self._log.newest_below_others()
-        if record is None:
+        found = self._log.newest_below_others()
+        if found is None:
             return
+        record, commit = found
         attempt = uuid.uuid4().hex
-        commit = {"generation": record.generation, "upkeep": True}
-        self._table.stage_nothing({**record.summary(commit), ATTEMPT: attempt})
+        self._table.stage_nothing({**record.summary({**commit, "upkeep": True}), ATTEMPT: attempt})
         staged = self._log.staged(attempt)
         if staged is not None and staged.before == record:
             self._table.publish(staged.snapshot)

@@ -19,7 +19,7 @@ from lakefeed.lake.sparktype import quoted
 from lakefeed.lake.step import AppendRows, Step
 from lakefeed.lake.store import TableStore
 from lakefeed.lake.truncation import truncates_as_deletes
-from lakefeed.lake.upsert import Own, left_rows, merge_step, upsert_step
+from lakefeed.lake.upsert import Own, left_rows, merge_step, packed, upsert_step
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +36,7 @@ def mirror_step(session: SparkSession, window: Window, store: TableStore, mode: 
     changes = collapsed_window(session, window, own.told, keep_deleted=True)
     extent = store.extent(window.target.key[0], bounds)
     if extent is not None and extent.touched_files == 0:
-        return AppendRows(left_rows(changes, window, own))
+        return AppendRows(packed(left_rows(changes, window, own), window))
     return merge_step(changes, window, bounds, own)
 
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from lakefeed.errors import ConfigError
+from lakefeed.lake.mode import Append, Mode
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "add_column": ("evolve", "ignore", "stop"),
@@ -22,10 +23,13 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 """Of each kind of change, the default first."""
 
+_BY_MODE = ("drop_column",)
+"""Their default is another one in some modes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evolution:
-    """One choice per kind of change; docs/evolution.md says what each does.
+    """One choice per kind of change; docs/evolution.md says what each does. None is the mode's own: see ``for_mode``.
 
     A type is widened if the new one holds every value of the old one (see ``widening``); any other change of a type is
     ``change_type``. Nullability has no choice: lake columns may always be NULL. A table that is dropped in the source
@@ -33,7 +37,7 @@ class Evolution:
     """
 
     add_column: str = "evolve"
-    drop_column: str = "evolve"
+    drop_column: str | None = None
     rename_column: str = "evolve"
     widen_type: str = "evolve"
     change_type: str = "stop"
@@ -41,11 +45,17 @@ class Evolution:
 
     def __post_init__(self) -> None:
         for kind, choice in asdict(self).items():
-            if choice not in CHOICES[kind]:
+            if choice not in CHOICES[kind] and not (kind in _BY_MODE and choice is None):
                 raise ConfigError(
                     f"evolution: '{choice}' is not a choice for {kind}",
                     remedy=f"Choose one of: {', '.join(CHOICES[kind])}.",
                 )
+
+    def for_mode(self, mode: Mode) -> Evolution:
+        """The same with every choice made. A change log is kept for what was: it keeps dropped columns."""
+        if self.drop_column is not None:
+            return self
+        return replace(self, drop_column="keep" if isinstance(mode, Append) else "evolve")
 
     def with_choices(self, choices: Mapping[str, Any]) -> Evolution:
         """The same with some choices replaced. ConfigError names the kinds of change there are."""

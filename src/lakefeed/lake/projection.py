@@ -10,7 +10,7 @@ from functools import reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN
+from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, Operation
 from lakefeed.change.schema_change import origins
 from lakefeed.change.segment import Segment, Window
 from lakefeed.change.table import Column, TableSchema
@@ -82,16 +82,21 @@ def incomplete_columns(window: Window) -> tuple[str, ...]:
     return tuple(name for name in window.target.names if name in found)
 
 
-def read_changes(session: SparkSession, window: Window, told: Sequence[str] = ()) -> DataFrame:
+def read_changes(
+    session: SparkSession, window: Window, told: Sequence[str] = (), *, before_images: bool = False
+) -> DataFrame:
     """All changes of a window as rows of its target schema, with operation, seq and what they carried.
 
-    ``told`` are further metadata columns. ``_lakefeed_absent`` among them has the target's names.
+    ``told`` are further metadata columns. ``_lakefeed_absent`` among them has the target's names. With
+    ``before_images`` those are among the rows, which is for modes that keep rows as they were told.
     """
     by_version: dict[int, list[Segment]] = {}
     for segment in window.segments:
         by_version.setdefault(segment.schema_version, []).append(segment)
     parts = [_read_version(session, window, segments, told) for segments in by_version.values()]
-    return reduce(lambda one, other: one.unionByName(other), parts)
+    changes = reduce(lambda one, other: one.unionByName(other), parts)
+    unwanted = window.has_before_images and not before_images
+    return changes.where(f"{OP} <> {int(Operation.BEFORE)}") if unwanted else changes
 
 
 def _read_version(session: SparkSession, window: Window, segments: Sequence[Segment], told: Sequence[str]) -> DataFrame:

@@ -94,8 +94,7 @@ class SparkTable:
             raise LakeError(f"there is no table of generation {generation} at {self.location}")
         if recorded.number >= window.upto:
             return
-        if window.target.version > recorded.schema_version:
-            self._evolve(window, generation, recorded.schema_version)
+        self._settle(window, generation, recorded.schema_version)
         if window.segments:
             self._change(window, generation)
 
@@ -124,13 +123,19 @@ class SparkTable:
     def upkeep(self, options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:
         return self._store.upkeep(self._sessions.child, options, key)
 
-    def _evolve(self, window: Window, generation: int, version: int) -> None:
-        path = steps(window.schemas, version, window.target.version)
+    def _settle(self, window: Window, generation: int, version: int) -> None:
+        """The schema and what is said against the rows of before: TableStoppedError if the table cannot go on."""
+        doubts, is_newer = window.open_doubts(version), window.target.version > version
+        path = steps(window.schemas, version, window.target.version) if is_newer else [window.target]
+        if not doubts and not is_newer:
+            return
         before = self._decisions.at(path[0], generation)
-        after = self._decisions.after(path, generation)
+        after = self._decisions.after(path, generation, doubts)
+        if not is_newer:
+            return
         own = [self._shape.schema(before.schema(path[0])), self._shape.schema(after.schema(path[-1]))]
         refuse_unstorable(own[-1], added=self._shape.added())
-        self._decisions.decide(after, path, generation)
+        self._decisions.decide(after, path, generation, doubts)
         target = window.target.version
         stamp = Stamp(generation=generation, schema_version=target, metadata=self._metadata(window, generation))
         with self._committing(stamp) as session:

@@ -24,6 +24,22 @@ class ReplaceRows:
 
 
 @dataclass(frozen=True, slots=True)
+class Replaceable:
+    """Some files of a table at one version of it."""
+
+    version: int
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteRows:
+    """These rows stand for those of ``old``, and are made of them; the table's other files stay."""
+
+    rows: DataFrame
+    old: Replaceable
+
+
+@dataclass(frozen=True, slots=True)
 class MergeRows:
     """``MERGE INTO <table> AS t USING <view of rows> AS s ON <condition> <clauses>``, in Spark SQL."""
 
@@ -35,4 +51,4 @@ class MergeRows:
         return "\n".join([f"MERGE INTO {table} AS t USING {view} AS s ON {self.condition}", *self.clauses])
 
 
-Step = AppendRows | ReplaceRows | MergeRows
+Step = AppendRows | ReplaceRows | RewriteRows | MergeRows

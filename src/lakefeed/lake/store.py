@@ -11,7 +11,7 @@ from lakefeed.lake.base import Applied, ChunkSource, Loaded, Seed, TableState
 from lakefeed.lake.bounds import KeyBounds
 from lakefeed.lake.file_chunk import CurrentRows
 from lakefeed.lake.shape import Shape
-from lakefeed.lake.step import Step
+from lakefeed.lake.step import Replaceable, Step
 from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class Extent:
     bytes: int
     touched_files: int
     touched_bytes: int
+    replaceable: Replaceable | None = None
+    """The touched files, where a commit can put others in their place (``RewriteRows``)."""
 
 
 class TableStore(Protocol):
@@ -72,6 +74,9 @@ class TableStore(Protocol):
 
     def read(self, session: SparkSession) -> DataFrame:
         """The table's rows as they are now."""
+
+    def read_files(self, session: SparkSession, old: Replaceable) -> DataFrame:
+        """The rows of files that an extent named as replaceable."""
 
     def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> None:
         """Do the step in one commit."""

@@ -28,10 +28,10 @@ from lakefeed.lake.mode import Temporal
 from lakefeed.lake.projection import read_changes
 from lakefeed.lake.shape import UNKNOWN_TIME
 from lakefeed.lake.sparktype import quoted
-from lakefeed.lake.step import AppendRows, MergeRows, Step
-from lakefeed.lake.store import TableStore
+from lakefeed.lake.step import AppendRows, MergeRows, RewriteRows, Step
+from lakefeed.lake.store import Extent, TableStore
 from lakefeed.lake.truncation import truncates_as_deletes
-from lakefeed.lake.upsert import Own, keys_of, matches, upsert_step
+from lakefeed.lake.upsert import Own, file_count, keys_of, matches, packed, rewrites_files, upsert_step
 from lakefeed.lake.versions import STORED, Versions
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ def temporal_step(session: SparkSession, window: Window, store: TableStore, mode
     if window.truncated_at is None:
         extent = store.extent(window.target.key[0], bounds)
         if extent is not None and extent.touched_files == 0:
-            return AppendRows(versions.rows(versions.of_changes(changes)).drop(STORED))
+            return AppendRows(packed(versions.rows(versions.of_changes(changes)).drop(STORED), window))
+        if extent is not None and extent.replaceable is not None and rewrites_files(window, extent):
+            return _rewritten(store.read_files(session, extent.replaceable), changes, versions, extent)
     within = bounds.condition("t") if bounds is not None else None
     stored = store.read(session).alias("t").where(_worth_reading(window, mode)).where(within or "true")
     if window.truncated_at is None:
@@ -91,6 +93,21 @@ def _worth_reading(window: Window, mode: Temporal) -> str:
     if lowest is None:
         return "true"
     return f"(t.{quoted(mode.is_current)} OR t.{quoted(mode.valid_to)} > {lowest})"
+
+
+def _rewritten(stored: DataFrame, changes: DataFrame, versions: Versions, extent: Extent) -> RewriteRows:
+    """The touched files anew: the current versions of the window's keys, and what the window makes of them."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    window, mode = versions.window, versions.mode
+    stored, keys = stored.alias("t"), keys_of(changes, window)
+    concerned = stored.where(_worth_reading(window, mode)).join(keys, F.expr(matches(window)), "left_semi")
+    events = versions.of_changes(changes).unionByName(versions.of_table(concerned))
+    made = versions.rows(events, unchanged=True).drop(STORED)
+    others = stored.join(keys, F.expr(f"{matches(window)} AND t.{quoted(mode.is_current)}"), "left_anti")
+    rows = others.select(*map(quoted, made.columns)).unionByName(made)
+    assert extent.replaceable is not None  # noqa: S101  # the caller has looked
+    return RewriteRows(rows.coalesce(file_count(rows, extent.touched_bytes)), extent.replaceable)
 
 
 def _merge(rows: DataFrame, window: Window, mode: Temporal, within: str | None) -> MergeRows:

@@ -4,8 +4,9 @@ Four ways to the same rows; the cheapest that is sound is taken:
 
 - *replace*: after a truncate, the table is what came after it.
 - *append*: no file of the table can have a key of the window, by the table's own statistics. Nothing to look up.
-- *rewrite*: nearly every file would be rewritten anyway. The rows that stay are read once, without those of the
-  window's keys, and written with what the window leaves: half the work of a merge, which reads everything twice.
+- *rewrite*: the files that may have the window's keys would be rewritten anyway, or are small. Their rows are read
+  once, without those of the window's keys, and written with what the window leaves: half the work of a merge, which
+  reads everything twice. A format that cannot exchange files rewrites them all, if nearly all are touched.
 - *merge*: one MERGE, with the bounds of the window's keys, so that files outside of them are not read.
 """
 
@@ -22,7 +23,7 @@ from lakefeed.lake.bounds import KeyBounds, key_bounds
 from lakefeed.lake.collapse import FRESH, HELD, collapsed_window
 from lakefeed.lake.projection import CARRIED, incomplete_columns, read_changes
 from lakefeed.lake.sparktype import quoted, spark_type
-from lakefeed.lake.step import AppendRows, MergeRows, ReplaceRows, Step
+from lakefeed.lake.step import AppendRows, MergeRows, ReplaceRows, RewriteRows, Step
 from lakefeed.lake.store import Extent, TableStore
 
 if TYPE_CHECKING:
@@ -34,10 +35,15 @@ INCOMPLETE = "LAKEFEED_INCOMPLETE_ROW"
 REWRITE_SHARE = 0.7
 """Of the table's bytes in files that may have the window's keys, from which rewriting it all is cheaper."""
 
+SMALL_BYTES = 32 << 20
+"""In files that may have the window's keys, up to which to rewrite them is cheaper than to find out which ones do."""
+
 _SURELY_TOUCHED = 4
 """Changes per file, at least, from which a file that may have one of the keys is taken to have one."""
 
 _FILE_BYTES = 128 << 20
+_FILE_ROWS = 200_000
+_TASK_BYTES = 1 << 20
 _BROADCAST_ROWS = 1_000_000
 
 
@@ -68,11 +74,11 @@ def upsert_step(session: SparkSession, window: Window, store: TableStore, own: O
     bounds = key_bounds(window)
     extent = store.extent(window.target.key[0], bounds)
     if extent is not None and extent.touched_files == 0:
-        return AppendRows(left)
-    if extent is not None and _rewrites(window, extent, own):
-        partitions = max(session.sparkContext.defaultParallelism, math.ceil(extent.bytes / _FILE_BYTES))
-        kept = _untouched(session, window, store, own).select(*map(quoted, left.columns))
-        return ReplaceRows(kept.unionByName(left).coalesce(partitions))
+        return AppendRows(packed(left, window))
+    if extent is not None and not window.absent and own.onto == own.new:  # a merge has the table's row at hand
+        step = _rewritten(session, window, store, own, left, extent)
+        if step is not None:
+            return step
     return merge_step(collapsed_window(session, window, own.told), window, bounds, own)
 
 
@@ -120,7 +126,7 @@ def keys_of(changes: DataFrame, window: Window) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
     keys = changes.select(*(F.col(quoted(name)) for name in window.target.key)).alias("s")
-    return F.broadcast(keys) if window.rows <= _BROADCAST_ROWS else keys
+    return F.broadcast(keys) if window.counts.total <= _BROADCAST_ROWS else keys
 
 
 def refusal(window: Window, name: str) -> str:
@@ -128,19 +134,46 @@ def refusal(window: Window, name: str) -> str:
     return f"CAST(raise_error('{INCOMPLETE}') AS {spark_type(window.target.column(name).type)})"
 
 
-def _rewrites(window: Window, extent: Extent, own: Own) -> bool:
-    whole = not window.absent and own.onto == own.new  # otherwise it takes the table's row, which a merge has
-    many = window.rows >= _SURELY_TOUCHED * extent.touched_files
-    return whole and many and extent.touched_bytes >= REWRITE_SHARE * extent.bytes
+def packed(rows: DataFrame, window: Window) -> DataFrame:
+    """In as many files as the window's changes are worth, and no more than there are tasks."""
+    wanted = math.ceil(window.counts.total / _FILE_ROWS)
+    return rows.coalesce(max(1, min(wanted, rows.sparkSession.sparkContext.defaultParallelism)))
 
 
-def _untouched(session: SparkSession, window: Window, store: TableStore, own: Own) -> DataFrame:
-    """The table's rows whose keys the window does not have, or that changes do not concern."""
+def rewrites_files(window: Window, extent: Extent) -> bool:
+    """Is it cheaper to rewrite the touched files than to merge? Only if the store can exchange them."""
+    many = window.counts.total >= _SURELY_TOUCHED * extent.touched_files
+    return extent.replaceable is not None and (many or extent.touched_bytes <= SMALL_BYTES)
+
+
+def file_count(rows: DataFrame, size: int) -> int:
+    """In how many files to write so many bytes: large ones, but work for every task."""
+    least = rows.sparkSession.sparkContext.defaultParallelism if size > _TASK_BYTES else 1
+    return max(least, math.ceil(size / _FILE_BYTES))
+
+
+def _rewritten(
+    session: SparkSession, window: Window, store: TableStore, own: Own, left: DataFrame, extent: Extent
+) -> Step | None:
+    """The touched files anew, or all of them; None if a merge is the better way."""
+    old = extent.replaceable
+    if old is not None and rewrites_files(window, extent):
+        rows = _without_keys(session, store.read_files(session, old), window, own).select(*map(quoted, left.columns))
+        return RewriteRows(rows.unionByName(left).coalesce(file_count(left, extent.touched_bytes)), old)
+    many = window.counts.total >= _SURELY_TOUCHED * extent.touched_files
+    if old is None and many and extent.touched_bytes >= REWRITE_SHARE * extent.bytes:
+        rows = _without_keys(session, store.read(session), window, own).select(*map(quoted, left.columns))
+        return ReplaceRows(rows.unionByName(left).coalesce(file_count(left, extent.bytes)))
+    return None
+
+
+def _without_keys(session: SparkSession, rows: DataFrame, window: Window, own: Own) -> DataFrame:
+    """Rows of the table whose keys the window does not have, or that changes do not concern."""
     from pyspark.sql import functions as F  # noqa: N812
 
     condition = f"{matches(window)} AND {own.only}" if own.only else matches(window)
     keys = keys_of(read_changes(session, window), window)
-    return store.read(session).alias("t").join(keys, F.expr(condition), "left_anti")
+    return rows.alias("t").join(keys, F.expr(condition), "left_anti")
 
 
 def _unconcerned(session: SparkSession, store: TableStore, left: DataFrame, own: Own) -> DataFrame:

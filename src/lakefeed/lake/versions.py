@@ -69,13 +69,17 @@ class Versions:
             alive.alias(_ALIVE),
         )
 
-    def rows(self, events: DataFrame) -> DataFrame:
-        """New versions, and versions of the table that change (``STORED``), as rows of the table."""
+    def rows(self, events: DataFrame, *, unchanged: bool = False) -> DataFrame:
+        """New versions, and versions of the table that change (``STORED``), as rows of the table.
+
+        With ``unchanged`` also the current versions that stay as they are.
+        """
         from pyspark.sql import functions as F  # noqa: N812
 
         untouched = F.col(STORED) & F.col(_ENDS).isNull()
         run = F.col(_RUN)
-        versions = self._runs(events).where(F.col(_LAST) & run.getField(_ALIVE) & ~untouched)
+        versions = self._runs(events).where(F.col(_LAST) & run.getField(_ALIVE))
+        versions = versions if unchanged else versions.where(~untouched)
         return versions.select(
             *self._own_columns(),
             F.col(_AT).alias(self.mode.valid_from),

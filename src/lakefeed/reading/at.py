@@ -10,8 +10,12 @@ from lakefeed.change.position import Position, decode_position
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakeError
 from lakefeed.journal.journal import Journal
-from lakefeed.lake.delta_history import LogCommit, LogState, read_log, state_at
-from lakefeed.lake.location import delta_uri, filesystem, lake_root, spark_path, table_path
+from lakefeed.lake.delta import Delta
+from lakefeed.lake.delta_history import DeltaHistory
+from lakefeed.lake.history import LogCommit, LogState, TableHistory, state_at
+from lakefeed.lake.iceberg import Iceberg
+from lakefeed.lake.iceberg_metadata import is_iceberg
+from lakefeed.lake.location import lake_root, table_path
 from lakefeed.reading.options import STATE_FOLDER
 
 if TYPE_CHECKING:
@@ -20,34 +24,44 @@ if TYPE_CHECKING:
 
 def read_at(
     spark: SparkSession,
-    lake_path: str | Path,
+    lake: str | Path | Delta | Iceberg,
     table: str,
     *,
     position: Position | str | None = None,
     change_set: int | None = None,
 ) -> DataFrame:
-    """A Delta table of the lake as it was at a place of the source: a position, or the end of a change set.
+    """A table of the lake as it was at a place of the source: a position, or the end of a change set.
 
-    Gives the newest version of the table that shows nothing from after that place. Change sets that were merged in one
-    commit are told apart by no version: a place between them reads as the one before the first of them. A position is
-    a value or its encoded text, ``sqlite=8@1794778483365``, as in the column ``_lakefeed_position``.
+    ``lake`` is the lake's path, whatever the format of its tables, or the lake itself: ``Iceberg(spark, path,
+    catalog=…)`` for tables of a catalog. Gives the newest version of the table that shows nothing from after that
+    place. Change sets that were merged in one commit are told apart by no version: a place between them reads as the
+    one before the first of them. A position is a value or its encoded text, ``sqlite=8@1794778483365``, as in the
+    column ``_lakefeed_position``.
 
     LakeError if the table has not got there yet, if its rows are still those of a copy that was read at several
     moments after that place, or if that version's log or files have been cleaned up.
     """
     place = _Place.of(position, change_set)
     name = TableId.parse(table)
-    root = lake_root(lake_path)
-    path = table_path(root, name)
-    commits = read_log(path, name)
+    root = lake.path if isinstance(lake, Delta | Iceberg) else lake_root(lake)
+    history = _history(spark, lake, name)
+    commits = history.commits()
     state = state_at(commits, place.covers)
     if state is None:
-        raise _too_old(name, place, commits)
+        raise _too_old(name, place, commits, history.keeps_more)
     if state.is_newest:
         _check_reached(root, name, place, state)
     _check_settled(root, name, place, state)
-    _check_files(path, name, state.version)
-    return spark.read.format("delta").option("versionAsOf", state.version).load(spark_path(path))
+    history.check(state.version)
+    return history.read(spark, state.version)
+
+
+def _history(spark: SparkSession, lake: str | Path | Delta | Iceberg, table: TableId) -> TableHistory:
+    """Of a path: the format is that of the table there."""
+    if isinstance(lake, Delta | Iceberg):
+        return lake.history(table)
+    path = table_path(lake_root(lake), table)
+    return Iceberg(spark, lake).history(table) if is_iceberg(path) else DeltaHistory(path, table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,29 +151,6 @@ def _journal(root: str, metadata: object) -> Journal | None:
     return Journal.read(state) if (state / "commits").is_dir() else None
 
 
-def _check_files(path: str, table: TableId, version: int) -> None:
-    """LakeError if the version's log or files are gone: Spark would say so in pages, and only when it reads."""
-    from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError
-
-    try:
-        files = DeltaTable(delta_uri(path), version=version).get_add_actions().column("path").to_pylist()
-    except (DeltaError, OSError) as error:
-        raise _cleaned_up(table, version, "the log") from error
-    system, place = filesystem(path)
-    found = system.get_file_info([f"{place}/{file}" for file in files])
-    missing = sum(1 for info in found if not info.is_file)
-    if missing:
-        raise _cleaned_up(table, version, f"{missing} of {len(files)} files")
-
-
-def _cleaned_up(table: TableId, version: int, what: str) -> LakeError:
-    return LakeError(
-        f"table {table} was at that place in version {version}, but {what} of it have been cleaned up",
-        remedy="Keep more: VACUUM with a longer retention, and delta.logRetentionDuration; or ask for a later place.",
-    )
-
-
 def _not_yet(table: TableId, place: _Place, state: LogState) -> LakeError:
     at = state.commit.position
     return LakeError(
@@ -169,16 +160,16 @@ def _not_yet(table: TableId, place: _Place, state: LogState) -> LakeError:
     )
 
 
-def _too_old(table: TableId, place: _Place, commits: list[LogCommit]) -> LakeError:
+def _too_old(table: TableId, place: _Place, commits: list[LogCommit], keeps_more: str) -> LakeError:
     states = [commit for commit in commits if commit.applied is not None]
     if not states:
         return LakeError(
-            f"the Delta table of {table} has no commit of Lakefeed that says what it shows",
+            f"the table of {table} has no commit of Lakefeed that says what it shows",
             remedy="Check the lake's path and the table's name; a copy that is under way shows nothing yet.",
         )
     first = states[0]
     return LakeError(
         f"table {table} cannot be read at {place}: its log begins with change set {first.applied}"
         + (f", position {first.position}" if first.position else ""),
-        remedy="Ask for a later place; a longer delta.logRetentionDuration keeps more from now on.",
+        remedy="Ask for a later place; " + keeps_more,
     )

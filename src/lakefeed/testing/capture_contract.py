@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from lakefeed.capture.base import Continuity, Level
-from lakefeed.change.batch import POSITION, SEQ, Operation
+from lakefeed.change.batch import OP, POSITION, SEQ, Operation
 from lakefeed.change.position import decode_position
 from lakefeed.change.table import TableId
 from lakefeed.errors import SourceSetupError, StateError
@@ -310,6 +310,16 @@ class CaptureContract(ABC):
             assert changes([change_set]) == made
             positions = {row[POSITION] for row in row_dicts(change_set)}
             assert {decode_position(text) for text in positions} == {change_set.end}
+
+    def test_rows_as_they_were_come_only_where_they_were_asked_for(self, subject: Subject) -> None:
+        """What they are is told by ``before_contract``."""
+        actor = subject.actor
+        with opened(subject) as capture:
+            start = capture.prepare([actor.table])
+            for name in ("a", "b"):
+                actor.put(actor.table, 1, name)
+                operations = {row[OP] for one in drain(capture, start) for row in row_dicts(one)}
+            assert (Operation.BEFORE in operations) is capture.capabilities.before_images
 
     def test_e13_check_finds_no_error_in_a_sound_source(self, subject: Subject) -> None:
         with opened(subject) as capture:

@@ -68,9 +68,13 @@ def names(replica: Replica, table: TableId) -> dict[int, str | None]:
 
 
 def changes(change_sets: list[ChangeSet]) -> list[tuple[Operation, int]]:
-    """Operation and id of every row, in source order."""
-    rows = [row for one in change_sets for row in sorted(row_dicts(one), key=lambda row: int(row[SEQ]))]
-    return [(Operation(row[OP]), row["id"]) for row in rows]
+    """Operation and id of every change, in source order; before images are none."""
+    rows = [row for one in change_sets for row in ordered_rows(one)]
+    return [(Operation(row[OP]), row["id"]) for row in rows if row[OP] != Operation.BEFORE]
+
+
+def ordered_rows(change_set: ChangeSet) -> list[dict[str, Any]]:
+    return sorted(row_dicts(change_set), key=lambda row: int(row[SEQ]))
 
 
 def row_dicts(change_set: ChangeSet) -> list[dict[str, Any]]:

@@ -100,6 +100,8 @@ class MemoryLakeTable:
         table = self._lake.tables[self.route.table]
         if table.generation != generation or table.number >= window.upto:
             return
+        for doubt in window.open_doubts(table.schema.version):
+            raise RebuildNeededError(f"table {self.route.table}: {doubt.reason}", table=str(self.route.table))
         hit("lake.before_commit")
         after = MemoryTable(table.generation, window.target, window.upto, table.seeded, table.high)
         after.rows = _evolved(table.rows, table.schema, window.target)
@@ -181,6 +183,8 @@ def _apply(table: MemoryTable, row: Row) -> None:
     operation, absent = Operation(row[OP]), row[ABSENT] or ()
     own = {name: row[name] for name in table.schema.names}
     key = _key(table.schema, own)
+    if operation is Operation.BEFORE:
+        return
     if operation is Operation.TRUNCATE:
         table.rows.clear()
     elif operation is Operation.DELETE:

@@ -28,7 +28,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from lakefeed.change.segment import Window
+from lakefeed.change.segment import Counts, Window
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import TableStoppedError
 from lakefeed.lake.base import LakeTable, Seed, TableFormat
@@ -171,6 +171,16 @@ class MirrorContract(ModeContract):
                 (1, None, None), (2, "Tom", COMMITTED_AT),
             }  # fmt: skip
 
+    def test_a_before_image_changes_nothing_and_is_not_counted(self) -> None:
+        with self.stage(Mirror(), _pets()) as stage:
+            stage.copy([{"id": 1, "name": "Rex"}, {"id": 2, "name": "Tom"}])
+            stage.add(("before", {"id": 1, "name": "no"}), ("update", {"id": 1, "name": "Max"}))
+            stage.add(("before", {"id": 2, "name": "no"}), ("delete", {"id": 2}), ("before", {"id": 3, "name": "no"}))
+            window = stage.window()
+            assert (window.rows, window.counts) == (5, Counts(updated=1, deleted=1))
+            stage.sync()
+            assert self.rows(stage) == [{"id": 1, "name": "Max"}]
+
     def test_a_column_of_the_source_with_the_name_of_the_option_stops_the_table(self) -> None:
         with self.stage(Mirror(soft_delete="NAME"), _pets()) as stage, pytest.raises(TableStoppedError, match="NAME"):
             stage.copy([])
@@ -192,7 +202,7 @@ class KeylessContract(ModeContract):
             if there and chance.random() < 0.5:
                 gone = there.pop(chance.randrange(len(there)))
                 rows[plain(gone, tuple(MARKS))] -= 1
-                events.append(("delete", gone))
+                events += [("before", gone), ("delete", gone)]
             else:
                 there.append(self._row(chance.randrange(60), chance))
                 rows[plain(there[-1], tuple(MARKS))] += 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -30,7 +30,7 @@ START = datetime(2023, 11, 14, 22, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One change. ``seq`` is its place in the log, from 1, which also makes its position."""
+    """One change or before image. ``seq`` is its place in the log, from 1, which also makes its position."""
 
     seq: int
     operation: str
@@ -70,7 +70,10 @@ def as_batch(schema: TableSchema, events: Sequence[Event]) -> ChangeBatch:
 
 
 class Dice:
-    """A random history: ``copied`` rows to begin with, then ``events``. The same for the same seed."""
+    """A random history: ``copied`` rows to begin with, then ``events``. The same for the same seed.
+
+    Before images are among the events, with values at random: whoever takes one for a change is found out.
+    """
 
     def __init__(self, seed: int, *, cases: int = 120, length: int = 900, truncates: bool = True) -> None:
         self._random = random.Random(seed)  # noqa: S311  # reproducible is what it is to be
@@ -80,7 +83,9 @@ class Dice:
         self._no_time = self._random.choice([0.0, 0.05])
         self.copied = [self._copy(case) for case in range(0, cases, 2)]
         wanted = {self._random.randrange(length) for _ in range(self._random.randrange(3))} if truncates else set()
-        self.events = [self._event(seq, truncate=seq in wanted) for seq in range(1, length + 1)]
+        self.events: list[Event] = []
+        while len(self.events) < length:
+            self.events += self._happening(len(self.events) + 1, wanted)
 
     def pieces(self, count: int) -> Iterator[list[Event]]:
         """The events cut into ``count`` runs, anywhere."""
@@ -91,6 +96,14 @@ class Dice:
     def _copy(self, case: int) -> Values:
         self._there.add((case, "x"))
         return {"case": case, "id": "x", **self._values()}
+
+    def _happening(self, seq: int, truncates: set[int]) -> list[Event]:
+        """What happens next: a change, with the image of before or without it."""
+        event = self._event(seq, truncate=bool({seq, seq + 1} & truncates))
+        if event.operation not in ("update", "delete") or self._random.random() < 0.7:
+            return [event]
+        values = dict(zip(KEY, event.key, strict=True)) | self._values()
+        return [Event(seq, "before", values, event.time), replace(event, seq=seq + 1)]
 
     def _event(self, seq: int, *, truncate: bool) -> Event:
         time = self._time()
@@ -148,6 +161,8 @@ class TemporalModel:
 
     def apply(self, event: Event) -> None:
         time = event.time or datetime(1970, 1, 1, tzinfo=UTC)
+        if event.operation == "before":
+            return
         if event.operation == "truncate":
             for key in list(self.current):
                 self._close(key, time)
@@ -190,6 +205,8 @@ class MirrorModel:
         self.rows |= {tuple(row[name] for name in KEY): dict(row) for row in rows}
 
     def apply(self, event: Event) -> None:
+        if event.operation == "before":
+            return
         if event.operation in ("truncate", "delete"):
             gone = [event.key] if event.operation == "delete" else [key for key in self.rows if key not in self.deleted]
             for key in gone:

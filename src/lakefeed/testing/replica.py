@@ -54,6 +54,8 @@ class Replica:
         rows = self._tables.setdefault(schema.table, {})
         self.schemas.setdefault(schema.table, schema)
         operation = Operation(row[OP])
+        if operation is Operation.BEFORE:
+            return
         if operation is Operation.TRUNCATE:
             rows.clear()
             return

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from lakefeed.change.batch import ABSENT, OP, SEQ, ChangeBatch, Operation
 from lakefeed.change.position import Position
-from lakefeed.change.segment import Counts, Segment, Window
+from lakefeed.change.segment import Counts, Doubt, Segment, Window
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import JournalError
 from lakefeed.testing.builders import at
@@ -34,6 +34,7 @@ class ScriptedLog:
         self._sets: list[tuple[Segment, ...]] = []
         self._schemas: dict[TableId, list[tuple[int, TableSchema]]] = {}
         self._seq = 0
+        self._doubts: list[tuple[int, TableId, Doubt]] = []
         self.trimmed = 0
 
     def schema_of(self, schema: TableSchema) -> TableSchema:
@@ -47,6 +48,10 @@ class ScriptedLog:
         """Append one change set; returns its number."""
         self._sets.append(tuple(self._write(batch) for batch in batches))
         return self.head
+
+    def doubt(self, table: TableId, reason: str, columns: tuple[str, ...] | None = None) -> None:
+        """The next change set says of ``table`` what a ReseedNeeded says."""
+        self._doubts.append((self.head + 1, table, Doubt(self._schemas[table][-1][1].version, reason, columns)))
 
     @property
     def head(self) -> int:
@@ -65,7 +70,8 @@ class ScriptedLog:
         target = [schema for number, schema in known if number <= max(upto, 1)][-1]
         segments = tuple(part for parts in self._sets[after:upto] for part in parts if part.table == table)
         schemas = {schema.version: schema for _, schema in known}
-        return Window(table, after, upto, self.position(upto), segments, target, schemas)
+        doubts = tuple(one for number, of, one in self._doubts if of == table and after < number <= upto)
+        return Window(table, after, upto, self.position(upto), segments, target, schemas, doubts=doubts)
 
     def _write(self, batch: ChangeBatch) -> Segment:
         data = batch.data

@@ -128,7 +128,7 @@ def _commit_object(commit: Commit) -> dict[str, Any]:
         "number": commit.number,
         "start": commit.start.encode() if commit.start else None,
         "end": commit.end.encode(),
-        "rows": commit.rows,
+        "rows": commit.counts.total,
         "bytes": commit.bytes,
         "tables": sorted(str(table) for table in commit.tables),
         "written_at": _written(commit),
@@ -137,7 +137,7 @@ def _commit_object(commit: Commit) -> dict[str, Any]:
 
 def _commit_row(commit: Commit) -> tuple[object, ...]:
     tables = ", ".join(sorted(str(table) for table in commit.tables)) or None
-    return commit.number, _written(commit), str(commit.end), commit.rows, commit.bytes, tables
+    return commit.number, _written(commit), str(commit.end), commit.counts.total, commit.bytes, tables
 
 
 def _written(commit: Commit) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,18 +10,21 @@ from lakefeed.app.command.argument import ConfigFile, JsonFlag
 from lakefeed.app.output import show_note, show_object, show_table, show_text
 
 if TYPE_CHECKING:
-    from lakefeed.app.config import Config
-    from lakefeed.app.verify import Comparison
+    from lakefeed.app.config import Config, SourceConfig
+    from lakefeed.app.verify import Comparison, Progress, SourceTable, Subject
+    from lakefeed.change.table import TableId
     from lakefeed.flow.seed import SeedRecord
 
 FOUND_SOMETHING = 1
+_LINE_SECONDS = 5.0
 
 
 def verify(file: ConfigFile, as_json: JsonFlag = False) -> int:
     """Compare every lake table with its source table, row by row, by readers that the pipeline does not use.
 
-    Nothing may be writing to the source, and the tables must be up to date (run sync first). Tables are compared in
-    memory. History tables must also keep their invariants; change logs have nothing to compare.
+    Nothing may be writing to the source, and the tables must be up to date (run sync first). Memory stays bounded;
+    large tables need room in the temporary directory. History tables must also keep their invariants; of a table of
+    changes, what they leave is compared. Columns that the evolution leaves out are named, and are no difference.
     """
     from lakefeed.app.config import load_config
     from lakefeed.flow.seed import Phase, SeedStore
@@ -30,7 +34,7 @@ def verify(file: ConfigFile, as_json: JsonFlag = False) -> int:
     for record in SeedStore(config.state_path).in_phase(Phase.LIVE):
         if not as_json:
             show_note(f"{record.table}: comparing")
-        found.append((record, _compared(config, record)))
+        found.append((record, _compared(config, record, _quiet if as_json else _lines(record.table))))
     equal = all(comparison.equal for _, comparison in found)
     if as_json:
         show_object({"equal": equal, "tables": {str(record.table): _object(record, one) for record, one in found}})
@@ -40,32 +44,63 @@ def verify(file: ConfigFile, as_json: JsonFlag = False) -> int:
     for record, one in found:
         for difference in one.differences:
             show_text(f"{record.table}: {difference}")
+        for choice in one.chosen:
+            show_text(f"{record.table}: {choice}, as its evolution says; not compared")
     return 0 if equal else FOUND_SOMETHING
 
 
-def _compared(config: Config, record: SeedRecord) -> Comparison:
-    from dataclasses import replace
+def _compared(config: Config, record: SeedRecord, progress: Progress) -> Comparison:
+    from lakefeed.app.build import build_lake
+    from lakefeed.app.verify import compare_table, missing_table
 
-    from lakefeed.app.verify import compare_sqlite_table
-    from lakefeed.app.verify_history import history_problems
-    from lakefeed.lake.location import table_path
-    from lakefeed.lake.mode import Temporal
-    from lakefeed.lake.reader import read_table
+    lake = build_lake(config.lake)
+    table = lake.bind(config.pipeline).table(record.route)
+    stored, applied = lake.rows(record.table), table.applied(record.generation)
+    if stored is None or applied is None:
+        return missing_table(record.table, table.location)
+    subject = _subject(config, record, applied.schema_version)
+    return compare_table(subject, stored, _source(config.source, record.source), progress)
+
+
+def _subject(config: Config, record: SeedRecord, schema_version: int) -> Subject:
+    """With the columns that the lake table was given at the version of the source's schema that it has."""
+    from lakefeed.app.verify import Subject
+    from lakefeed.journal.journal import Journal
+    from lakefeed.lake.decision import Decisions, decisions_file
+    from lakefeed.lake.following import Policy
     from lakefeed.lake.shape import Shape
 
-    place = Path(table_path(config.lake.path, record.table))
-    shape = Shape(record.mode)
-    if config.source.kind == "sqlite":
-        found = compare_sqlite_table(Path(config.source.path), record.source, place, shape)
-    else:
-        from lakefeed.app.verify_postgres import compare_postgres_table
+    schema = Journal.read(config.state_path).schema(record.source, schema_version)
+    place = decisions_file(config.lake.path, config.pipeline, record.table)
+    followed = Decisions(Policy(record.table, record.mode), place).at(schema, record.generation)
+    return Subject(table=record.table, shape=Shape(record.mode), followed=followed, schema=schema)
 
-        found = compare_postgres_table(config.source.dsn, record.source, place, shape)
-    versions = read_table(place) if isinstance(record.mode, Temporal) else None
-    if versions is None or record.schema is None or not isinstance(record.mode, Temporal):
-        return found
-    problems = tuple(history_problems(versions, record.schema.key, record.mode))
-    return replace(found, differences=(*found.differences, *problems))
+
+def _source(config: SourceConfig, table: TableId) -> SourceTable:
+    if config.kind == "sqlite":
+        from lakefeed.app.verify_sqlite import SqliteTable
+
+        return SqliteTable(Path(config.path), table)
+    from lakefeed.app.verify_postgres import PostgresTable
+
+    return PostgresTable(config.dsn, table)
+
+
+def _quiet(side: str, rows: int) -> None:
+    """For machines."""
+
+
+def _lines(table: TableId) -> Progress:
+    """A line every few seconds."""
+    due = time.monotonic() + _LINE_SECONDS
+
+    def show(side: str, rows: int) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + _LINE_SECONDS
+            show_note(f"{table}: {rows:,} rows of the {side} are read")
+
+    return show
 
 
 def _object(record: SeedRecord, found: Comparison) -> dict[str, object]:
@@ -77,4 +112,5 @@ def _object(record: SeedRecord, found: Comparison) -> dict[str, object]:
         "source_rows": found.source_rows,
         "lake_rows": found.lake_rows,
         "differences": list(found.differences),
+        "chosen": list(found.chosen),
     }

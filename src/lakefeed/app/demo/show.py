@@ -22,7 +22,8 @@ from lakefeed.app.demo.view import Meter, Moment, View
 from lakefeed.app.demo.writer import Writer
 from lakefeed.app.output import seconds_text, show_object, show_table, show_text
 from lakefeed.app.supervise import Supervised
-from lakefeed.app.verify import Comparison, compare_sqlite_table
+from lakefeed.app.verify import Comparison
+from lakefeed.app.verify_sqlite import compare_sqlite_table
 from lakefeed.change.table import TableId
 from lakefeed.errors import LakefeedError
 from lakefeed.flow.pipeline import Pipeline

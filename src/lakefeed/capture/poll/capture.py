@@ -237,7 +237,10 @@ class Polling:
             yield change_set
 
     def _next(self, wait_seconds: float) -> ChangeSet | None:
-        """What the next cycle finds, a heartbeat if it finds nothing in time, None once the capture is closed."""
+        """What the next cycle finds, a heartbeat if it finds nothing in time, None once the capture is closed.
+
+        Without a wait, "nothing" means that every table has been read: a slow one is waited for then.
+        """
         until = time.monotonic() + wait_seconds
         while not self._closed.is_set():
             pause = self._polled_at + self._pace.poll_seconds - time.monotonic()
@@ -251,7 +254,7 @@ class Polling:
                 self._polled_at = time.monotonic() if change_set is None else 0.0
                 if change_set is not None:
                     return change_set
-            if time.monotonic() >= until:
+            if time.monotonic() >= until and not (wait_seconds == 0 and self._stream.is_reading):
                 return ChangeSet(self._stream.position, self._stream.position)
         return None
 
@@ -287,7 +290,7 @@ class Polling:
         self._confirmed, self._is_known = saved.watermark, True
 
     def _followed(self, session: PollSession) -> dict[TableId, Followed]:
-        return self._choice.followed(session.describe(self._choice.tables(session.tables())))
+        return self._choice.followed(session.describe(self._choice.tables(session.tables())), self._stream.known)
 
     def _required(
         self, session: PollSession, table: TableId, known: TableSchema | None = None

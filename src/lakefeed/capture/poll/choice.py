@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from lakefeed.capture.patterns import is_literal, match_tables
 from lakefeed.capture.poll.connector import PollConnector, PollTable
@@ -49,14 +49,19 @@ class Choice:
         named = [pattern for pattern in self._patterns if is_literal(pattern)]
         return any(self._matching(pattern, [table]) for pattern in (*named, *self._rules))
 
-    def followed(self, described: Mapping[TableId, PollTable]) -> dict[TableId, Followed]:
-        """Checked against the catalog. A table that only a wildcard matches and that cannot be polled is left out."""
+    def followed(
+        self, described: Mapping[TableId, PollTable], known: Collection[TableId] = ()
+    ) -> dict[TableId, Followed]:
+        """Checked against the catalog. A table that only a wildcard matches and that cannot be polled is left out.
+
+        So is one of the ``known``, which were polled before: it is told as blocked, and must not hold up the others.
+        """
         found = {}
         for table, source in described.items():
             try:
                 found[table] = follow(source, self.rule(table))
             except ConfigError as error:
-                if self.is_named(table):
+                if self.is_named(table) and table not in known:
                     raise
                 if table not in self._said:
                     self._said.add(table)

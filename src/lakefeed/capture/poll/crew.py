@@ -30,6 +30,11 @@ class Crew:
         self._lock = threading.Lock()
         self._running: dict[TableId, Future[Step]] = {}
 
+    @property
+    def is_working(self) -> bool:
+        """Something has been started and not been gathered."""
+        return bool(self._running)
+
     def is_busy(self, table: TableId) -> bool:
         return table in self._running
 

@@ -1,7 +1,7 @@
 """What a change of a table's definition means for the rows that the lake has already.
 
 Polling sees no statement, only the catalog before and after; rows that a change filled without touching ``updated_at``
-would never be read again. Where that cannot be excluded, the table is copied anew.
+would never be read again. Where that cannot be excluded, it is said which columns may be wrong.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from lakefeed.capture.poll.connector import PollTable
+from lakefeed.change.change_set import ReseedNeeded
 from lakefeed.change.schema_change import AddColumn, ChangeKey, RetypeColumn, diff
 from lakefeed.change.table import TableSchema
 
@@ -30,16 +31,20 @@ def text_columns(known: TableSchema | None, table: PollTable) -> frozenset[str]:
     )
 
 
-def reseed_reason(old: TableSchema, new: TableSchema, is_filled: Callable[[str], bool]) -> str | None:
-    """Why the rows must be copied anew, None if they need not. ``is_filled``: a row has a value in that column."""
+def reseed_notice(old: TableSchema, new: TableSchema, is_filled: Callable[[str], bool]) -> ReseedNeeded | None:
+    """What is to be said against the rows of before; None: nothing. ``is_filled``: a row has a value in that column."""
+    reasons: list[str] = []
+    doubted: list[str] = []
     for change in diff(old, new):
         match change:
             case ChangeKey(before, after):
-                return f"its key changed from ({', '.join(before)}) to ({', '.join(after)})"
+                reasons.append(f"its key changed from ({', '.join(before)}) to ({', '.join(after)})")
             case RetypeColumn(name, was, now):
-                return f"the type of {name} changed from {was} to {now}"
+                reasons.append(f"the type of {name} changed from {was} to {now}")
+                doubted.append(name)
             case AddColumn(column) if column.name in new.key:
-                return "the table was created again"
+                return ReseedNeeded(new.table, "the table was created again")
             case AddColumn(column) if is_filled(column.name):
-                return f"rows have values in the new column {column.name}"
-    return None
+                reasons.append(f"rows have values in the new column {column.name}")
+                doubted.append(column.name)
+    return ReseedNeeded(new.table, reasons[0], tuple(doubted)) if reasons else None

@@ -18,7 +18,7 @@ from pathlib import Path
 from lakefeed.capture.poll.choice import Choice
 from lakefeed.capture.poll.connector import Horizon, PollConnector, PollSession, PollTable
 from lakefeed.capture.poll.crew import Crew
-from lakefeed.capture.poll.drift import reseed_reason, text_columns
+from lakefeed.capture.poll.drift import reseed_notice, text_columns
 from lakefeed.capture.poll.event import Events, change_batches
 from lakefeed.capture.poll.findings import FindingsDirectory
 from lakefeed.capture.poll.followed import Followed, follow
@@ -55,7 +55,8 @@ class _Cycle:
 class PollStream:
     """Belongs to one thread. ``position`` is where the last change set ended.
 
-    ``stale``: tables of which a notice was given, that go on from a new mark once they are prepared again.
+    ``stale``: tables that go on from a new mark once they are prepared again, because changes were missed or they were
+    stopped. One whose definition changed is not among them: a lake table may go on without a copy.
     """
 
     def __init__(self, connector: PollConnector, choice: Choice, findings: Path | None, pace: Pace) -> None:
@@ -75,6 +76,11 @@ class PollStream:
     @property
     def tables(self) -> tuple[TableId, ...]:
         return tuple(self._followers)
+
+    @property
+    def is_reading(self) -> bool:
+        """A table takes longer than the patience, and is still being read."""
+        return self._crew is not None and self._crew.is_working
 
     def followed(self) -> list[tuple[Followed, Mark]]:
         """What is followed, and from where. Any thread."""
@@ -166,7 +172,9 @@ class PollStream:
 
     def _note(self, notices: Sequence[TableNotice], cycle: _Cycle) -> None:
         cycle.notices += notices
-        self.stale |= {notice.table for notice in notices}
+        self.stale |= {
+            notice.table for notice in notices if not isinstance(notice, ReseedNeeded) or notice.columns is None
+        }
 
     def _follow_catalog(self, session: PollSession, cycle: _Cycle) -> None:
         interval = min(_CATALOG_SECONDS, self._pace.poll_seconds)
@@ -197,8 +205,8 @@ class PollStream:
             return
         if new.schema.key != known.key:
             follower.cursor = Cursor(Mark.start(follower.cursor.era + 1))
-        reason = reseed_reason(known, new.schema, partial(follower.is_filled, session))
-        self._reshape(follower, new, reason, cycle)
+        notice = reseed_notice(known, new.schema, partial(follower.is_filled, session))
+        self._reshape(follower, new, notice, cycle)
 
     def _retype(self, follower: Follower, column: str, cycle: _Cycle) -> None:
         """Values of several types make a column text for good, so that nothing is rounded, cut or nulled."""
@@ -214,14 +222,14 @@ class PollStream:
         new = follow(old.table, old.rule, texts)
         follower.followed = new
         reason = f"values that the declared type does not fit make it text: {column}"
-        self._reshape(follower, new, reason, cycle)
+        self._reshape(follower, new, ReseedNeeded(new.id, reason, (column,)), cycle)
 
-    def _reshape(self, follower: Follower, new: Followed, reason: str | None, cycle: _Cycle) -> None:
+    def _reshape(self, follower: Follower, new: Followed, notice: ReseedNeeded | None, cycle: _Cycle) -> None:
         follower.cursor = replace(follower.cursor, fresh=None)
         self.known[new.id] = new.schema
         cycle.schemas.append(new.schema)
-        if reason is not None:
-            self._note([ReseedNeeded(new.id, reason)], cycle)
+        if notice is not None:
+            self._note([notice], cycle)
 
     def _change_set(self, cycle: _Cycle, horizon: Horizon) -> ChangeSet | None:
         marks: Mapping[str, Mark] = {**dict(self.position.marks), **cycle.marks}

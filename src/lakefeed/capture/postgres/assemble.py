@@ -1,7 +1,7 @@
 """Assembler: runs of messages → change sets that end at a commit. No I/O but the spill file.
 
 ``add`` takes runs as they come, also in the middle of a transaction; ``cut`` hands out what is complete. Places in a
-change set (``_lakefeed_seq``) grow with the stream; there are gaps, because an update may become two rows.
+change set (``_lakefeed_seq``) grow with the stream; there are gaps, because an update may become several rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from lakefeed.capture.postgres import message as wire
 from lakefeed.capture.postgres.layout import Layout
-from lakefeed.capture.postgres.rows import decode_rows
+from lakefeed.capture.postgres.rows import PLACES, decode_rows
 from lakefeed.capture.postgres.slices import Ints, integers
 from lakefeed.capture.postgres.spill import MEMORY_BYTES, Parts
 from lakefeed.capture.postgres.text import UnfitError
@@ -101,15 +101,24 @@ class Batches:
 class Assembler:
     """See the module. ``position`` is where the last change set that was cut ended; ``reached`` may be further.
 
-    A table in ``blocked`` had a value that its columns cannot hold: nothing of it is delivered any more.
+    A table in ``blocked`` had a value that its columns cannot hold: nothing of it is delivered any more. With
+    ``before_images`` the old rows that the stream carries whole are delivered, too.
     """
 
-    def __init__(self, position: PostgresLsn, resolve: Resolve, *, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(
+        self,
+        position: PostgresLsn,
+        resolve: Resolve,
+        *,
+        memory_bytes: int = MEMORY_BYTES,
+        before_images: bool = False,
+    ) -> None:
         self.position = position
         self.reached = position
         self.in_transaction = False
         self.blocked: set[TableId] = set()
         self._resolve = resolve
+        self._before_images = before_images
         self._memory_bytes = memory_bytes
         self._layouts: dict[int, Layout | None] = {}
         self._draft = _Draft(Parts(memory_bytes=memory_bytes))
@@ -194,8 +203,8 @@ class Assembler:
         return codes
 
     def _places(self, run: wire.Run, truncates: dict[int, wire.Truncate]) -> Ints:
-        """Two places for a row message, one for each table of a truncate."""
-        widths = np.where(np.isin(run.kinds, (wire.INSERT, wire.UPDATE, wire.DELETE)), 2, 0)
+        """``PLACES`` for a row message, one for each table of a truncate."""
+        widths = np.where(np.isin(run.kinds, (wire.INSERT, wire.UPDATE, wire.DELETE)), PLACES, 0)
         for index, truncate in truncates.items():
             widths[index] = len(truncate.relations)
         ends = self._draft.next_seq + np.cumsum(widths)
@@ -231,7 +240,7 @@ class Assembler:
 
     def _table_rows(self, run: wire.Run, chosen: Ints, layout: Layout, seqs: Ints, codes: Ints) -> None:
         try:
-            rows = decode_rows(run, chosen, seqs[chosen], layout)
+            rows = decode_rows(run, chosen, seqs[chosen], layout, before_images=self._before_images)
         except UnfitError as error:
             self._block(layout.schema, error)
             return

@@ -18,20 +18,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from lakefeed.capture.base import Capabilities, Continuity, Finding, Lag, SnapshotPlan
 from lakefeed.capture.patterns import is_literal, match_tables
-from lakefeed.capture.postgres.assemble import Assembler
-from lakefeed.capture.postgres.catalog import SourceTable, read_table, read_tables, with_columns
+from lakefeed.capture.postgres.assemble import Assembler, Resolved
+from lakefeed.capture.postgres.catalog import FULL, SourceTable, not_whole, read_table, read_tables, with_columns
 from lakefeed.capture.postgres.catchup import Window
 from lakefeed.capture.postgres.database import Connection, Database
 from lakefeed.capture.postgres.drift import Drift
 from lakefeed.capture.postgres.feed import ChangeFeed
 from lakefeed.capture.postgres.holds import Holds
+from lakefeed.capture.postgres.message import Relation
 from lakefeed.capture.postgres.names import Names, quoted
 from lakefeed.capture.postgres.plan import plan_chunks
-from lakefeed.capture.postgres.preflight import check_source
+from lakefeed.capture.postgres.preflight import CheckOptions, check_source
 from lakefeed.capture.postgres.preparation import prepare_tables
 from lakefeed.capture.postgres.publication import published
 from lakefeed.capture.postgres.relations import Relations
@@ -64,14 +66,6 @@ class PostgresLog:
     """One database, one pipeline. Made by ``Postgres(...).bind(pipeline)``."""
 
     kind = PostgresLsn.kind
-    capabilities = Capabilities(
-        deletes=True,
-        before_images=False,
-        transactions=True,
-        schema_changes=True,
-        exact_snapshot=True,
-        snapshot_resume=True,
-    )
 
     def __init__(
         self,
@@ -81,12 +75,22 @@ class PostgresLog:
         tables: Sequence[str] = ("public.*",),
         text_columns: Sequence[str] = (),
         provision: bool = True,
+        before_images: bool = False,
         limits: Limits | None = None,
     ) -> None:
+        self.capabilities = Capabilities(
+            deletes=True,
+            before_images=before_images,
+            transactions=True,
+            schema_changes=True,
+            exact_snapshot=True,
+            snapshot_resume=True,
+        )
         self._database = database
         self._names = Names(pipeline)
         self._patterns = tuple(tables)
         self._provision = provision
+        self._before_images = before_images
         self._limits = limits or Limits()
         self._relations = Relations(text_columns)
         self._text_columns = tuple(text_columns)
@@ -211,7 +215,8 @@ class PostgresLog:
             return read_slot(connection, self._names.slot)
 
     def check(self) -> tuple[Finding, ...]:
-        return check_source(self._database, self._names, self._choose, provision=self._provision)
+        options = CheckOptions(provision=self._provision, before_images=self._before_images)
+        return check_source(self._database, self._names, self._choose, options)
 
     def uninstall(self) -> tuple[str, ...]:
         if self._feed is not None:
@@ -258,15 +263,24 @@ class PostgresLog:
             self._feed.close()
             self._feed = None
         self._relations.rewind()
-        assembler = Assembler(start, lambda relation: self._relations.resolve(connection, relation))
+        resolve = partial(self._resolve, connection)
+        assembler = Assembler(start, resolve, before_images=self._before_images)
         self._feed = ChangeFeed(self._database, self._names, connection, assembler, self._limits, self._window)
+
+    def _resolve(self, connection: Connection, relation: Relation) -> Resolved:
+        found = self._relations.resolve(connection, relation)
+        if found.layout is None or relation.identity != FULL:
+            return found
+        partitions = not_whole(connection, relation.id).keys() - {relation.id}  # its own identity is the stream's word
+        return replace(found, layout=replace(found.layout, whole_old_rows=not partitions))
 
     def _choose(self, there: Mapping[TableId, SourceTable]) -> tuple[TableId, ...]:
         """The tables that the patterns match, without those whose changes PostgreSQL cannot tell."""
         refused = {table: source.refusal for table, source in there.items() if source.refusal is not None}
         for pattern in filter(is_literal, self._patterns):
             table = TableId.parse(pattern if "." in pattern else f"{DEFAULT_SCHEMA}.{pattern}")
-            if (refusal := refused.get(table)) is not None:
+            # One that was captured is left out and told as blocked; it must not hold up the others.
+            if (refusal := refused.get(table)) is not None and self._relations.known(table) is None:
                 raise ConfigError(f"'{pattern}' cannot be captured: {refusal[0]}", remedy=refusal[1])
         found = match_tables(self._patterns, there, default_schema=DEFAULT_SCHEMA, folds_case=False)
         for table in found:

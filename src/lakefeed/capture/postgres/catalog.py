@@ -46,6 +46,11 @@ WITH RECURSIVE plain(type, modifier, depth) AS (
     FROM plain p JOIN pg_type t ON t.oid = p.type WHERE t.typtype = 'd')
 SELECT type::int8, modifier, format_type(%s::oid, %s::int4) FROM plain ORDER BY depth DESC LIMIT 1"""
 
+_NOT_WHOLE = """
+SELECT c.oid::int8, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN pg_partition_tree(%s::oid::regclass) p ON p.relid = c.oid
+ WHERE (c.oid = %s OR p.isleaf) AND c.relreplident <> 'f' ORDER BY p.level DESC, 2, 3"""
+
 FULL, INDEX, NOTHING = "f", "i", "n"
 
 
@@ -95,8 +100,23 @@ class SourceTable:
         return TableSchema(self.id, columns, self.key)
 
 
+def not_whole(connection: Connection, relation: int) -> dict[int, str]:
+    """Of a table and the partitions that have its rows: those whose old rows PostgreSQL does not log whole.
+
+    By oid, their names as SQL. The stream says of a partitioned table what *its* replica identity is, but rows are
+    logged by that of their partition. The table itself comes last: made FULL after its partitions, it never stands
+    for one that is not.
+    """
+    rows = connection.execute(_NOT_WHOLE, (relation, relation)).fetchall()
+    return {oid: _as_sql(schema, name) for oid, schema, name in rows}
+
+
 def sql_name(table: TableId) -> str:
-    return ".".join('"' + part.replace('"', '""') + '"' for part in (table.schema, table.name))
+    return _as_sql(table.schema, table.name)
+
+
+def _as_sql(*names: str) -> str:
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
 def column_of(table: SourceTable, column: SourceColumn, text_columns: Sequence[str]) -> Column:

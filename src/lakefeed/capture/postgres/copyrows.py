@@ -1,8 +1,9 @@
 """COPY ... TO STDOUT (FORMAT binary): the rows of a query as bytes, many whole rows at a time. Also the row format.
 
 Format: PostgreSQL documentation, "COPY", "Binary Format". A header, then for each row a column count (int16) and for
-each column a length (int32, -1 for NULL) and that many bytes, then a trailer. Libpq hands out one row at a time, so
-that it is known where each begins; all rows of a piece are then walked together, column by column.
+each column a length (int32, -1 for NULL) and that many bytes, then a trailer. The server sends one row in a message, so
+that it is known where each begins; all rows of a piece are then walked together, column by column. Messages come from
+the socket where that can be (``line``), else through libpq, one by one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import psycopg
 from psycopg.pq import ExecStatus
 
 from lakefeed.capture.postgres.database import Connection
+from lakefeed.capture.postgres.frames import ERROR, READY, error_of
+from lakefeed.capture.postgres.line import Line, is_plain
 from lakefeed.capture.postgres.slices import Bytes, Ints, Slices, integers, padded
 from lakefeed.errors import DecodeError
 
@@ -34,6 +37,13 @@ class CopyRows:
 
     def __len__(self) -> int:
         return len(self.begins)
+
+    def message(self, index: int) -> bytes:
+        return self.data[self.begins[index] : self.ends[index]].tobytes()
+
+    def part(self, start: int, stop: int) -> CopyRows:
+        """The rows from ``start`` to before ``stop``."""
+        return CopyRows(self.data, self.begins[start:stop], self.ends[start:stop])
 
     def columns(self, count: int) -> tuple[Slices, ...]:
         """The values of each column. DecodeError if the rows are not of ``count`` columns."""
@@ -70,33 +80,81 @@ def make_rows(rows: list[bytes]) -> CopyRows:
 
 
 def read_copy(connection: Connection, query: str, *, piece_bytes: int, piece_rows: int) -> Iterator[CopyRows]:
-    """The rows of ``query``, in pieces of about that size. psycopg.Error if it fails, also in the middle."""
-    pgconn = connection.pgconn
-    result = pgconn.exec_(f"COPY ({query}) TO STDOUT (FORMAT binary)".encode())
+    """The rows of ``query``, in pieces of about that size. psycopg.Error if it fails, also in the middle.
+
+    Whoever stops before the end has no connection any more.
+    """
+    command = f"COPY ({query}) TO STDOUT (FORMAT binary)"
+    envelope = _Envelope()
+    for piece in (_from_socket if is_plain(connection) else _from_libpq)(connection, command, piece_bytes):
+        rows = envelope.opened(piece)
+        for start in range(0, len(rows), piece_rows):
+            yield rows.part(start, min(start + piece_rows, len(rows)))
+    envelope.check()
+
+
+class _Envelope:
+    """What is around the rows: the header, in one message with the first of them, and the trailer, a message too."""
+
+    def __init__(self) -> None:
+        self._begun = self._ended = False
+
+    def opened(self, piece: CopyRows) -> CopyRows:
+        """The rows of a piece."""
+        if self._ended:
+            raise DecodeError("a copy goes on behind its trailer")
+        if not self._begun:
+            piece, self._begun = _without_header(piece), True
+        self._ended = len(piece) > 0 and piece.message(len(piece) - 1) == _TRAILER
+        return piece.part(0, len(piece) - self._ended)
+
+    def check(self) -> None:
+        """DecodeError if the last message was not the trailer."""
+        if not self._ended:
+            raise DecodeError("a copy ended without its trailer")
+
+
+def _from_socket(connection: Connection, command: str, piece_bytes: int) -> Iterator[CopyRows]:
+    line, ready = Line(connection), False
+    failed: psycopg.Error | None = None
+    try:
+        line.query(command)
+        while not ready:
+            frames = line.listen(piece_bytes)
+            begins, ends = frames.data_bodies()
+            if len(begins):
+                yield CopyRows(frames.data, begins, ends)
+            for index in frames.others():
+                ready = ready or frames.kind(index) == READY
+                if frames.kind(index) == ERROR:
+                    failed = error_of(frames.body(index))
+    except psycopg.OperationalError as error:
+        raise failed or error from None  # why the server has gone, if it said so
+    finally:
+        line.close()
+        if not ready:
+            connection.close()  # libpq does not know that there is more to come
+    if failed is not None:
+        raise failed
+
+
+def _from_libpq(connection: Connection, command: str, piece_bytes: int) -> Iterator[CopyRows]:
+    result = connection.pgconn.exec_(command.encode())
     if result.status != ExecStatus.COPY_OUT:
         raise psycopg.errors.error_from_result(result)
-    get = pgconn.get_copy_data
     rows: list[bytes] = []
     size = 0
-    count, data = get(0)
-    if count > 0:
-        rest = _without_header(bytes(data))
-        if rest:
-            rows, size = [rest], len(rest)
-        count, data = get(0)
+    count, data = connection.pgconn.get_copy_data(0)
     while count > 0:
         rows.append(data)  # type: ignore[arg-type]  # a memoryview, which join takes as well
         size += count
-        # The trailer is a message like a row. It is the last one, so it waits here until the end is seen.
-        if size >= piece_bytes or len(rows) > piece_rows:
-            yield make_rows(rows[:-1])
-            rows, size = rows[-1:], count
-        count, data = get(0)
-    _finish(connection)
-    if not rows or bytes(rows.pop()) != _TRAILER:
-        raise DecodeError("a copy ended without its trailer")
+        if size >= piece_bytes:
+            yield make_rows(rows)
+            rows, size = [], 0
+        count, data = connection.pgconn.get_copy_data(0)
     if rows:
         yield make_rows(rows)
+    _finish(connection)
 
 
 def _finish(connection: Connection) -> None:
@@ -108,8 +166,13 @@ def _finish(connection: Connection) -> None:
         raise psycopg.errors.error_from_result(failed)
 
 
-def _without_header(message: bytes) -> bytes:
-    """What is behind the header: the first row comes in the same message (or, of no rows, the trailer)."""
-    if not message.startswith(_SIGNATURE) or len(message) < _HEADER_BYTES:
+def _without_header(piece: CopyRows) -> CopyRows:
+    """Behind the header, the first row comes in the same message; of no rows, the trailer does."""
+    first = piece.message(0) if len(piece) else b""
+    if not first.startswith(_SIGNATURE) or len(first) < _HEADER_BYTES:
         raise DecodeError("a copy does not begin with its signature")
-    return message[_HEADER_BYTES:]
+    if len(first) == _HEADER_BYTES:
+        return piece.part(1, len(piece))
+    begins = piece.begins.copy()
+    begins[0] += _HEADER_BYTES
+    return CopyRows(piece.data, begins, piece.ends)

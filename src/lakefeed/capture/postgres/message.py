@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lakefeed.capture.postgres.slices import Bytes, Ints, integers, padded
+from lakefeed.capture.postgres.slices import PAD, Bytes, Ints, integers, padded
 from lakefeed.errors import DecodeError
 
 BEGIN, COMMIT, INSERT, UPDATE, DELETE = (ord(letter) for letter in "BCIUD")
@@ -55,16 +55,35 @@ class Run:
 def make_run(messages: list[bytes], *, skip: int = 0) -> Run:
     """A run of whole messages, each behind ``skip`` bytes of something else."""
     lengths = np.fromiter(map(len, messages), np.int64, len(messages))
-    if np.any(lengths <= skip):
-        raise DecodeError("a message is empty")
-    data = padded(messages)
     ends = np.cumsum(lengths)
-    begins = ends - lengths + skip
+    return run_of(padded(messages), ends - lengths + skip, ends)
+
+
+def run_of(data: Bytes, begins: Ints, ends: Ints) -> Run:
+    """A run of messages that lie anywhere in a padded buffer, in its order."""
+    if np.any(ends <= begins):
+        raise DecodeError("a message is empty")
     kinds = data[begins].astype(np.int64)
     if not np.all(_KNOWN[kinds]):
         strange = int(kinds[np.flatnonzero(~_KNOWN[kinds])[0]])
         raise DecodeError(f"a message of the unknown kind {chr(strange)!r}")
     return Run(data, begins, ends, kinds)
+
+
+def joined(runs: list[Run]) -> Run:
+    """Several runs as one: what is decoded together costs less than one by one."""
+    if len(runs) == 1:
+        return runs[0]
+    # Of each buffer, only the stretch that its run lies in.
+    pieces = [run.data[run.begins[0] : run.ends[-1]] for run in runs]
+    sizes = np.array([len(piece) for piece in pieces], np.int64)
+    moved = [at - run.begins[0] for at, run in zip(np.cumsum(sizes) - sizes, runs, strict=True)]
+    return Run(
+        np.concatenate([*pieces, np.zeros(PAD, np.uint8)]),
+        np.concatenate([run.begins + by for run, by in zip(runs, moved, strict=True)]),
+        np.concatenate([run.ends + by for run, by in zip(runs, moved, strict=True)]),
+        np.concatenate([run.kinds for run in runs]),
+    )
 
 
 @dataclass(frozen=True, slots=True)

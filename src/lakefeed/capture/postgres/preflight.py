@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lakefeed.capture.base import Finding, Level
-from lakefeed.capture.postgres.catalog import SourceTable, read_tables, sql_name, with_columns
+from lakefeed.capture.postgres.catalog import SourceTable, not_whole, read_tables, sql_name, with_columns
 from lakefeed.capture.postgres.database import Connection, Database
 from lakefeed.capture.postgres.names import Names, quoted
 from lakefeed.capture.postgres.publication import publication_statements, published, shortcomings
@@ -35,7 +35,15 @@ class _Server:
     senders_used: int
 
 
-def check_source(database: Database, names: Names, choose: Choose, *, provision: bool = True) -> tuple[Finding, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions:
+    """What of the source's configuration preflight has to know."""
+
+    provision: bool = True
+    before_images: bool = False
+
+
+def check_source(database: Database, names: Names, choose: Choose, options: CheckOptions) -> tuple[Finding, ...]:
     """All findings. An unreachable server is an error and not a finding."""
     with database.connection(names.slot) as connection:
         server = _server(connection)
@@ -47,8 +55,10 @@ def check_source(database: Database, names: Names, choose: Choose, *, provision:
             chosen = choose(there)
         except ConfigError as error:
             return (*found, Finding(level=Level.ERROR, problem=error.message, remedy=error.remedy))
-        found += _of_publication(connection, names, chosen, provision=provision)
-        found += _of_tables(connection, [there[table] for table in chosen])
+        tables = [there[table] for table in chosen]
+        found += _of_publication(connection, names, chosen, provision=options.provision)
+        found += _of_tables(connection, tables)
+        found += _without_before_images(connection, tables) if options.before_images else ()
         found += _left_out(there, chosen)
     return tuple(found)
 
@@ -190,9 +200,18 @@ def _of_table(connection: Connection, table: SourceTable) -> Iterator[Problem]:
             yield Level.ERROR, f"lake tables refuse the column name '{column.name}'", remedy
 
 
+def _without_before_images(connection: Connection, tables: Sequence[SourceTable]) -> Iterator[Finding]:
+    for table in tables:
+        lacking = not_whole(connection, table.oid)
+        if lacking:
+            problem = f"{table.id}: no before images, because its replica identity does not log old rows whole"
+            remedy = " ".join(f"ALTER TABLE {one} REPLICA IDENTITY FULL;" for one in lacking.values())
+            yield Finding(level=Level.WARNING, problem=problem, remedy=remedy, table=table.id)
+
+
 def _left_out(there: Mapping[TableId, SourceTable], chosen: Sequence[TableId]) -> Iterator[Finding]:
     """Tables of the schemas in question whose changes PostgreSQL cannot tell: said, not skipped in silence."""
-    schemas = {table.schema for table in chosen}
+    schemas = {table.schema for table in chosen or there}
     for table, source in there.items():
         if source.refusal is not None and table.schema in schemas:
             reason, remedy = source.refusal

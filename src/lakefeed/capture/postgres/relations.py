@@ -25,7 +25,7 @@ from lakefeed.capture.postgres.database import Connection
 from lakefeed.capture.postgres.layout import Layout
 from lakefeed.capture.postgres.message import Relation
 from lakefeed.capture.postgres.stale import judge, settled
-from lakefeed.change.change_set import ReseedNeeded, TableDropped, TableNotice
+from lakefeed.change.change_set import ReseedNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.table import TableId, TableSchema
 
 MADE_ANEW = "the table was dropped and created again"
@@ -123,8 +123,8 @@ class Relations:
         if before.schema.same_shape(schema) and (source is None or source.refusal is None):
             return Resolved(layout)
         notice = judge(before.schema, schema, source)
-        if notice is None and doubt is not None:
-            notice = ReseedNeeded(table, doubt)
+        if doubt is not None and not isinstance(notice, TableBlocked):
+            notice = ReseedNeeded(table, notice.reason if notice is not None else doubt)  # any row may differ
         return Resolved(layout, schema, (notice,) if notice is not None else ())
 
     def _schema(

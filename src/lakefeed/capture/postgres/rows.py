@@ -6,6 +6,8 @@ Rules:
 - An unchanged TOAST value is not sent. It is taken from the old image where there is one (REPLICA IDENTITY FULL), and
   listed as absent otherwise; it is never NULL.
 - A key is all or nothing: a row with a part of its key missing is a DecodeError.
+- A before image is the old row of an update or delete, and only a full one (REPLICA IDENTITY FULL, the mark O). There
+  PostgreSQL logs large values with it, so it is whole.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ from lakefeed.errors import DecodeError
 
 _NEW, _KEY, _OLD = ord("N"), ord("K"), ord("O")
 _TUPLE = 6  # kind, relation id (4), N or K or O
+
+PLACES = 3
+"""How many places of a change set belong to one row message: before image, delete and insert."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +61,17 @@ class _Tuples:
     old_is_full: Mask
 
 
-def decode_rows(run: Run, chosen: Ints, seqs: Ints, layout: Layout) -> Rows:
-    """The row messages ``chosen`` (all of one relation). Two places after ``seqs`` belong to each of them.
+def decode_rows(run: Run, chosen: Ints, seqs: Ints, layout: Layout, *, before_images: bool = False) -> Rows:
+    """The row messages ``chosen`` (all of one relation). ``PLACES`` from ``seqs`` on belong to each of them.
 
     UnfitError for a value that its column cannot hold; it names the column.
     """
-    tuples = _locate(run, chosen, seqs, layout)
+    tuples, olds = _locate(run, chosen, seqs, layout)
+    rows = _decode(run, tuples, layout)
+    return _interleaved(rows, _decode(run, olds, layout)) if before_images and len(olds.at) else rows
+
+
+def _decode(run: Run, tuples: _Tuples, layout: Layout) -> Rows:
     walked = walk(run.data, tuples.at, tuples.limit, len(layout.schema.columns))
     if np.any((walked.ends != tuples.limit) & (tuples.limit == run.ends[tuples.messages])):
         raise DecodeError("a row message has bytes left over")
@@ -75,7 +85,26 @@ def decode_rows(run: Run, chosen: Ints, seqs: Ints, layout: Layout) -> Rows:
     return Rows(columns, operations, tuples.seqs, tuples.messages, _absent(unsent, layout), incomplete)
 
 
-def _locate(run: Run, chosen: Ints, seqs: Ints, layout: Layout) -> _Tuples:
+def _interleaved(one: Rows, other: Rows) -> Rows:
+    """Both in order of their seqs. Each was decoded by itself: a delete and its before image are the same bytes."""
+    order = np.argsort(np.concatenate((one.seqs, other.seqs)), kind="stable")
+    places: Any = pa.array(order)
+
+    def merged(a: Any, b: Any) -> Any:
+        return pa.concat_arrays([a, b]).take(places)
+
+    return Rows(
+        columns=tuple(map(merged, one.columns, other.columns)),
+        operations=np.concatenate((one.operations, other.operations))[order],
+        seqs=np.concatenate((one.seqs, other.seqs))[order],
+        messages=np.concatenate((one.messages, other.messages))[order],
+        absent=merged(one.absent, other.absent),
+        incomplete=one.incomplete,
+    )
+
+
+def _locate(run: Run, chosen: Ints, seqs: Ints, layout: Layout) -> tuple[_Tuples, _Tuples]:
+    """The rows that the messages make, and the old rows among them that are whole."""
     begins, ends, kinds = run.begins[chosen], run.ends[chosen], run.kinds[chosen]
     if np.any(begins + _TUPLE > ends):
         raise DecodeError("a row message ends too early")
@@ -86,6 +115,7 @@ def _locate(run: Run, chosen: Ints, seqs: Ints, layout: Layout) -> _Tuples:
         raise DecodeError("a row message holds neither a new row nor an old one where it should")
     if not layout.schema.key and np.any(((kinds == UPDATE) & ~(marks == _OLD)) | ((kinds == DELETE) & (marks != _OLD))):
         raise DecodeError(f"a change of {layout.schema.table}, which has no key, came without the old row")
+    full = (marks == _OLD) & layout.whole_old_rows
     at = begins + _TUPLE
     with_old = (kinds == UPDATE) & has_old
     new_at, moved = at.copy(), np.zeros(len(at), dtype=bool)
@@ -93,19 +123,24 @@ def _locate(run: Run, chosen: Ints, seqs: Ints, layout: Layout) -> _Tuples:
         new_at[with_old], moved[with_old] = _second(run.data, at[with_old], ends[with_old], layout)
     news, olds = np.flatnonzero(kinds != DELETE), np.flatnonzero((kinds == DELETE) | moved)
     operation = np.where(kinds == INSERT, Operation.INSERT, np.where(moved, Operation.INSERT, Operation.UPDATE))
-    limit = np.where(moved, new_at - 1, ends)  # an old row ends where the N before the new one is
+    limit = np.where(with_old, new_at - 1, ends)  # an old row ends where the N before the new one is
     none = np.full(len(olds), -1)
+    first = seqs + 1  # behind the before image
     made = _Tuples(
         at=np.concatenate((new_at[news], at[olds])),
         limit=np.concatenate((ends[news], limit[olds])),
         messages=chosen[np.concatenate((news, olds))],
-        seqs=np.concatenate((seqs[news] + moved[news], seqs[olds])),
+        seqs=np.concatenate((first[news] + moved[news], first[olds])),
         operations=np.concatenate((operation[news], np.full(len(olds), int(Operation.DELETE)))),
         old=np.concatenate((np.where(with_old, at, -1)[news], none)),
-        old_is_full=np.concatenate(((marks == _OLD)[news], none > 0)),
+        old_is_full=np.concatenate((full[news], none > 0)),
     )
     order = np.argsort(made.seqs, kind="stable")
-    return _Tuples(*(getattr(made, name)[order] for name in _Tuples.__slots__))
+    whole = np.flatnonzero((kinds != INSERT) & full)
+    none = np.full(len(whole), -1)
+    before = np.full(len(whole), int(Operation.BEFORE))
+    images = _Tuples(at[whole], limit[whole], chosen[whole], seqs[whole], before, none, none > 0)
+    return _Tuples(*(getattr(made, name)[order] for name in _Tuples.__slots__)), images
 
 
 def _second(data: Bytes, at: Ints, ends: Ints, layout: Layout) -> tuple[Ints, Mask]:

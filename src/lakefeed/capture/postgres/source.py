@@ -21,6 +21,8 @@ class Postgres:
     ``dsn`` is a libpq connection string or URI; the password may come from PGPASSWORD or a password file instead, and
     is not shown by ``repr``. ``tables`` are glob patterns (see ``capture.patterns``) over ``schema.table``.
     ``text_columns`` are patterns over ``schema.table.column``: those columns are kept as PostgreSQL prints them.
+    With ``before_images`` rows are delivered as they were before each update and delete, too, of tables with REPLICA
+    IDENTITY FULL; the others have none.
     Without ``provision``, publication and slot must be there already: ``check`` prints the statements.
     """
 
@@ -30,6 +32,7 @@ class Postgres:
     capture: str = "log"
     provision: bool = True
     text_columns: Sequence[str] = ()
+    before_images: bool = False
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -54,5 +57,6 @@ class Postgres:
             tables=self.tables,
             text_columns=self.text_columns,
             provision=self.provision,
+            before_images=self.before_images,
             limits=self.limits,
         )

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from lakefeed.capture.postgres.catalog import SourceTable
-from lakefeed.change.change_set import ReseedNeeded, TableBlocked, TableNotice
+from lakefeed.change.change_set import ReseedNeeded, TableBlocked
 from lakefeed.change.schema_change import AddColumn, diff
 from lakefeed.change.table import Column, TableSchema
 
 
-def judge(before: TableSchema, after: TableSchema, source: SourceTable | None) -> TableNotice | None:
+def judge(before: TableSchema, after: TableSchema, source: SourceTable | None) -> ReseedNeeded | TableBlocked | None:
     """What has to be said beside the new schema; None if the lake can follow it as it is."""
     if source is not None and source.refusal is not None:
         reason, remedy = source.refusal
         return TableBlocked(after.table, reason, remedy)
-    reason_to_copy = _stale(before, after, source)
-    return ReseedNeeded(after.table, reason_to_copy) if reason_to_copy is not None else None
+    reasons = list(_stale(before, after, source))
+    if not reasons:
+        return None
+    doubted = tuple(column for _, column in reasons if column is not None)
+    return ReseedNeeded(after.table, reasons[0][0], doubted)
 
 
 def settled(before: TableSchema, after: TableSchema) -> TableSchema:
@@ -30,18 +34,20 @@ def settled(before: TableSchema, after: TableSchema) -> TableSchema:
     return replace(after, columns=columns)
 
 
-def _stale(before: TableSchema, after: TableSchema, source: SourceTable | None) -> str | None:
-    """Why the rows must be copied anew, None if they need not."""
+def _stale(before: TableSchema, after: TableSchema, source: SourceTable | None) -> Iterator[tuple[str, str | None]]:
+    """Why the rows of before may not be right any more, and in which column; None for the key."""
     was = {column.id: column for column in before.columns}
     renamed = {column.name: was[column.id].name for column in after.columns if column.id in was}
     if tuple(renamed.get(name) for name in after.key) != before.key:
-        return f"its key changed from ({', '.join(before.key)}) to ({', '.join(after.key)})"
+        yield f"its key changed from ({', '.join(before.key)}) to ({', '.join(after.key)})", None
     for column in after.columns:
         old = was.get(column.id)
         if old is not None and _rewritten(old, column):
-            return _retyped(old, column)
+            yield _retyped(old, column), column.name
     added = [change.column for change in diff(before, after) if isinstance(change, AddColumn)]
-    return next((reason for column in added if (reason := _unreadable(column, source)) is not None), None)
+    for column in added:
+        if (reason := _unreadable(column, source)) is not None:
+            yield reason, column.name
 
 
 def _rewritten(old: Column, new: Column) -> bool:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from lakefeed.capture.postgres.assemble import Assembler
 from lakefeed.capture.postgres.database import Connection
-from lakefeed.capture.postgres.message import COMMIT, make_run
+from lakefeed.capture.postgres.message import Run, joined
 from lakefeed.capture.postgres.slot import head
-from lakefeed.capture.postgres.walsender import GULP_SECONDS, HEADER_BYTES, Walsender
+from lakefeed.capture.postgres.walsender import GULP_SECONDS, Walsender
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.lsn import PostgresLsn
 
@@ -47,9 +47,10 @@ class ChangeStream:
         self._assembler = assembler
         self._connection = connection
         self._limits = limits
-        self._pending: list[bytes] = []  # messages that are not decoded yet
+        # Messages that are not decoded yet: whole transactions, then what has come of the next one.
+        self._whole: list[Run] = []
+        self._begun: list[Run] = []
         self._pending_bytes = 0
-        self._complete = 0  # how many of them end with a commit
         self._settled = self._asleep = False
         self._since_us = 0
         self._beat_at = time.monotonic()
@@ -87,19 +88,21 @@ class ChangeStream:
         if target is not None:
             wait = _ASK_SECONDS
         else:
-            wait = max(0.0, deadline - time.monotonic()) if self._assembler.is_empty and not self._pending else 0.02
+            wait = (
+                max(0.0, deadline - time.monotonic()) if self._assembler.is_empty and not self._pending_bytes else 0.02
+            )
         if self.walsender.gulping:
             wait = max(wait, 3 * GULP_SECONDS)
-        messages, idle_at = self.walsender.take(wait)
-        if messages:
-            self._add(messages)
+        runs, idle_at = self.walsender.take(wait)
+        for run in runs:
+            self._add(run)
         if idle_at is not None:
             self._flush()
-            if not self._pending:
+            if not self._pending_bytes:
                 self._assembler.advance(idle_at.position)
         if target is not None:
             self._look(idle_at is not None and idle_at.sent_us > self._since_us, target)
-        return bool(messages)
+        return bool(runs)
 
     def _look(self, answered: bool, target: PostgresLsn) -> None:
         """Find out whether everything up to ``target`` has come, also where the log ends inside a record there.
@@ -115,28 +118,31 @@ class ChangeStream:
             self._asleep, self._since_us = self._ask_activity()
         self.walsender.ask()
 
-    def _add(self, messages: list[bytes]) -> None:
-        last = next((at for at in range(len(messages) - 1, -1, -1) if messages[at][HEADER_BYTES] == COMMIT), -1)
-        if last >= 0:
-            self._complete = len(self._pending) + last + 1
-        self._pending += messages
-        self._pending_bytes += sum(map(len, messages))
+    def _add(self, run: Run) -> None:
+        last = run.last_commit() + 1
+        if last:
+            self._whole += [*self._begun, run.part(0, last)]
+            self._begun = []
+        if last < len(run):
+            self._begun.append(run.part(last, len(run)))
+        self._pending_bytes += run.size
         if self._pending_bytes > _PIECE_BYTES:
             self._flush()
-        # A piece of an open transaction goes in early only where no complete ones would have to wait for it.
+        # A piece of an open transaction goes in early only where no whole ones would have to wait for it.
         if self._pending_bytes > _PIECE_BYTES and (self._assembler.in_transaction or self._assembler.is_empty):
-            self._decode(len(self._pending))
+            self._decode(self._begun)
+            self._begun, self._pending_bytes = [], 0
 
     def _flush(self) -> None:
         """Decode the transactions that are complete."""
-        if self._complete:
-            self._decode(self._complete)
+        if self._whole:
+            self._decode(self._whole)
+            self._whole, self._pending_bytes = [], sum(run.size for run in self._begun)
 
-    def _decode(self, count: int) -> None:
-        taken, self._pending = self._pending[:count], self._pending[count:]
-        self._pending_bytes, self._complete = sum(map(len, self._pending)), 0
-        for at in range(0, count, _PIECE_MESSAGES):
-            self._assembler.add(make_run(taken[at : at + _PIECE_MESSAGES], skip=HEADER_BYTES))
+    def _decode(self, runs: list[Run]) -> None:
+        run = joined(runs)
+        for at in range(0, len(run), _PIECE_MESSAGES):
+            self._assembler.add(run.part(at, min(at + _PIECE_MESSAGES, len(run))))
 
     def _is_ready(self, more: bool, age_seconds: float) -> bool:
         assembler, limits = self._assembler, self._limits
@@ -148,7 +154,7 @@ class ChangeStream:
     def _is_over(self, target: PostgresLsn | None, late: bool) -> bool:
         if target is None:
             return late
-        return self._settled and not self._pending
+        return self._settled and not self._pending_bytes
 
     def _ask_activity(self) -> tuple[bool, int]:
         """Whether the walsender waits for more log (the event is spelled in two ways, by version), and the time now."""
@@ -169,7 +175,7 @@ class ChangeStream:
         late = time.monotonic() - self._beat_at >= limits.heartbeat_seconds
         if (
             not assembler.in_transaction
-            and not self._pending
+            and not self._pending_bytes
             and ahead > 0
             and (late or ahead >= limits.heartbeat_bytes)
         ):

@@ -8,6 +8,8 @@ Guarantees and limits, beyond the contract of ChangeCapture:
 - The time of a change is when its statement ran, by the clock of the writer's machine, in milliseconds.
 - The source is written to by ``prepare``, ``confirm``, ``uninstall``, and by ``live`` only to follow a schema change
   or to announce that a column holds values of several types or a key is NULL.
+- With ``before_images`` the triggers log rows as they were, too. There is none for a row that REPLACE replaces by one
+  of the same key, which is an insert here, and none for changes between the addition of a column and its being noticed.
 - Tables without a declared key get the rowid as key, in an extra first column ``_rowid``.
 - Not seen: rows that REPLACE removes through a unique index on an expression (``check`` warns), or because an INSERT
   gives an explicit rowid to a row of a table whose key is another one; writers that switch triggers off.
@@ -30,12 +32,13 @@ from lakefeed.capture.trigger.continuity import own_position, require_position
 from lakefeed.capture.trigger.database import Database, transaction
 from lakefeed.capture.trigger.install import uninstall
 from lakefeed.capture.trigger.meta import load_meta, read_head
-from lakefeed.capture.trigger.names import Names
+from lakefeed.capture.trigger.names import OLD_ROW, Names
 from lakefeed.capture.trigger.preflight import check_source
 from lakefeed.capture.trigger.preparation import prepare_tables
 from lakefeed.capture.trigger.shape import table_schema
 from lakefeed.capture.trigger.snapshot import TableChunk, plan_chunks
 from lakefeed.capture.trigger.stream import LogStream
+from lakefeed.change.batch import Operation
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position, SqliteSequence
 from lakefeed.change.table import TableId, TableSchema
@@ -48,19 +51,22 @@ class SqliteTriggers:
     """One database file, one pipeline. Made by ``Sqlite(...).bind(pipeline)``."""
 
     kind = SqliteSequence.kind
-    capabilities = Capabilities(
-        deletes=True,
-        before_images=False,
-        transactions=True,
-        schema_changes=True,
-        exact_snapshot=True,
-        snapshot_resume=True,
-    )
 
-    def __init__(self, database: Database, pipeline: str, *, tables: Sequence[str] = ("*",)) -> None:
+    def __init__(
+        self, database: Database, pipeline: str, *, tables: Sequence[str] = ("*",), before_images: bool = False
+    ) -> None:
+        self.capabilities = Capabilities(
+            deletes=True,
+            before_images=before_images,
+            transactions=True,
+            schema_changes=True,
+            exact_snapshot=True,
+            snapshot_resume=True,
+        )
         self._database = database
         self._names = Names(pipeline)
         self._patterns = tuple(tables)
+        self._before_images = before_images
         self._connection: sqlite3.Connection | None = None
         self._confirmations: Confirmations | None = None
         self._verified = 0
@@ -112,7 +118,7 @@ class SqliteTriggers:
 
     def prepare(self, tables: Sequence[TableId]) -> SqliteSequence:
         with self._working() as connection:
-            return prepare_tables(connection, self._names, tables, self._verified)
+            return prepare_tables(connection, self._names, tables, self._verified, before_images=self._before_images)
 
     def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
         with self._working() as connection, transaction(connection, "DEFERRED"):
@@ -134,7 +140,7 @@ class SqliteTriggers:
 
     def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
         with self._working() as connection, transaction(connection, "DEFERRED"):
-            stream = LogStream(self._database, self._names, connection)
+            stream = LogStream(self._database, self._names, connection, before_images=self._before_images)
             start = stream.confirmed if after is None else own_position(after)
             require_position(connection, self._names, start)
         return self._change_sets(stream, start, wait_seconds)
@@ -151,6 +157,8 @@ class SqliteTriggers:
                 return Lag()
             confirmed = meta.confirmed.sequence
             rows = max(0, read_head(connection, self._names).sequence - confirmed)
+            if any(one.before_images for one in meta.tables):
+                rows -= self._old_rows(connection, confirmed, confirmed + rows)
             oldest = connection.execute(
                 f"SELECT ts FROM {self._names.log} WHERE seq > ? ORDER BY seq LIMIT 1", (confirmed,)
             ).fetchone()
@@ -195,6 +203,11 @@ class SqliteTriggers:
             if self._connection is None:
                 raise _not_open()
             yield self._connection
+
+    def _old_rows(self, connection: sqlite3.Connection, after: int, upto: int) -> int:
+        """Rows of the log that are no changes: before images, and what never became one."""
+        query = f"SELECT count(*) FROM {self._names.log} WHERE seq > ? AND seq <= ? AND op IN (?, ?)"
+        return int(connection.execute(query, (after, upto, int(Operation.BEFORE), OLD_ROW)).fetchone()[0])
 
     def _choose(self, connection: sqlite3.Connection) -> tuple[TableId, ...]:
         """The tables that the patterns match. SQLite compares names without case, and so do patterns."""

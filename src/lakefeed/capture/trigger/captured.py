@@ -23,7 +23,7 @@ class Captured:
 
     ``slots`` are the log columns (c0, c1 …) of ``schema.columns``, in the same order. A slot belongs to one column
     for good, through renames, which is why it is also the column's stable id. ``sql`` is the CREATE statement as it
-    was when the triggers were last checked.
+    was when the triggers were last checked. ``before_images``: the triggers log rows as they were, too.
     """
 
     number: int
@@ -33,6 +33,7 @@ class Captured:
     rowid_key: bool
     sql: str
     state: State = State.LIVE
+    before_images: bool = False
 
     @property
     def table(self) -> TableId:
@@ -62,6 +63,7 @@ class Captured:
             "rowid_key": self.rowid_key,
             "sql": self.sql,
             "state": self.state.value,
+            "before_images": self.before_images,
         }
 
     @classmethod

@@ -1,14 +1,16 @@
 # ruff: noqa: S608 (names in SQL are quoted by database.quoted; values are bound)
 """Schema drift: what the capture does when the source's schema is not the one its triggers were made for.
 
-``follow_schema`` runs in one write transaction, and only after PRAGMA schema_version has changed. For each captured
-table it decides, from the text of its own triggers and from the catalog:
+``follow_schema`` runs in one write transaction, and only after PRAGMA schema_version or the source's option
+``before_images`` has changed. For each captured table it decides, from the text of its own triggers and from the
+catalog:
 
 | found                                        | done                                                                |
 |----------------------------------------------|---------------------------------------------------------------------|
 | triggers and table are gone                  | TableDropped                                                        |
 | triggers are on a table of another name      | TableDropped for the old name; triggers removed                     |
-| table is there, a trigger is missing         | new triggers, ReseedNeeded: the table was re-created                |
+| table is there, a trigger is missing         | new triggers, ReseedNeeded: the table was re-created;               |
+|                                              | TableBlocked if it cannot be captured as it is now                  |
 | another key                                  | new triggers, ReseedNeeded                                          |
 | columns added, dropped, renamed              | new triggers, new schema announced; rows changed since the addition |
 |                                              | and logged without the new column are logged again                  |
@@ -17,6 +19,7 @@ table it decides, from the text of its own triggers and from the catalog:
 
 | nothing, but the last column may have been   | ReseedNeeded if no row disproves it: the catalog reads the same     |
 | dropped and added again in the same words    |                                                                     |
+| before images are wanted now, or no longer   | new triggers                                                        |
 
 Announcements are marks in the log, so that they are delivered in order, and again if they were not confirmed.
 """
@@ -24,6 +27,7 @@ Announcements are marks in the log, so that they are delivered in order, and aga
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 
 from lakefeed.capture.trigger.captured import Captured, State
 from lakefeed.capture.trigger.catalog import SourceTable, read_table
@@ -41,34 +45,37 @@ from lakefeed.capture.trigger.meta import (
 )
 from lakefeed.capture.trigger.names import NOW, Names
 from lakefeed.capture.trigger.shape import Reshaped, mixed_columns, new_capture, reshape
-from lakefeed.capture.trigger.triggers import slot_names, trigger_statements
+from lakefeed.capture.trigger.triggers import looked_for, slot_names, trigger_statements
 from lakefeed.change.batch import Operation
-from lakefeed.change.change_set import ReseedNeeded, TableDropped
+from lakefeed.change.change_set import ReseedNeeded, TableBlocked, TableDropped
+from lakefeed.errors import TableStoppedError
 
 _DROP_AND_ADD = 2  # schema changes
 _ALWAYS = frozenset({"ai", "au", "ad"})
 _IMAGES = f"({int(Operation.INSERT)}, {int(Operation.UPDATE)})"
 
 
-def follow_schema(connection: sqlite3.Connection, names: Names, meta: Meta, verified: int) -> None:
+def follow_schema(
+    connection: sqlite3.Connection, names: Names, meta: Meta, verified: int, *, before_images: bool
+) -> None:
     """Bring every capture in line with the schema as it is. ``verified``: see Meta."""
     triggers = read_triggers(connection, names)
     steps = schema_version(connection) - meta.schema_version
     for captured in meta.tables:
         if captured.state is not State.DROPPED:
             one = _Table(connection, names, captured, verified, steps)
-            one.follow(triggers_of(triggers, names, captured.number))
+            one.follow(triggers_of(triggers, names, captured.number), before_images=before_images)
         elif not _has_rows(connection, names, captured.number):
             forget_table(connection, names, captured.number)
     put_verified(connection, names)
 
 
 def recapture(
-    connection: sqlite3.Connection, names: Names, source: SourceTable, mixed: frozenset[str]
-) -> Captured:  # fmt: skip
+    connection: sqlite3.Connection, names: Names, source: SourceTable, mixed: frozenset[str], *, before_images: bool
+) -> Captured:
     """Capture a table from scratch under a new number, whatever was there for it before."""
     number = next_number(connection, names)
-    captured = new_capture(source, number, mixed)
+    captured = replace(new_capture(source, number, mixed), before_images=before_images)
     install(connection, names, source, captured)
     put_table(connection, names, captured)
     return captured
@@ -90,27 +97,34 @@ class _Table:
         self._steps = steps
         self._since = f"seq > {verified} AND tab = {captured.number}"
 
-    def follow(self, installed: dict[str, Installed]) -> None:
+    def follow(self, installed: dict[str, Installed], *, before_images: bool) -> None:
         source = read_table(self._connection, self._old.name)
         if source is None or any(trigger.table != source.name for trigger in installed.values()):
             self._dropped()
         elif not _ALWAYS.issubset(installed):
-            self._from_scratch(source, "the table was re-created, or its triggers were removed")
+            reason = "the table was re-created, or its triggers were removed"
+            self._from_scratch(source, reason, before_images=before_images)
         elif self._key_changed(source, installed):
-            self._from_scratch(source, "its key changed")
+            self._from_scratch(source, "its key changed", before_images=before_images)
         else:
-            self._altered(source, installed)
+            self._altered(source, installed, before_images=before_images)
 
     def _dropped(self) -> None:
         remove(self._connection, self._names, self._old.number)
         put_table(self._connection, self._names, self._old.with_state(State.DROPPED))
         add_mark(self._connection, self._names, notice=TableDropped(self._old.table))
 
-    def _from_scratch(self, source: SourceTable, reason: str) -> None:
+    def _from_scratch(self, source: SourceTable, reason: str, *, before_images: bool) -> None:
         remove(self._connection, self._names, self._old.number)
         forget_table(self._connection, self._names, self._old.number)
         mixed = mixed_columns(self._connection, source)
-        captured = recapture(self._connection, self._names, source, mixed)
+        try:
+            captured = recapture(self._connection, self._names, source, mixed, before_images=before_images)
+        except TableStoppedError as error:
+            put_table(self._connection, self._names, self._old.with_state(State.BLOCKED))
+            notice = TableBlocked(self._old.table, error.message, error.remedy)
+            add_mark(self._connection, self._names, notice=notice)
+            return
         self._announce(captured, reason)
 
     def _key_changed(self, source: SourceTable, installed: dict[str, Installed]) -> bool:
@@ -119,20 +133,26 @@ class _Table:
         current = slot_names(installed["ai"].sql)
         return tuple(current.get(slot) for slot in self._old.key_slots) != source.key
 
-    def _altered(self, source: SourceTable, installed: dict[str, Installed]) -> None:
+    def _altered(self, source: SourceTable, installed: dict[str, Installed], *, before_images: bool) -> None:
         new = reshape(self._old, source, slot_names(installed["ai"].sql))
         wanted = trigger_statements(self._names, source, new.captured)
         have = {event: trigger.sql for event, trigger in installed.items()}
-        if wanted != have:
-            install(self._connection, self._names, source, new.captured)
-        if new.captured != self._old:
-            put_table(self._connection, self._names, new.captured)
+        captured = replace(new.captured, before_images=before_images)
+        if wanted != have or captured.before_images != self._old.before_images:
+            install(self._connection, self._names, source, captured)
+        if captured != self._old:
+            put_table(self._connection, self._names, captured)
         self._log_again(source, new)
-        self._announce(new.captured, new.reason or self._missed(source, wanted, have) or self._readded(source, new))
+        missed = self._missed(source, wanted, have) or self._readded(source, new)
+        if missed is not None:
+            self._announce(captured, missed)
+        else:
+            self._announce(captured, new.reason, new.doubted)
 
     def _missed(self, source: SourceTable, wanted: dict[str, str], have: dict[str, str]) -> str | None:
         """Why changes may have gone unseen since ``verified``, if they may."""
-        if "bi" in wanted and wanted["bi"] != have.get("bi") and self._count(f"op IN {_IMAGES}"):
+        finds, found = looked_for(wanted.get("bi")), looked_for(have.get("bi"))
+        if finds is not None and finds != found and self._count(f"op IN {_IMAGES}"):
             return "rows changed after a unique index was made, and REPLACE may have removed some unseen"
         if source.renumbered_by_vacuum and was_vacuumed(self._connection, self._names) and self._dense(source):
             return "VACUUM may have renumbered the rows of this table, which has no key"
@@ -144,9 +164,9 @@ class _Table:
             return f"the column {last} may have been dropped and added again"
         return None
 
-    def _announce(self, captured: Captured, reason: str | None) -> None:
+    def _announce(self, captured: Captured, reason: str | None, columns: tuple[str, ...] | None = None) -> None:
         schema = None if captured.schema == self._old.schema else captured.schema
-        notice = ReseedNeeded(captured.table, reason) if reason else None
+        notice = ReseedNeeded(captured.table, reason, columns) if reason else None
         if schema or notice:
             add_mark(self._connection, self._names, schema=schema, notice=notice)
 
@@ -154,6 +174,8 @@ class _Table:
         """Rows that were logged while the triggers did not know the added columns: their images as they are now."""
         if not new.added:
             return
+        # An old row among them lacks a value that nobody can tell any more.
+        self._connection.execute(f"DELETE FROM {self._names.log} WHERE {self._since} AND op = {int(Operation.BEFORE)}")
         captured = new.captured
         slots = ", ".join(f"c{slot}" for slot in captured.slots)
         rowid = source.rowid or ""

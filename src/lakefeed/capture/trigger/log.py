@@ -23,7 +23,8 @@ WINDOW_ROWS = 50_000
 """Rows of the log that are read at once, in one short read transaction: writers without WAL wait for no longer."""
 _FEW_TABLES = 2
 _WINDOW_BYTES = 64 * 1024 * 1024
-_CHANGES = f"op BETWEEN {int(Operation.INSERT)} AND {int(Operation.DELETE)}"
+_DELIVERED = (Operation.INSERT, Operation.UPDATE, Operation.DELETE, Operation.BEFORE)
+_ROWS = f"op IN ({', '.join(str(int(operation)) for operation in _DELIVERED)})"
 _META = {field.name: field.type for field in METADATA}
 
 
@@ -78,7 +79,7 @@ class LogRange:
         slots = ", ".join(f"c{slot}" for slot in captured.slots)
         query = (
             f"SELECT seq, op, ts, {slots} FROM {self.names.log}"
-            f" WHERE seq > ? AND seq <= ? AND tab = {captured.number} AND {_CHANGES} ORDER BY seq"
+            f" WHERE seq > ? AND seq <= ? AND tab = {captured.number} AND {_ROWS} ORDER BY seq"
         )
         try:
             return connection.execute(query, (low, high)).fetchall()
@@ -123,7 +124,7 @@ def is_undecodable(error: sqlite3.OperationalError) -> bool:
 
 
 def _present(connection: sqlite3.Connection, names: Names, low: int, high: int) -> set[int]:
-    query = f"SELECT DISTINCT tab FROM {names.log} WHERE seq > ? AND seq <= ? AND {_CHANGES}"
+    query = f"SELECT DISTINCT tab FROM {names.log} WHERE seq > ? AND seq <= ? AND {_ROWS}"
     return {number for (number,) in connection.execute(query, (low, high))}
 
 
@@ -136,7 +137,7 @@ def _inspect(connection: sqlite3.Connection, names: Names, captured: Captured, a
     null_key = " OR ".join(f"c{slot} IS NULL" for slot in captured.key_slots)
     listed = ", ".join(["count(*)", f"max({null_key})", *(f"max({test})" for test in tests.values())])
     rows, null, *found = connection.execute(
-        f"SELECT {listed} FROM {names.log} WHERE seq > ? AND seq <= ? AND tab = {captured.number} AND {_CHANGES}",
+        f"SELECT {listed} FROM {names.log} WHERE seq > ? AND seq <= ? AND tab = {captured.number} AND {_ROWS}",
         (after, upto),
     ).fetchone()
     mixed = frozenset(name for name, wrong in zip(tests, found, strict=True) if wrong)

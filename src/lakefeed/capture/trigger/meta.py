@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lakefeed.capture.trigger.captured import Captured, State
-from lakefeed.capture.trigger.names import CANDIDATE, MARK, NOW, Names
+from lakefeed.capture.trigger.names import CANDIDATE, MARK, NOW, OLD_ROW, Names
 from lakefeed.change.change_set import ReseedNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.position import SqliteSequence
 from lakefeed.change.table import TableId, TableSchema
@@ -34,6 +34,11 @@ class Meta:
     def captured(self, table: TableId) -> Captured | None:
         """The capture of ``table`` that is in force, if there is one."""
         return next((one for one in self.tables if one.table == table and one.state is not State.DROPPED), None)
+
+    def is_right(self, schema_version: int, *, before_images: bool) -> bool:
+        """Whether the triggers were made for this very schema, and log what is asked for."""
+        there = [one for one in self.tables if one.state is not State.DROPPED]
+        return self.schema_version == schema_version and all(one.before_images == before_images for one in there)
 
 
 def load_meta(connection: sqlite3.Connection, names: Names) -> Meta | None:
@@ -111,7 +116,7 @@ def schema_version(connection: sqlite3.Connection) -> int:
 def read_head(connection: sqlite3.Connection, names: Names) -> SqliteSequence:
     """The newest place in the log. A commit boundary, because SQLite shows committed transactions only."""
     row = connection.execute(
-        f"SELECT seq, ts FROM {names.log} WHERE op <> {CANDIDATE} ORDER BY seq DESC LIMIT 1"
+        f"SELECT seq, ts FROM {names.log} WHERE op NOT IN ({CANDIDATE}, {OLD_ROW}) ORDER BY seq DESC LIMIT 1"
     ).fetchone()
     if row is None:
         raise SourceSetupError(
@@ -148,21 +153,24 @@ def read_marks(
     return tuple({schema.table: schema for schema in schemas}.values()), tuple(dict.fromkeys(notices))
 
 
-def _notice_json(notice: TableNotice) -> dict[str, str]:
-    data = {"kind": type(notice).__name__, "table": str(notice.table)}
+def _notice_json(notice: TableNotice) -> dict[str, Any]:
+    data: dict[str, Any] = {"kind": type(notice).__name__, "table": str(notice.table)}
     if isinstance(notice, ReseedNeeded | TableBlocked):
         data["reason"] = notice.reason
+    if isinstance(notice, ReseedNeeded):
+        data["columns"] = notice.columns
     if isinstance(notice, TableBlocked):
         data["remedy"] = notice.remedy
     return data
 
 
-def _notice(data: dict[str, str]) -> TableNotice:
+def _notice(data: dict[str, Any]) -> TableNotice:
     table = TableId.parse(data["table"])
     if data["kind"] == TableDropped.__name__:
         return TableDropped(table)
     if data["kind"] == ReseedNeeded.__name__:
-        return ReseedNeeded(table, data["reason"])
+        columns = data.get("columns")  # marks of an older version have none
+        return ReseedNeeded(table, data["reason"], tuple(columns) if columns is not None else None)
     return TableBlocked(table, data["reason"], data["remedy"])
 
 

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 
 from lakefeed.capture.trigger.database import quoted
 
-EVENTS = ("bi", "bu", "ai", "au", "ad")
-"""before insert, before update, after insert, after update, after delete"""
+EVENTS = ("bi", "bu", "bd", "ai", "au", "ad")
+"""before insert, before update, before delete, after insert, after update, after delete"""
 
 CANDIDATE = 0
 """Operation in the log: the key of a row that REPLACE may be about to remove. Never delivered."""
+OLD_ROW = 7
+"""Operation in the log: a row that is about to be changed. Its change makes it a before image; never delivered else."""
 MARK = 9
 """Operation in the log: a schema or notice to announce at this place, as JSON in c0, or just a place (NULL)."""
 

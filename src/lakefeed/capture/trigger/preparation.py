@@ -28,7 +28,7 @@ from lakefeed.errors import SourceSetupError
 
 
 def prepare_tables(
-    connection: sqlite3.Connection, names: Names, tables: Sequence[TableId], verified: int
+    connection: sqlite3.Connection, names: Names, tables: Sequence[TableId], verified: int, *, before_images: bool
 ) -> SqliteSequence:
     """Capture ``tables`` from here on, those that are captured already as before. Returns the log's head.
 
@@ -36,27 +36,30 @@ def prepare_tables(
     """
     meta = load_meta(connection, names)
     missing = [table for table in tables if not _is_live(meta, table)]
-    if meta is not None and not missing and schema_version(connection) == meta.schema_version:
+    version = schema_version(connection)
+    if meta is not None and not missing and meta.is_right(version, before_images=before_images):
         return read_head(connection, names)
     with transaction(connection, "DEFERRED"):  # reads whole tables, so it comes before the lock
         mixed = {table: mixed_columns(connection, _source(connection, table)) for table in missing}
     with transaction(connection, "IMMEDIATE"):
         if load_meta(connection, names) is None:
             create_meta(connection, names)
-        _bring_up_to_date(connection, names, verified)
+        _bring_up_to_date(connection, names, verified, before_images=before_images)
         for table in missing:
-            _capture(connection, names, table, mixed[table])
+            _capture(connection, names, table, mixed[table], before_images=before_images)
         put_verified(connection, names)
         return read_head(connection, names)
 
 
-def _bring_up_to_date(connection: sqlite3.Connection, names: Names, verified: int) -> None:
+def _bring_up_to_date(connection: sqlite3.Connection, names: Names, verified: int, *, before_images: bool) -> None:
     meta = load_meta(connection, names)
-    if meta is not None and meta.schema_version != schema_version(connection):
-        follow_schema(connection, names, meta, max(meta.verified, verified))
+    if meta is not None and not meta.is_right(schema_version(connection), before_images=before_images):
+        follow_schema(connection, names, meta, max(meta.verified, verified), before_images=before_images)
 
 
-def _capture(connection: sqlite3.Connection, names: Names, table: TableId, mixed: frozenset[str]) -> None:
+def _capture(
+    connection: sqlite3.Connection, names: Names, table: TableId, mixed: frozenset[str], *, before_images: bool
+) -> None:
     meta = load_meta(connection, names)
     if _is_live(meta, table):
         return  # following the schema has just done it
@@ -64,7 +67,7 @@ def _capture(connection: sqlite3.Connection, names: Names, table: TableId, mixed
         if old.table == table:
             remove(connection, names, old.number)
             forget_table(connection, names, old.number)
-    recapture(connection, names, _source(connection, table), mixed)
+    recapture(connection, names, _source(connection, table), mixed, before_images=before_images)
     add_mark(connection, names)
 
 

@@ -23,11 +23,16 @@ WIDEST = 1990
 
 @dataclass(frozen=True, slots=True)
 class Reshaped:
-    """A capture after an ALTER TABLE. ``reason`` says why its rows must be copied anew, None if they need not."""
+    """A capture after an ALTER TABLE.
+
+    ``reason`` says why what is known of its rows may be wrong, None if it is not; ``doubted`` are the columns that are
+    concerned, None if any may be.
+    """
 
     captured: Captured
     added: tuple[str, ...]
     reason: str | None
+    doubted: tuple[str, ...] | None = None
 
 
 def key_columns(source: SourceTable) -> tuple[str, ...]:
@@ -74,7 +79,7 @@ def reshape(old: Captured, source: SourceTable, names: Mapping[int, str]) -> Res
     """The same capture over the table as it is now. ``names`` tells what each slot's column is called now."""
     kept = _kept(old, source, names)
     before = dict(zip(old.slots, old.schema.columns, strict=True))
-    slots, columns, added, reasons = [], [], [], []
+    slots, columns, added, doubted = [], [], [], dict[str, str]()
     next_slot = old.next_slot
     if old.rowid_key:
         slots.append(old.key_slots[0])
@@ -88,13 +93,13 @@ def reshape(old: Captured, source: SourceTable, names: Mapping[int, str]) -> Res
             made, reason = _added(column)
             columns.append(replace(made, id=f"{old.number}.{slot}"))
             added.append(column.name)
-            reasons += [reason] if reason else []
+            doubted |= {column.name: reason} if reason else {}
         slots.append(slot)
-    if not _explained(old, source, kept, added):
-        reasons.append("its definition changed in a way that cannot be followed")
     schema = TableSchema(old.table, tuple(columns), source.key or old.schema.key)
     captured = replace(old, schema=schema, slots=tuple(slots), next_slot=next_slot, sql=source.sql)
-    return Reshaped(captured, tuple(added), reasons[0] if reasons else None)
+    if not _explained(old, source, kept, added):
+        return Reshaped(captured, tuple(added), "its definition changed in a way that cannot be followed")
+    return Reshaped(captured, tuple(added), next(iter(doubted.values()), None), tuple(doubted))
 
 
 def mixed_columns(connection: sqlite3.Connection, source: SourceTable) -> frozenset[str]:

@@ -20,7 +20,8 @@ class Sqlite:
     """A SQLite database file.
 
     ``tables`` are glob patterns (see ``capture.patterns``). ``busy_timeout_seconds`` is how long to wait for a lock
-    that another connection holds. ConfigError for a path that is no file and for a mechanism that there is not.
+    that another connection holds. With ``before_images`` rows are delivered as they were before each update and delete,
+    too, which the writer pays for. ConfigError for a path that is no file and for a mechanism that there is not.
     """
 
     path: str | PathLike[str]
@@ -28,6 +29,7 @@ class Sqlite:
     tables: Sequence[str] = ("*",)
     capture: str = "trigger"
     busy_timeout_seconds: float = 5.0
+    before_images: bool = False
 
     def __post_init__(self) -> None:
         if not Path(self.path).is_file():
@@ -43,4 +45,9 @@ class Sqlite:
 
     def bind(self, pipeline: str) -> ChangeCapture:
         path = str(Path(self.path).absolute())  # chunks are read by processes that may have another directory
-        return SqliteTriggers(Database(path, self.busy_timeout_seconds), pipeline, tables=tuple(self.tables))
+        return SqliteTriggers(
+            Database(path, self.busy_timeout_seconds),
+            pipeline,
+            tables=tuple(self.tables),
+            before_images=self.before_images,
+        )

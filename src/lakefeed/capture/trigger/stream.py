@@ -2,7 +2,8 @@
 """LogStream: cuts change sets from the log, following the schema and the values as they change.
 
 Steps of one cut:
-  1. one read transaction: schema version and head. Another schema version: follow it (drift), then again
+  1. one read transaction: schema version and head. Another schema version, or triggers that do not log what is asked
+     for: follow it (drift), then again
   2. inspect (after, head]: values that do not fit their column, NULLs in keys. Any: announce, then again
   3. read the announcements in (after, head] and hand out the range, to be read lazily
 """
@@ -37,10 +38,13 @@ from lakefeed.errors import SourceSetupError
 class LogStream:
     """Reads on the capture's connection. ``verified``: see Meta."""
 
-    def __init__(self, database: Database, names: Names, connection: sqlite3.Connection) -> None:
+    def __init__(
+        self, database: Database, names: Names, connection: sqlite3.Connection, *, before_images: bool
+    ) -> None:
         self._database = database
         self._names = names
         self._connection = connection
+        self._before_images = before_images
         self._meta = self._load()
         self.verified = self._meta.verified
 
@@ -73,12 +77,13 @@ class LogStream:
             with transaction(self._connection, "DEFERRED"):
                 version = schema_version(self._connection)
                 head = read_head(self._connection, self._names)
-            if version == self._meta.schema_version:
+            if self._meta.is_right(version, before_images=self._before_images):
                 self.verified = max(self.verified, head.sequence)
                 return head
             with transaction(self._connection, "IMMEDIATE"):
                 self._meta = self._load()
-                follow_schema(self._connection, self._names, self._meta, max(self.verified, self._meta.verified))
+                verified = max(self.verified, self._meta.verified)
+                follow_schema(self._connection, self._names, self._meta, verified, before_images=self._before_images)
             self._meta = self._load()
 
     def _announce(self, troubled: Sequence[Inspection]) -> None:
@@ -103,7 +108,8 @@ class LogStream:
         listed = ", ".join(sorted(wrong))
         reason = f"values that the declared type does not fit make it text: {listed}"
         put_table(self._connection, self._names, new)
-        add_mark(self._connection, self._names, schema=new.schema, notice=ReseedNeeded(captured.table, reason))
+        notice = ReseedNeeded(captured.table, reason, tuple(sorted(wrong)))
+        add_mark(self._connection, self._names, schema=new.schema, notice=notice)
 
     def _block(self, captured: Captured) -> None:
         if captured.state is State.DROPPED:

@@ -1,7 +1,7 @@
 # ruff: noqa: S608 (names in SQL are quoted by database.quoted; values are bound)
 """The triggers of one captured table, as SQL.
 
-Four facts of SQLite shape them.
+Five facts of SQLite shape them.
 
 1. A trigger that says NEW."a" makes SQLite refuse ALTER TABLE … DROP COLUMN a. So only key columns, which cannot be
    dropped, are named that way; the others are read back from the table, each by a scalar subquery, inside a scope
@@ -18,6 +18,10 @@ Four facts of SQLite shape them.
    with NEW., they can be dropped only after the index is dropped *and* the capture has noticed that.
 4. 'a' and 'A' may be one key by the column's collation, 1 and 1.0 by value: a key has changed if its bytes or its
    type have.
+5. Fact 1 holds for OLD. as well, and in an AFTER trigger the old row is in the table no more. So where before images
+   are asked for, a BEFORE trigger logs the row while it is there (OLD_ROW), and the AFTER trigger turns the newest one
+   of that key into a before image, at the end of the log if something was logged in between (a cascade, a user's
+   trigger, a row that REPLACE removed). One whose statement was then ignored stays behind; readers skip it.
 """
 
 from __future__ import annotations
@@ -27,18 +31,25 @@ import re
 from lakefeed.capture.trigger.captured import Captured
 from lakefeed.capture.trigger.catalog import SourceTable, UniqueIndex
 from lakefeed.capture.trigger.database import quoted
-from lakefeed.capture.trigger.names import CANDIDATE, NOW, Names
+from lakefeed.capture.trigger.names import CANDIDATE, NOW, OLD_ROW, Names
 from lakefeed.change.batch import Operation
 
 # Candidates that nobody has resolved may belong to a statement around this one (a user's trigger on the same table),
 # so the newest few are left for it; older ones are of INSERTs that were ignored.
 _CANDIDATES_KEPT = 16
+_VICTIM = "_lakefeed_victim"  # an alias that no table of the user has
+_FOUND = re.compile(r"/\*<\*/(.*?)/\*>\*/", re.DOTALL)
 _SLOT = re.compile(r"""/\*(\d+)\*/(?:\(SELECT |NEW\.)"((?:[^"]|"")*)\"""")
 
 
 def slot_names(trigger: str) -> dict[int, str]:
     """Slot → name of its column, as SQLite keeps the text of an AFTER INSERT trigger up to date."""
     return {int(slot): name.replace('""', '"') for slot, name in _SLOT.findall(trigger)}
+
+
+def looked_for(trigger: str | None) -> list[str] | str | None:
+    """What finds candidates in a BEFORE trigger, as SQLite keeps it up to date. What is logged of them is no part."""
+    return _FOUND.findall(trigger or "") or trigger
 
 
 def trigger_statements(names: Names, source: SourceTable, captured: Captured) -> dict[str, str]:
@@ -56,19 +67,21 @@ class _Writer:
         self._locator = (quoted(source.rowid),) if source.rowid else tuple(map(quoted, source.key))
         self._key = (quoted(source.rowid or ""),) if captured.rowid_key else tuple(map(quoted, source.key))
         self._key_slots = [f"c{slot}" for slot in captured.key_slots]
+        self._slots = [f"c{slot}" for slot in captured.slots]
+        self._old_key = [f"OLD.{name}" for name in self._key]
         self._mine = f"op = {CANDIDATE} AND tab = {captured.number}"
 
     def statements(self) -> dict[str, str]:
-        resolve = self._resolve() if self._source.conflicts else []
+        resolve = self._resolve()
         bodies = {
             "ai": ("AFTER INSERT", [*resolve, self._image(str(int(Operation.INSERT)))]),
-            "au": ("AFTER UPDATE", [*resolve, *self._update()]),
-            "ad": ("AFTER DELETE", [self._delete("1")]),
+            "au": ("AFTER UPDATE", [*self._no_victim(), *resolve, *self._update()]),
+            "ad": ("AFTER DELETE", [*self._before(self._gone(self._old_key)), self._delete("1"), *self._no_victim()]),
+            "bi": ("BEFORE INSERT", self._candidates("NEW")),
+            "bu": ("BEFORE UPDATE", [*self._candidates("OLD"), *self._old_row()]),
+            "bd": ("BEFORE DELETE", self._old_row()),
         }
-        if self._source.conflicts:
-            bodies["bi"] = ("BEFORE INSERT", self._candidates("NEW"))
-            bodies["bu"] = ("BEFORE UPDATE", self._candidates("OLD"))
-        return {event: self._create(event, when, body) for event, (when, body) in bodies.items()}
+        return {event: self._create(event, when, body) for event, (when, body) in bodies.items() if body}
 
     def _create(self, event: str, when: str, body: list[str]) -> str:
         name = quoted(self._names.trigger(self._captured.number, event))
@@ -82,31 +95,79 @@ class _Writer:
 
     def _image(self, operation: str) -> str:
         """Log the row as it is now, if it is still there."""
-        here = " AND ".join(f"{name} = NEW.{name}" for name in self._locator)
-        slots, values, scope = [], [], []
+        rest = f"FROM {self._scope()} WHERE {self._there('NEW')}"
+        return self._insert(operation, self._slots, self._values("NEW", self._here("NEW")), rest)
+
+    def _here(self, row: str) -> str:
+        """SQL: the table's row is the one that ``row`` (NEW, OLD or an alias) has the locator of."""
+        return " AND ".join(f"{name} = {row}.{name}" for name in self._locator)
+
+    def _there(self, row: str) -> str:
+        return f"EXISTS (SELECT 1 FROM {self._table} WHERE {self._here(row)})"
+
+    def _values(self, row: str, here: str) -> list[str]:
+        """A row's values by slot: the key out of ``row``, the rest out of the table, which is fact 1."""
+        values = []
         for column, slot in zip(self._captured.schema.columns, self._captured.slots, strict=True):
             name = quoted(column.name)
-            slots.append(f"c{slot}")
             if self._captured.rowid_key and column.name == self._captured.schema.key[0]:
-                values.append(f"NEW.{self._key[0]}")
-                continue
-            scope.append(f"NULL AS {name}")
-            is_key = column.name in self._source.key
-            values.append(
-                f"/*{slot}*/NEW.{name}" if is_key else f"/*{slot}*/(SELECT {name} FROM {self._table} WHERE {here})"
-            )
-        there = f"EXISTS (SELECT 1 FROM {self._table} WHERE {here})"
-        return self._insert(operation, slots, values, f"FROM (SELECT {', '.join(scope)}) WHERE {there}")
+                values.append(f"{row}.{self._key[0]}")
+            elif column.name in self._source.key:
+                values.append(f"/*{slot}*/{row}.{name}")
+            else:
+                values.append(f"/*{slot}*/(SELECT {name} FROM {self._table} WHERE {here})")
+        return values
+
+    def _scope(self) -> str:
+        """A NULL of every name, for columns that are dropped under the trigger."""
+        key = self._captured.schema.key[0] if self._captured.rowid_key else None
+        names = [quoted(column.name) for column in self._captured.schema.columns if column.name != key]
+        return f"(SELECT {', '.join(f'NULL AS {name}' for name in names)})"
+
+    def _old_row(self) -> list[str]:
+        """Log the row that is about to be changed."""
+        if not self._captured.before_images:
+            return []
+        rest = f"FROM {self._scope()} WHERE {self._known(self._old_key)}"
+        return [self._insert(str(OLD_ROW), self._slots, self._values("OLD", self._here("OLD")), rest)]
+
+    def _before(self, condition: str) -> list[str]:
+        """Make the old row a before image, at the end of the log, if its change is to be logged next.
+
+        Mostly it is there already. A before image at the end is the one that was just made: its change follows.
+        """
+        if not self._captured.before_images:
+            return []
+        log, before = self._names.log, int(Operation.BEFORE)
+        mine = f"op = {OLD_ROW} AND tab = {self._captured.number} AND {self._logged()}"
+        last = f"(SELECT max(seq) FROM {log})"
+        done = f"(SELECT op = {before} FROM {log} WHERE seq = {last})"
+        newest = f"(SELECT seq FROM {log} WHERE {mine} ORDER BY seq DESC LIMIT 1)"
+        further_back = f"seq = CASE WHEN NOT {done} AND {condition} THEN {newest} END"
+        return [
+            f"UPDATE {log} SET op = {before} WHERE seq = {last} AND {mine} AND {condition}",
+            f"UPDATE {log} SET op = {before}, seq = {last} + 1 WHERE {further_back}",
+        ]
+
+    def _logged(self) -> str:
+        """SQL: an entry of the log has the old row's key."""
+        return " AND ".join(_identical(*pair) for pair in zip(self._key_slots, self._old_key, strict=True))
+
+    def _no_victim(self) -> list[str]:
+        """This row is told by its own trigger, and what was logged of it for an INSERT that was ignored is outdated."""
+        if not self._captured.before_images or not self._source.conflicts:
+            return []
+        return [f"DELETE FROM {self._names.log} WHERE {self._mine} AND {self._logged()}"]
 
     def _update(self) -> list[str]:
         changed = " OR ".join(f"NOT ({_identical(f'OLD.{name}', f'NEW.{name}')})" for name in self._key)
         image = self._image(f"CASE WHEN {changed} THEN {int(Operation.INSERT)} ELSE {int(Operation.UPDATE)} END")
-        return [self._delete(f"({changed})"), image]
+        ends = f"CASE WHEN {changed} THEN {self._gone(self._old_key)} ELSE {self._there('NEW')} END"
+        return [*self._before(ends), self._delete(f"({changed})"), image]
 
     def _delete(self, condition: str) -> str:
-        values = [f"OLD.{name}" for name in self._key]
-        rest = f"WHERE {condition} AND {self._known(values)} AND {self._gone(values)}"
-        return self._insert(str(int(Operation.DELETE)), self._key_slots, values, rest)
+        rest = f"WHERE {condition} AND {self._known(self._old_key)} AND {self._gone(self._old_key)}"
+        return self._insert(str(int(Operation.DELETE)), self._key_slots, self._old_key, rest)
 
     def _known(self, key: list[str]) -> str:
         """SQL: a whole key. Rows with a NULL in it are never delivered, so there is nothing to delete."""
@@ -121,27 +182,51 @@ class _Writer:
 
     def _candidates(self, itself: str) -> list[str]:
         """Log the keys of rows that conflict with the new one; the row itself (by its key) is none."""
+        if not self._source.conflicts:
+            return []
         other = " OR ".join(f"NOT ({_identical(name, f'{itself}.{name}')})" for name in self._key)
         log = self._names.log
         where = f"({other}) AND {self._known(list(self._key))}"
         found = [
-            self._insert(
-                str(CANDIDATE),
-                self._key_slots,
-                list(self._key),
-                f"FROM {self._table} WHERE {_conflict(index)} AND {where}",
-            )
+            self._candidate(f"FROM {self._table} WHERE {_conflict(index)} AND {where}")
             for index in self._source.conflicts
         ]
         old = f"DELETE FROM {log} WHERE {self._mine} AND seq <= (SELECT max(seq) FROM {log}) - {_CANDIDATES_KEPT}"
         return [old, *found]
 
+    def _candidate(self, found: str) -> str:
+        """Log a candidate's key, and the rest of it where a before image may be asked for."""
+        if not self._captured.before_images:
+            return self._insert(str(CANDIDATE), self._key_slots, list(self._key), found)
+        names = ", ".join(f"{name} AS {name}" for name in dict.fromkeys((*self._locator, *self._key)))
+        rest = f"FROM (SELECT {names} /*<*/{found}/*>*/) AS {_VICTIM}, {self._scope()}"
+        return self._insert(str(CANDIDATE), self._slots, self._values(_VICTIM, self._here(_VICTIM)), rest)
+
     def _resolve(self) -> list[str]:
+        """Turn candidates that are gone into deletes."""
+        if not self._source.conflicts:
+            return []
         log = self._names.log
         victims = [f"{log}.{slot}" for slot in self._key_slots]
-        gone = self._gone(victims)
-        rest = f"FROM {log} WHERE {self._mine} AND {gone}"
-        return [self._insert(str(int(Operation.DELETE)), self._key_slots, victims, rest), f"DELETE {rest}"]
+        gone = f"{self._mine} AND {self._gone(victims)}"
+        delete = self._insert(str(int(Operation.DELETE)), self._key_slots, victims, f"FROM {log} WHERE {gone}")
+        told = self._pairs(gone) if self._captured.before_images else [delete]
+        return [*told, f"DELETE FROM {log} WHERE {gone}"]
+
+    def _pairs(self, gone: str) -> list[str]:
+        """For each victim its before image and its delete. One may be a candidate twice: the newest entry is right."""
+        log, before, delete = self._names.log, int(Operation.BEFORE), int(Operation.DELETE)
+        newest = f"SELECT max(seq) FROM {log} WHERE {self._mine} GROUP BY {', '.join(self._key_slots)}"
+        values = [
+            f"{log}.{slot}" if slot in self._key_slots else f"CASE kind WHEN {before} THEN {log}.{slot} END"
+            for slot in self._slots
+        ]
+        kinds = f"(SELECT {before} AS kind UNION ALL SELECT {delete})"
+        pairs = f"FROM {log}, {kinds} WHERE {gone} ORDER BY {log}.seq, kind = {delete}"
+        return [
+            f"DELETE FROM {log} WHERE {self._mine} AND seq NOT IN ({newest})",
+            self._insert("kind", self._slots, values, pairs),
+        ]
 
 
 def _identical(a: str, b: str) -> str:

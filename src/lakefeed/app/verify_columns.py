@@ -1,0 +1,75 @@
+"""Which column of the lake is compared with which of the source, and why others are not. Pure.
+
+A column that differs because the evolution says so (ignored, kept, replaced) is named as chosen and is no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lakefeed.change.table import TableSchema
+from lakefeed.lake.followed import Fed, Followed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """``pairs`` are (lake, source), in the lake's order. ``chosen`` and ``differences`` are sentences."""
+
+    pairs: tuple[tuple[str, str], ...]
+    chosen: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
+
+    @property
+    def lake(self) -> tuple[str, ...]:
+        return tuple(lake for lake, _ in self.pairs)
+
+    @property
+    def source(self) -> tuple[str, ...]:
+        return tuple(source for _, source in self.pairs)
+
+
+def paired_by_name(lake: Sequence[str], source: Sequence[str]) -> Columns:
+    """Every column with the one of its name."""
+    return Columns(
+        pairs=tuple((name, name) for name in lake if name in source),
+        differences=(
+            *(_lacking_in_lake(name) for name in source if name not in lake),
+            *(_lacking_in_source(name) for name in lake if name not in source),
+        ),
+    )
+
+
+def paired(lake: Sequence[str], source: Sequence[str], followed: Followed, schema: TableSchema) -> Columns:
+    """Every column with the one that feeds it. ``schema`` is the source's that the lake table has followed."""
+    fed = {one.column.name: one for one in followed.columns}
+    known = [name for name in lake if name in fed]
+    whole = {name: fed[name].source for name in known if fed[name].is_live and not fed[name].since}
+    ignored = [name for name in followed.ignored(schema) if name in source]
+    expected = {*ignored, *(one.source for one in followed.columns if one.is_live and one.column.name in lake)}
+    return Columns(
+        pairs=tuple((name, feeds) for name, feeds in whole.items() if feeds in source),
+        chosen=(
+            *(f"column {name} of the source is ignored" for name in ignored),
+            *(_chosen(fed[name]) for name in known if name not in whole),
+        ),
+        differences=(
+            *(_lacking_in_lake(name) for name in source if name not in expected),
+            *(_lacking_in_source(name) for name in lake if name not in fed),
+            *(_lacking_in_source(name) for name, feeds in whole.items() if feeds not in source),
+        ),
+    )
+
+
+def _chosen(fed: Fed) -> str:
+    if not fed.is_live:
+        return f"column {fed.column.name} is kept, and is no longer fed by the source"
+    return f"column {fed.column.name} has the source's {fed.source} only in rows that were changed since its type was"
+
+
+def _lacking_in_lake(name: str) -> str:
+    return f"column {name} is not in the lake"
+
+
+def _lacking_in_source(name: str) -> str:
+    return f"column {name} is not in the source"

@@ -1,0 +1,134 @@
+"""What a lake table's commits say of change sets: which version of the table shows which place of the source.
+
+The same for every format: each gives its commits (``TableHistory``), with the note that Lakefeed leaves in them. A
+commit of Lakefeed without an applied number changed only columns, or is a part of a copy that was not complete yet.
+Commits of others (compaction) do not change what the table shows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lakefeed.change.position import Position, decode_position, highest
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_NOTED = {"pipeline", "generation", "change_sets", "position"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogCommit:
+    """One commit of the table. ``version`` is the format's name for it, ``metadata`` Lakefeed's note, if it is ours."""
+
+    version: int
+    metadata: Mapping[str, Any] | None = None
+    applied: int | None = None
+
+    @property
+    def upto(self) -> int:
+        return int(self.metadata["change_sets"]["upto"]) if self.metadata else 0
+
+    @property
+    def position(self) -> Position | None:
+        text = self.metadata["position"] if self.metadata else None
+        return decode_position(text) if text else None
+
+    @property
+    def copied_upto(self) -> Position | None:
+        """The newest position at which rows of a copy were read."""
+        seed = (self.metadata or {}).get("seed")
+        return decode_position(seed["high"]) if seed and seed["high"] else None
+
+    @property
+    def read_at_once(self) -> bool:
+        """Is this the last commit of a copy that was read at the very position it is recorded for?"""
+        return self.copied_upto is not None and self.copied_upto == self.position
+
+    @property
+    def is_partial_copy(self) -> bool:
+        return bool(self.metadata) and "seed" in (self.metadata or {}) and self.applied is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogState:
+    """What a table shows from ``commit`` on. ``version`` is the newest one that shows it.
+
+    ``is_newest``: Lakefeed has committed nothing after it. ``copied_upto``: up to there the rows of the copy are not
+    all from one moment.
+    """
+
+    version: int
+    commit: LogCommit
+    is_newest: bool
+    copied_upto: Position | None
+
+
+class TableHistory(Protocol):
+    """The versions of one lake table, in one format. ``commits`` and ``check`` start no JVM."""
+
+    @property
+    def keeps_more(self) -> str:
+        """What an operator changes so that older versions stay: the end of a sentence."""
+
+    def commits(self) -> list[LogCommit]:
+        """Those that the table still knows, oldest first. LakeError if there is no such table."""
+
+    def check(self, version: int) -> None:
+        """LakeError if that version cannot be read any more. Spark would say so in pages, and only when it reads."""
+
+    def read(self, spark: SparkSession, version: int) -> DataFrame:
+        """The rows of one version."""
+
+
+def state_at(commits: Sequence[LogCommit], within: Callable[[LogCommit], bool]) -> LogState | None:
+    """The newest state whose commit is ``within`` what is asked for; None if the log has none."""
+    version: int | None = None
+    newer = False
+    for place in range(len(commits) - 1, -1, -1):
+        commit = commits[place]
+        if commit.metadata is not None and (commit.is_partial_copy or not within(commit)):
+            version, newer = None, True
+            continue
+        version = commit.version if version is None else version
+        if commit.applied is not None:
+            copied = _copied_upto(commits[: place + 1])
+            return LogState(version=version, commit=commit, is_newest=not newer, copied_upto=copied)
+    return None
+
+
+def exact_states(commits: Sequence[LogCommit], generation: int) -> list[LogCommit]:
+    """The commits of one life of the table after which its rows are all of one moment, oldest first."""
+    own = [commit for commit in commits if commit.metadata and commit.metadata["generation"] == generation]
+    copied: Position | None = None
+    for commit in own:
+        copied = highest(copied, commit.copied_upto)
+    return [
+        commit
+        for commit in own
+        if commit.applied is not None
+        and (copied is None or commit.read_at_once or (commit.position is not None and commit.position >= copied))
+    ]
+
+
+def noted(text: Any) -> Mapping[str, Any] | None:
+    """Lakefeed's note in a commit, if the text is one."""
+    try:
+        data = json.loads(text)
+    except (TypeError, ValueError):
+        return None
+    return data if isinstance(data, dict) and data.keys() >= _NOTED else None
+
+
+def _copied_upto(commits: Sequence[LogCommit]) -> Position | None:
+    """Over all commits of the copy that the last of ``commits`` stands on."""
+    generation = (commits[-1].metadata or {}).get("generation")
+    high: Position | None = None
+    for commit in reversed(commits):
+        if commit.metadata is not None and commit.metadata["generation"] != generation:
+            break
+        high = highest(high, commit.copied_upto)
+    return high

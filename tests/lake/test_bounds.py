@@ -1,0 +1,47 @@
+"""The lowest and highest key of a window, by the footers of its segments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from lakefeed.change.table import Column, TableSchema
+from lakefeed.lake.bounds import KeyBounds, key_bounds, lowest_time
+from lakefeed.testing.builders import batch, table
+from lakefeed.testing.scripted_log import ScriptedLog
+
+
+def many(log: ScriptedLog, schema: TableSchema, keys: range) -> None:
+    for key in keys:
+        log.add(batch(schema, [("insert", {"id": key})]))
+
+
+def test_a_catch_up_over_hundreds_of_segments_has_bounds_too(tmp_path: Path) -> None:
+    log = ScriptedLog(tmp_path)
+    schema = log.schema_of(table("main.t", {"id": pa.int64()}, key=("id",)))
+    many(log, schema, range(1000, 700, -1))
+    window = log.window(schema.table, 0, log.head)
+    assert len(window.segments) == 300
+    assert key_bounds(window) == KeyBounds("id", 701, 1000)
+    assert lowest_time(window) is not None
+
+
+def test_a_renamed_key_is_followed_through_the_versions_of_its_segments(tmp_path: Path) -> None:
+    log = ScriptedLog(tmp_path)
+    key = Column("id", pa.int64(), id="1")
+    old = log.schema_of(TableSchema(table("main.t", {}).table, (key,), ("id",)))
+    many(log, old, range(5, 100))
+    new = log.schema_of(TableSchema(old.table, (Column("number", pa.int64(), id="1"),), ("number",)))
+    log.add(batch(new, [("insert", {"number": 3})]))
+    assert key_bounds(log.window(old.table, 0, log.head)) == KeyBounds("number", 3, 99)
+
+
+def test_one_segment_that_does_not_tell_leaves_no_bounds(tmp_path: Path) -> None:
+    log = ScriptedLog(tmp_path)
+    schema = log.schema_of(table("main.t", {"id": pa.int64()}, key=("id",)))
+    many(log, schema, range(100))
+    log.add(batch(schema, [("truncate", {})]))
+    assert key_bounds(log.window(schema.table, 0, 100)) == KeyBounds("id", 0, 99)
+    assert key_bounds(log.window(schema.table, 0, 101)) is None, "a NULL lies outside of any bounds"
+    assert key_bounds(log.window(schema.table, 100, 100)) is None, "there is nothing in it"

@@ -1,0 +1,168 @@
+"""Delta tables whose files are exchanged without a merge: only what is touched, exactly once, beside other writers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from lakefeed.change.table import TableSchema
+from lakefeed.lake import delta_store
+from lakefeed.lake.base import LakeTable, Seed
+from lakefeed.lake.delta import Delta, DeltaFormat
+from lakefeed.lake.delta_files import takes_files, write_files
+from lakefeed.lake.mode import Mode, Temporal
+from lakefeed.testing.builders import at, batch, table
+from lakefeed.testing.format_contract import one
+from lakefeed.testing.scripted_log import ListChunk, ScriptedLog
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+class World:
+    """A Delta table of three files, with keys 0 to 9, 10 to 19 and 20 to 29; a second reader is Spark itself."""
+
+    def __init__(self, spark: SparkSession, place: Path, mode: Mode | str = "mirror") -> None:
+        (place / "segments").mkdir()
+        self.spark = spark
+        self.log = ScriptedLog(place / "segments")
+        columns: dict[str, pa.DataType] = {"id": pa.int64(), "v": pa.string(), "seen": pa.timestamp("us", tz="UTC")}
+        self.schema: TableSchema = self.log.schema_of(table("main.t", columns, key=("id",)))
+        self.tables: DeltaFormat = Delta(spark, place / "lake", mode=mode).bind("shop")
+        self.table: LakeTable = one(self.tables, self.schema)
+        chunks = [
+            ListChunk.of(self.schema, [self.row(n, "0") for n in range(low, low + 10)], read_at=1, marks=place)
+            for low in (0, 10, 20)
+        ]
+        seed = Seed(schema=self.schema, generation=1, base=0, position=at(1), chunks=chunks)
+        self.table.load(seed, lambda _: None)
+
+    def row(self, key: int, value: str) -> dict[str, Any]:
+        return {"id": key, "v": value, "seen": None if key % 2 else -62135596800000000 + key}
+
+    def apply(self, *changes: tuple[str, dict[str, Any]]) -> None:
+        applied = self.table.applied(1)
+        assert applied is not None
+        self.log.add(batch(self.schema, list(changes)))
+        self.table.apply(self.log.window(self.schema.table, applied.number, self.log.head), 1)
+
+    @property
+    def files(self) -> set[str]:
+        return {str(path) for path in pa.table(self.delta.get_add_actions()).column("path").to_pylist()}
+
+    @property
+    def delta(self) -> DeltaTable:
+        return DeltaTable(self.table.location)
+
+    def content(self) -> dict[int, str]:
+        """By deltalake and by Spark, which must agree."""
+        rows = self.delta.to_pyarrow_table().sort_by("id").to_pylist()
+        theirs = self.spark.read.format("delta").load(self.table.location).orderBy("id").select("id", "v").collect()
+        assert [(row["id"], row["v"]) for row in rows] == [(row.id, row.v) for row in theirs]
+        return {row["id"]: row["v"] for row in rows}
+
+    def operations(self) -> list[str]:
+        return [commit["operation"] for commit in self.delta.history()]
+
+
+@pytest.fixture
+def world(spark: SparkSession, tmp_path: Path) -> World:
+    return World(spark, tmp_path)
+
+
+def test_only_the_files_that_may_have_the_keys_are_exchanged(world: World) -> None:
+    before = world.files
+    world.apply(("update", world.row(12, "1")), ("delete", {"id": 15}), ("insert", world.row(13, "1")))
+    stayed = before & world.files
+    assert len(stayed) == 2
+    assert world.operations()[0] == "WRITE"
+    expected = dict.fromkeys(range(30), "0") | {12: "1", 13: "1"}
+    del expected[15]
+    assert world.content() == expected
+
+
+def test_new_keys_are_added_and_no_file_is_touched(world: World) -> None:
+    before = world.files
+    world.apply(*(("insert", world.row(n, "1")) for n in range(30, 35)))
+    assert before < world.files
+    assert world.content() == dict.fromkeys(range(30), "0") | dict.fromkeys(range(30, 35), "1")
+
+
+def test_b03_a_window_that_is_applied_again_commits_nothing(world: World) -> None:
+    world.apply(("update", world.row(1, "1")))
+    version = world.delta.version()
+    world.table.apply(world.log.window(world.schema.table, 0, world.log.head), 1)
+    other = one(Delta(world.spark, Path(world.table.location).parent.parent).bind("shop"), world.schema)
+    other.apply(world.log.window(world.schema.table, 0, world.log.head), 1)
+    assert world.delta.version() == version
+
+
+def test_b06_a_commit_that_came_between_reading_and_writing_makes_it_read_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody packs the table's files while ours are being written: theirs stand, ours are made anew."""
+    tries: list[int] = []
+
+    def beside(rows: Any, root: str) -> Any:
+        written = write_files(rows, root)
+        tries.append(1)
+        if len(tries) == 1:
+            world.delta.optimize.compact()
+        return written
+
+    monkeypatch.setattr(delta_store, "write_files", beside)
+    world.apply(("update", world.row(12, "1")), ("delete", {"id": 15}))
+    assert len(tries) == 2
+    expected = dict.fromkeys(range(30), "0") | {12: "1"}
+    del expected[15]
+    assert world.content() == expected
+
+
+def test_what_is_recorded_survives_checkpoints_and_the_cleaning_of_the_log(world: World) -> None:
+    for number in range(12):
+        world.apply(("update", world.row(number, str(number))))
+    table = world.delta
+    table.create_checkpoint()
+    for commit in sorted(Path(table.table_uri.removeprefix("file://"), "_delta_log").glob("*.json"))[:-1]:
+        commit.unlink()
+    again = one(Delta(world.spark, Path(world.table.location).parent.parent).bind("shop"), world.schema)
+    applied = again.applied(1)
+    assert applied is not None
+    assert applied.number == 12
+    assert world.content() == dict.fromkeys(range(30), "0") | {n: str(n) for n in range(12)}
+
+
+def test_versions_of_rows_are_exchanged_file_by_file_too(spark: SparkSession, tmp_path: Path) -> None:
+    world = World(spark, tmp_path, Temporal())
+    before = world.files
+    world.apply(("update", world.row(12, "1")), ("update", world.row(13, "0")))
+    world.apply(("delete", {"id": 12}), ("insert", world.row(14, "2")))
+    assert len(before & world.files) == 2
+    assert "MERGE" not in world.operations()
+    rows = world.delta.to_pyarrow_table().to_pylist()
+    current = {row["id"]: row["v"] for row in rows if row["is_current"]}
+    expected = dict.fromkeys(range(30), "0") | {14: "2"}
+    del expected[12]
+    assert current == expected
+    closed = sorted((row["id"], row["v"]) for row in rows if not row["is_current"])
+    assert closed == [(12, "0"), (12, "1"), (14, "0")]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"delta.enableChangeDataFeed": "true"}, {"delta.enableDeletionVectors": "true"}, {"delta.appendOnly": "true"}],
+)
+def test_a_table_with_more_than_files_is_left_to_spark(settings: dict[str, str], tmp_path: Path) -> None:
+    rows = pa.table({"id": [1], "part": [1]})
+    write_deltalake(tmp_path / "plain", rows)
+    write_deltalake(tmp_path / "more", rows, configuration=settings)
+    write_deltalake(tmp_path / "parts", rows, partition_by=["part"])
+    assert takes_files(DeltaTable(tmp_path / "plain"))
+    assert not takes_files(DeltaTable(tmp_path / "more"))
+    assert not takes_files(DeltaTable(tmp_path / "parts"))
