@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-TABLES = ("retyped", "moved", "rekeyed", "rebuilt", "logged")
+TABLES = ("retyped", "moved", "copied", "rekeyed", "rebuilt", "logged")
 RULES = (
     Rule("moved", Mirror(), evolution=Evolution(change_type="new_column")),
     Rule("moved", Temporal(), "moved_history", Evolution(change_type="new_column")),
+    Rule("copied", Mirror(), evolution=Evolution(change_type="rebuild")),
     Rule("rekeyed", Mirror(), evolution=Evolution(change_key="stop")),
     Rule("logged", Append()),
 )
@@ -80,7 +81,7 @@ def test_acceptance_10_each_choice_decides_what_becomes_of_a_changed_table(
     place = Place(spark, tmp_path)
     place.sync()
     before = {name: place.read(name) for name in TABLES}
-    for name in ("retyped", "moved"):
+    for name in ("retyped", "moved", "copied"):
         database.execute(f"UPDATE {name} SET v = 'many' WHERE id = 1")
     database.executescript(REKEY.format("rekeyed") + REKEY.format("rebuilt"))
     database.executescript("ALTER TABLE logged DROP COLUMN w; UPDATE logged SET v = 11 WHERE id = 1")
@@ -93,6 +94,7 @@ def test_acceptance_10_each_choice_decides_what_becomes_of_a_changed_table(
         for name in ("retyped", "rekeyed"):
             assert f"lakefeed rebuild FILE main.{name} --from-source" in (status[name].remedy or "")
             assert place.read(name) == before[name], "its rows stay"
+    assert [row["v"] for row in place.read("copied")] == ["many", "20"]
     assert place.read("moved") == [
         {"id": 1, "v": None, "v__2": "many", "w": "one"},
         {"id": 2, "v": 20, "v__2": None, "w": "two"},

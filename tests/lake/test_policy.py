@@ -105,6 +105,11 @@ def test_a_changed_key_asks_for_a_copy_unless_the_table_is_a_change_log() -> Non
         followed(FIRST, later(2, replace(ID, type=pa.string()), V, W), change_type="new_column")
 
 
+def test_another_type_asks_for_a_copy_where_that_is_the_choice() -> None:
+    with pytest.raises(RebuildNeededError, match="column 'v' changed from"):
+        followed(FIRST, later(2, ID, replace(V, type=pa.string()), W), change_type="rebuild")
+
+
 def test_a_renamed_key_is_the_same_key() -> None:
     renamed = later(2, replace(ID, name="no"), V, W, key=("no",))
     assert followed(FIRST, renamed).schema(renamed).key == ("no",)

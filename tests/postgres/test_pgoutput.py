@@ -31,6 +31,8 @@ PAIR = [("a", wire.INT4, True), ("b", wire.INT4, True), ("v", wire.TEXT, False)]
 
 def resolve(relation: Relation) -> Resolved:
     """Keys as the message marks them; a full identity has the key ``id`` by the catalog, or none."""
+    if "." in relation.schema:
+        return Resolved(None)  # no table of such a schema is captured
     columns = tuple(Column(one.name, arrow_type(SourceType(one.type, one.modifier))) for one in relation.columns)
     marked = tuple(one.name for one in relation.columns if one.in_identity)
     key = marked if relation.identity != "f" else tuple(name for name in marked if name == "id")

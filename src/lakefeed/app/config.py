@@ -127,8 +127,8 @@ class EvolutionConfig(_Section):
     widen_type: Literal["evolve", "stop"] | None = Field(
         default=None, description="evolve: a type that holds every value of the old one takes its place."
     )
-    change_type: Literal["stop", "new_column"] | None = Field(
-        default=None, description="Any other type. new_column: its values go to a column <name>__2."
+    change_type: Literal["stop", "new_column", "rebuild"] | None = Field(
+        default=None, description="Any other type. new_column: its values go to a column <name>__2; rebuild: a copy."
     )
     change_key: Literal["rebuild", "stop"] | None = Field(
         default=None, description="rebuild: the table is copied anew."

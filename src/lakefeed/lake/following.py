@@ -196,6 +196,8 @@ class _Step:
             raise self._key_changed(self._retyped(fed, column) + ", and it is part of the key")
         if self._evolution.change_type == "stop":
             raise self._stopped("change_type", self._retyped(fed, column))
+        if self._evolution.change_type == "rebuild":
+            raise _rebuild_needed(self._policy, self._retyped(fed, column))
         self._refuse_without_key("change_type", self._retyped(fed, column))
         return True
 

@@ -18,7 +18,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "drop_column": ("evolve", "keep", "stop"),
     "rename_column": ("evolve", "stop"),
     "widen_type": ("evolve", "stop"),
-    "change_type": ("stop", "new_column"),
+    "change_type": ("stop", "new_column", "rebuild"),
     "change_key": ("rebuild", "stop"),
 }
 """Of each kind of change, the default first."""

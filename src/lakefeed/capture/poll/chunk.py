@@ -6,7 +6,7 @@ time of the newest row that it has read: between the two, its rows may be newer 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -149,9 +149,11 @@ def plan_chunks(session: PollSession, whole: RowChunk, chunk_rows: int) -> tuple
         if rows <= chunk_rows:
             return (whole,), rows
         key = pa.schema([pa.field(name, whole.followed.column(name).type) for name in whole.followed.key])
-        cuts = key_rows(combined(session.read(queries.cuts(chunk_rows, rows), key), key), whole.followed.key)
-    edges: Sequence[Key | None] = [None, *cuts, None]
-    return tuple(replace(whole, low=low, high=high) for low, high in pairwise(edges)), rows
+        edges: list[Key | None] = [None]
+        for _ in range((rows - 1) // chunk_rows):
+            found = combined(session.read(queries.cut(edges[-1], chunk_rows), key), key)
+            edges += key_rows(found, whole.followed.key)
+    return tuple(replace(whole, low=low, high=high) for low, high in pairwise([*edges, None])), rows
 
 
 def _listed(key: Key | None) -> list[Any] | None:

@@ -67,16 +67,15 @@ class Queries:
     def count(self) -> Query:
         return Query(f"SELECT count(*) AS n {self._from(self._alive())}")
 
-    def cuts(self, chunk_rows: int, rows: int) -> Query:
-        """Every ``chunk_rows``-th key but the last."""
-        key = ", ".join(self._key("t"))
+    def cut(self, after: Key | None, chunk_rows: int) -> Query:
+        """The ``chunk_rows``-th key after one: the database walks its index there, and numbers nothing."""
+        query = Query()
+        conditions, key = self._alive(), self._key("t")
+        if after is not None:
+            conditions.append(self._connector.after(key, self._values(after, query)))
         own = self._list(self._followed.key)
-        names = ", ".join(f"n.{self._connector.quoted(name)}" for name in self._followed.key)
-        inner = f"SELECT {own}, row_number() OVER (ORDER BY {key}) AS lakefeed_n {self._from(self._alive())}"
-        return Query(
-            f"SELECT {names} FROM ({inner}) AS n WHERE n.lakefeed_n % {chunk_rows} = 0 AND n.lakefeed_n < {rows}"
-            " ORDER BY n.lakefeed_n"
-        )
+        query.sql = f"SELECT {own} {self._from(conditions)} ORDER BY {', '.join(key)} LIMIT 1 OFFSET {chunk_rows - 1}"
+        return query
 
     def chunk(self, names: Sequence[str], low: Key | None, high: Key | None) -> Query:
         """The rows that exist (not softly deleted) with low < key <= high."""

@@ -189,10 +189,14 @@ def plan_chunks(
     (rows,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
     if rows <= chunk_rows:
         return (whole,), rows
-    numbered = f"SELECT {', '.join(key)}, row_number() OVER (ORDER BY {', '.join(key)}) AS n FROM {table}"
-    cuts = connection.execute(
-        f"SELECT {', '.join(key)} FROM ({numbered}) WHERE n % ? = 0 AND n < ? ORDER BY n", (chunk_rows, rows)
-    ).fetchall()
+    listed, marks = ", ".join(key), ", ".join("?" * len(key))
+    cuts: list[tuple[Any, ...]] = []
+    for _ in range((rows - 1) // chunk_rows):  # from cut to cut through the index, which is faster than to number rows
+        after = f"WHERE ({listed}) > ({marks})" if cuts else ""
+        cuts += connection.execute(
+            f"SELECT {listed} FROM {table} {after} ORDER BY {listed} LIMIT 1 OFFSET ?",
+            (*(cuts[-1] if cuts else ()), chunk_rows - 1),
+        ).fetchall()
     bounds = [None, *cuts, None]
     chunks = tuple(
         TableChunk(whole.database, whole.names, whole.schema, whole.rowid, low, high) for low, high in pairwise(bounds)
