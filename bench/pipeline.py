@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lakefeed.capture.trigger.source import Sqlite
 from lakefeed.flow.listener import Listener
@@ -12,8 +13,20 @@ from lakefeed.flow.result import CycleResult
 from lakefeed.flow.session import Session
 from lakefeed.journal.commit import Commit
 from lakefeed.lake.base import Lake
+from lakefeed.lake.delta import Delta
+from lakefeed.lake.iceberg import Iceberg
+from lakefeed.lake.mode import Mirror, Mode
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PIPELINE = "bench"
+FORMATS = ("delta", "iceberg")
+
+
+def lake_of(spark: SparkSession, fmt: str, path: Path, mode: Mode = Mirror()) -> Delta | Iceberg:  # noqa: B008
+    """A lake in one of the formats."""
+    return Delta(spark, path, mode=mode) if fmt == "delta" else Iceberg(spark, path, mode=mode)
 
 
 def open_session(database: Path, lake: Lake) -> Session:

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 import pyarrow as pa
 
+from bench.pipeline import lake_of
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, ChangeBatch, Operation, change_schema
 from lakefeed.change.position import Position
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.lake.base import LakeTable, Seed
-from lakefeed.lake.delta import Delta
-from lakefeed.lake.iceberg import Iceberg
 from lakefeed.lake.mode import Mode
 from lakefeed.testing.builders import at
 from lakefeed.testing.scripted_log import ScriptedLog
@@ -88,8 +87,7 @@ class Changing:
         (place / "segments").mkdir(parents=True)
         self.log = ScriptedLog(place / "segments")
         self.schema = self.log.schema_of(SCHEMA)
-        lake = Delta(spark, place / "lake", mode=mode) if fmt == "delta" else Iceberg(spark, place / "lake", mode=mode)
-        tables = lake.bind("bench")
+        tables = lake_of(spark, fmt, place / "lake", mode).bind("bench")
         self.table: LakeTable = tables.table(tables.routes(ID)[0])
         self.rows = rows
         self._next, self._random, self._batches = rows, np.random.default_rng(7), 0

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from bench.bench import Bench, timed
 from bench.case.merge import plain_merge
+from bench.pipeline import FORMATS
 from bench.report import Curve, Measure, Plot, Ratio, Report
 from bench.synthetic import ID, Changing
 from lakefeed.change.batch import OP, SEQ, ChangeBatch, Operation
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MODES: tuple[Mode, ...] = (Mirror(), Temporal(), Append())
-FORMATS = ("delta", "iceberg")
-FULL = {1_000: 3, 10_000: 3, 100_000: 2, 1_000_000: 1}
+FULL = {1_000: 2, 10_000: 2, 100_000: 2, 1_000_000: 1}
 QUICK = {100: 1, 200: 1}
 """Changes in a batch, and how many such batches are measured."""
 _PLAIN = "plain MERGE"

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING
 from bench.backlog import table_in
 from bench.bench import Bench
 from bench.load import writing
-from bench.pipeline import PIPELINE, Progress
+from bench.pipeline import PIPELINE, Progress, lake_of
 from bench.report import Curve, Measure, Plot, Report, Verdict
 from bench.visible import Versions
 from bench.workload import connected, create
 from lakefeed.capture.trigger.source import Sqlite
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.pipeline import Pipeline
-from lakefeed.lake.base import Lake
-from lakefeed.lake.delta import Delta
-from lakefeed.lake.iceberg import Iceberg
 from lakefeed.lake.session import spark_session
 
 if TYPE_CHECKING:
@@ -90,7 +87,7 @@ def _followed(bench: Bench, spark: SparkSession, fmt: str, rows: int) -> Followe
     place = bench.scratch / fmt
     place.mkdir()
     database = create(place / "shop.db", rows)
-    lake: Lake = (Delta if fmt == "delta" else Iceberg)(spark, place / "lake")
+    lake = lake_of(spark, fmt, place / "lake")
     versions = Versions(fmt, table_in(place / "lake"))
     progress = Progress()
     options = PipelineOptions(interval_seconds=1.0)

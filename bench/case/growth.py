@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.bench import Bench, timed
+from bench.pipeline import FORMATS
 from bench.report import Measure, Ratio, Report, Verdict, rates
 from bench.synthetic import SCHEMA, Changing, Keys, rows_of
 from lakefeed.lake.mode import Mirror
@@ -18,7 +19,6 @@ from lakefeed.lake.session import spark_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FORMATS = ("delta", "iceberg")
 GROWTH, INSERTS = 1.5, 0.5
 REPETITIONS = 3
 

@@ -9,21 +9,16 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from bench.bench import Bench, timed
-from bench.pipeline import PIPELINE
+from bench.pipeline import FORMATS, PIPELINE, lake_of
 from bench.postgres import CHANGED, COLUMNS, TRANSACTION, Workload, workload
 from bench.report import Ratio, Report, rates
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.flow.pipeline import Pipeline
-from lakefeed.lake.base import Lake
-from lakefeed.lake.delta import Delta
-from lakefeed.lake.iceberg import Iceberg
 from lakefeed.lake.reader import read_table
 from lakefeed.lake.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-FORMATS = ("delta", "iceberg")
 
 
 def run(bench: Bench) -> Report:
@@ -51,7 +46,7 @@ def run(bench: Bench) -> Report:
 def _drained(bench: Bench, spark: SparkSession, source: Workload, fmt: str, sizes: tuple[int, int]) -> list[float]:
     changes, repetitions = sizes
     path = bench.scratch / f"lake-{fmt}"
-    lake: Lake = (Delta if fmt == "delta" else Iceberg)(spark, path)
+    lake = lake_of(spark, fmt, path)
     taken = []
     with Pipeline(Postgres(source.dsn, tables=[CHANGED]), lake, name=PIPELINE) as pipeline:
         pipeline.sync_once()

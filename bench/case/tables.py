@@ -6,20 +6,16 @@ import statistics
 from typing import TYPE_CHECKING
 
 from bench.bench import Bench, timed
-from bench.pipeline import PIPELINE
+from bench.pipeline import FORMATS, PIPELINE, lake_of
 from bench.report import Curve, Measure, Plot, Ratio, Report
 from bench.workload import Mix, connected, create, transaction
 from lakefeed.capture.trigger.source import Sqlite
 from lakefeed.flow.pipeline import Pipeline
-from lakefeed.lake.base import Lake
-from lakefeed.lake.delta import Delta
-from lakefeed.lake.iceberg import Iceberg
 from lakefeed.lake.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FORMATS = ("delta", "iceberg")
 CHANGES = 1_000
 """In each table, between two cycles."""
 
@@ -62,7 +58,7 @@ def _cycles(bench: Bench, spark: SparkSession, what: tuple[str, int], rows: int,
     place.mkdir()
     names = [f"t{number:02}" for number in range(count)]
     database = create(place / "shop.db", rows, names)
-    lake: Lake = (Delta if fmt == "delta" else Iceberg)(spark, place / "lake")
+    lake = lake_of(spark, fmt, place / "lake")
     mixes = [Mix(rows, name, seed) for seed, name in enumerate(names)]
     taken = []
     with Pipeline(Sqlite(database), lake, name=PIPELINE) as pipeline:
