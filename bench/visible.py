@@ -1,11 +1,12 @@
-"""When each version of a lake table appeared, and the newest tick that it shows: read from files, without Spark."""
+"""When each state of a lake table appeared, and the newest tick that it shows: read from files, without Spark."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -13,23 +14,21 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 _LOOK_SECONDS = 0.02
-_MARKS = {"delta": "_delta_log/*.json", "iceberg": "metadata/v*.metadata.json"}
-"""The file that makes a version visible."""
 
 
 class Versions:
-    """Watches one table. A row that was deleted later still counts for the version that showed it."""
+    """Watches one table. A row that was deleted later still counts for the state that showed it."""
 
     def __init__(self, fmt: str, table: Path) -> None:
-        self._files_of: Callable[[Path], list[str]] = _delta_files if fmt == "delta" else _iceberg_files
         self._table = table
-        self._pattern = _MARKS[fmt]
-        self._seen: dict[Path, float] = {}
+        self._states: Callable[[Path], set[int]] = _delta_states if fmt == "delta" else _Snapshots()
+        self._files_of: Callable[[Path, int], list[str]] = _delta_files if fmt == "delta" else _iceberg_files
+        self._seen: dict[int, float] = {}
         self._newest: dict[str, int] = {}
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Looks for new versions while the block runs."""
+        """Looks for new states while the block runs."""
         over = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(over,))
         watcher.start()
@@ -41,8 +40,8 @@ class Versions:
             self._look()
 
     def visible(self) -> list[tuple[float, int]]:
-        """(when, newest tick in the table) for each version."""
-        return [(when, self._tick(mark)) for mark, when in sorted(self._seen.items(), key=lambda item: item[1])]
+        """(when, newest tick in the table) for each state."""
+        return [(when, self._tick(state)) for state, when in self._seen.items()]
 
     def _watch(self, over: threading.Event) -> None:
         while not over.wait(_LOOK_SECONDS):
@@ -50,11 +49,11 @@ class Versions:
 
     def _look(self) -> None:
         now = time.time()
-        for mark in self._table.glob(self._pattern):
-            self._seen.setdefault(mark, now)
+        for state in self._states(self._table):
+            self._seen.setdefault(state, now)
 
-    def _tick(self, mark: Path) -> int:
-        return max((self._tick_in(file) for file in self._files_of(mark)), default=0)
+    def _tick(self, state: int) -> int:
+        return max((self._tick_in(file) for file in self._files_of(self._table, state)), default=0)
 
     def _tick_in(self, file: str) -> int:
         if file not in self._newest:
@@ -63,15 +62,33 @@ class Versions:
         return self._newest[file]
 
 
-def _delta_files(mark: Path) -> list[str]:
+def _delta_states(table: Path) -> set[int]:
+    return {int(path.stem) for path in (table / "_delta_log").glob("*.json") if path.stem.isdigit()}
+
+
+def _delta_files(table: Path, version: int) -> list[str]:
     from deltalake import DeltaTable
 
-    table = DeltaTable(str(mark.parent.parent), version=int(mark.stem))
-    return [unquote(uri.removeprefix("file://")) for uri in table.file_uris()]
+    return [unquote(uri.removeprefix("file://")) for uri in DeltaTable(str(table), version=version).file_uris()]
 
 
-def _iceberg_files(mark: Path) -> list[str]:
+class _Snapshots:
+    """The current snapshot of each metadata file, which is read as soon as it is seen: old ones are removed."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, int] = {}
+
+    def __call__(self, table: Path) -> set[int]:
+        for path in (table / "metadata").glob("v*.metadata.json"):
+            if path.name not in self._read:
+                with suppress(OSError):
+                    self._read[path.name] = json.loads(path.read_text()).get("current-snapshot-id") or -1
+        return {state for state in self._read.values() if state > 0}
+
+
+def _iceberg_files(table: Path, snapshot: int) -> list[str]:
     from pyiceberg.table import StaticTable
 
-    tasks = StaticTable.from_metadata(str(mark)).scan().plan_files()
+    newest = max((table / "metadata").glob("v*.metadata.json"), key=lambda path: int(path.name[1:].split(".")[0]))
+    tasks = StaticTable.from_metadata(str(newest)).scan(snapshot_id=snapshot).plan_files()
     return [unquote(task.file.file_path.removeprefix("file:").replace("///", "/")) for task in tasks]
