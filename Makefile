@@ -31,7 +31,7 @@ check: setup ## Format, lint, types and import layers: what CI checks before the
 	$(BIN)/lint-imports
 
 test: setup ## Run the tests (TESTS=tests/app for some of them, WORKERS=0 in one process)
-	$(BIN)/python -m pytest $(TESTS) -m "not slow" -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest $(TESTS) -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 fmt: setup ## Format the code and repair what ruff can repair
 	$(BIN)/ruff format $(SOURCES)

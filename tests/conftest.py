@@ -16,6 +16,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The few that take minutes come first, so that no process has them left when the others are done."""
+    items.sort(key=lambda item: item.get_closest_marker("crash") is None)
+
+
 def pytest_report_header() -> str:
     """Which servers the tests can have: what is not in this line was not run."""
     from lakefeed.testing.postgres_server import find_binaries

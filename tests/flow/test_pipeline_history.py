@@ -84,7 +84,7 @@ class History(RuleBasedStateMachine):
         self.database.execute("BEGIN IMMEDIATE")
         for key in keys:
             self.database.execute("INSERT OR IGNORE INTO plain (id) VALUES (?)", key)
-            self.database.execute("UPDATE plain SET u = ? WHERE id = ?", f"t{key}", key)
+            self.database.execute("UPDATE OR IGNORE plain SET u = ? WHERE id = ?", f"t{key}", key)
         self.database.execute("COMMIT" if commit else "ROLLBACK")
 
     @rule(default=st.sampled_from(["", " DEFAULT 7", " DEFAULT 'd''q'", " DEFAULT NULL"]))

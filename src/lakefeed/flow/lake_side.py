@@ -154,10 +154,13 @@ class LakeSide:
             self._errors.pop(table, None)
             self._pauses.pop(table, None)
             return
+        self._errors[table] = (result.error, result.remedy or "")
+        if record.phase is Phase.STAGED and table not in self._pauses:
+            self._pauses[table] = (0.0, FIRST_PAUSE_SECONDS / 2)  # a new plan may well be right: tried at once, once
+            return
         _, last = self._pauses.get(table, (0.0, FIRST_PAUSE_SECONDS / 2))
         pause = min(LONGEST_PAUSE_SECONDS, last * 2)
         self._pauses[table] = (time.monotonic() + pause, pause)
-        self._errors[table] = (result.error, result.remedy or "")
         self._listener.table_error(table, result.error, result.remedy or "")
 
     def _complete_everywhere(self) -> int:
