@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from lakefeed.lake.iceberg_metadata import HadoopMetadata, is_delta, is_iceberg
-from lakefeed.lake.location import delta_uri
+from lakefeed.lake.location import delta_uri, lake_root
 
 
 class StoredRows(Protocol):
@@ -81,6 +81,7 @@ class IcebergRows:
 
 def rows_at(path: str) -> StoredRows | None:
     """The rows of the table at a path, whatever its format; None if there is none."""
+    path = lake_root(path)  # absolute: readers take a relative one for a host
     if is_delta(path):
         return DeltaRows(path)
     if is_iceberg(path):
