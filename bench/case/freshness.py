@@ -13,7 +13,7 @@ from bench.backlog import table_in
 from bench.bench import Bench
 from bench.load import writing
 from bench.pipeline import PIPELINE, Progress, lake_of
-from bench.report import Curve, Measure, Plot, Report, Verdict
+from bench.report import Curve, Measure, Plot, Ratio, Report, Verdict
 from bench.visible import Versions
 from bench.workload import connected, create
 from lakefeed.capture.trigger.source import Sqlite
@@ -55,6 +55,9 @@ def run(bench: Bench) -> Report:
         verdicts=tuple(
             Verdict(f"{fmt}: p50 at most {most:.0f} s", f"{found[fmt].at(50):.2f} s", found[fmt].at(50) <= most)
             for fmt, most in TARGETS.items()
+        ),
+        ratios=tuple(
+            Ratio(f"{fmt}: the target / p50", (round(most / found[fmt].at(50), 3),)) for fmt, most in TARGETS.items()
         ),
         plot=Plot(
             "percent of the transactions",
