@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
-import signal
 import sqlite3
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from tests.crash.process import PipelineDirectory, writing
+from tests.crash.sqlite_shop import SqliteShop, write_until_told
 
 TABLES = """
 CREATE TABLE account (
@@ -58,23 +53,12 @@ STATEMENTS = (
 )
 
 
-class PollShop(PipelineDirectory):
-    """The directory of one test: database, configuration, lake."""
+class PollShop(SqliteShop):
+    """See ``SqliteShop``."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory, CONFIG)
-        self.database = directory / "shop.db"
-        with contextlib.closing(sqlite3.connect(self.database)) as connection:
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.executescript(TABLES)
-            with connection:
-                change(connection, random.Random(0), 600)
-
-    @contextlib.contextmanager
-    def writer(self, seed: int) -> Iterator[None]:
-        """A process that changes the database until the block ends (and at most for 25 minutes)."""
-        with writing(["-m", "tests.crash.poll_shop", str(self.database), str(seed), str(os.getpid())]):
-            yield
+        super().__init__(directory, CONFIG, tables=TABLES, module="tests.crash.poll_shop")
+        self.fill(change, 600)
 
     def live(self) -> Path:
         """A database with the rows that are not softly deleted: what the lake is to have."""
@@ -95,20 +79,5 @@ def change(connection: sqlite3.Connection, chance: random.Random, statements: in
         connection.execute(chance.choice(STATEMENTS), {"k": key, "j": other, "o": f"o{other}"})
 
 
-def write_until_told(database: str, seed: int, parent: int) -> None:
-    """The writer process: small transactions, some rolled back, until SIGTERM, orphaned, or 25 minutes."""
-    stopped: list[bool] = []
-    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
-    chance = random.Random(seed)
-    connection = sqlite3.connect(database, timeout=30, isolation_level=None)
-    deadline = time.monotonic() + 1500
-    while not stopped and time.monotonic() < deadline and os.getppid() == parent:
-        connection.execute("BEGIN IMMEDIATE")
-        change(connection, chance, chance.randrange(1, 20))
-        connection.execute("ROLLBACK" if chance.random() < 0.1 else "COMMIT")
-        time.sleep(0.02)
-    connection.close()
-
-
 if __name__ == "__main__":
-    write_until_told(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    write_until_told(change, 20)
