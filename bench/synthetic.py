@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bench.pipeline import lake_of
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, ChangeBatch, Operation, change_schema
@@ -47,12 +48,17 @@ def rows_of(ids: np.ndarray[Any, np.dtype[np.int64]], salt: int) -> list[pa.Arra
     mixed = (ids * 2654435761 + salt * 97) % 1_000_003
     return [
         pa.array(ids),
-        pa.array(np.char.add("customer ", mixed.astype("U7"))),
+        _numbered("customer ", mixed),
         pa.array(mixed / 7.0),
         pa.array(mixed),
-        pa.array(np.char.add("note of some length, number ", (mixed % 5_000).astype("U4"))),
+        _numbered("note of some length, number ", mixed % 5_000),
         pa.array(_MICROSECONDS + mixed).cast(pa.timestamp("us", tz="UTC")),
     ]
+
+
+def _numbered(text: str, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array[Any]:
+    joined: pa.Array[Any] = pc.binary_join_element_wise(text, pa.array(numbers).cast(pa.string()), "")
+    return joined
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RATE, SIZE = 1_000, 50
+WARM = 10
+"""Merges before the clock starts: a JVM that has just started is slower than one that runs for months."""
 TARGETS = {"delta": 4.0, "iceberg": 2.0}
 """The median, in seconds, at most."""
 _LIMIT_SECONDS = 300.0
@@ -49,7 +51,8 @@ def run(bench: Bench) -> Report:
     counts = "; ".join(f"{fmt}: {len(one.waits):,} in {one.cycles} cycles" for fmt, one in found.items())
     return Report(
         what=f"A writer makes {RATE:,} changes a second ({SIZE} in a transaction) to a table of {rows:,} rows while "
-        "`Pipeline.run()` follows it with an interval of 1 s. For each transaction: seconds from its commit in SQLite "
+        "`Pipeline.run()` follows it with an interval of 1 s, after "
+        f"{WARM} merges to warm up. For each transaction: seconds from its commit in SQLite "
         "until the lake table shows it.",
         measures=tuple(measure for fmt, one in found.items() for measure in _measures(fmt, one)),
         verdicts=tuple(
@@ -96,7 +99,7 @@ def _followed(bench: Bench, spark: SparkSession, fmt: str, rows: int) -> Followe
     options = PipelineOptions(interval_seconds=1.0)
     bench.say(f"{fmt}: {RATE:,} changes a second for {seconds + warm} s, the first {warm} s not counted")
     with Pipeline(Sqlite(database), lake, name=PIPELINE, options=options, listener=progress) as pipeline:
-        _warm_up(pipeline, database, bench.size(full=3, quick=1))
+        _warm_up(pipeline, database, bench.size(full=WARM, quick=1))
         wanted = progress.applied_rows + changes
         progress.cycles.clear()
         with (
@@ -111,7 +114,7 @@ def _followed(bench: Bench, spark: SparkSession, fmt: str, rows: int) -> Followe
 
 
 def _warm_up(pipeline: Pipeline, database: Path, merges: int) -> None:
-    """Copy the table, then merge a few times: a JVM that has just started is slower than one that runs for months."""
+    """Copy the table, then merge a few times."""
     pipeline.sync_once()
     for merge in range(merges):
         with connected(database) as connection:

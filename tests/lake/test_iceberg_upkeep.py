@@ -71,6 +71,10 @@ def content(lake_table: LakeTable) -> dict[int, str]:
     return {row["id"]: row["v"] for row in rows}
 
 
+def files(lake_table: LakeTable) -> set[str]:
+    return {task.file.file_path for task in static_table(lake_table.location).scan().plan_files()}
+
+
 def test_what_is_recorded_survives_compaction_expiry_and_new_manifests(
     lake_table: LakeTable, somebody: SparkSession, schema: TableSchema, log: ScriptedLog
 ) -> None:
@@ -110,6 +114,28 @@ def test_our_own_upkeep_packs_and_expires_and_goes_on_recording(
     assert content(lake_table) == {0: "0", 1: "12", 2: "0"}
     again = lake_table.upkeep(eager, KEY)
     assert (again.files_before, again.files_after) == (1, 1)
+
+
+def test_no_more_snapshots_are_kept_than_asked_for_however_young_they_are(
+    lake_table: Any, schema: TableSchema, log: ScriptedLog
+) -> None:
+    for number in range(2, 17):
+        log.add(batch(schema, [("update", {"id": 1, "v": str(number)})]))
+        lake_table.apply(log.window(schema.table, number - 1, number), 1)
+    before = len(static_table(lake_table.location).metadata.snapshots)
+    often = UpkeepOptions(most_files=1000, keep_versions=12).in_between()
+    assert lake_table.upkeep(UpkeepOptions(keep_versions=before), KEY).removed == 0
+    assert lake_table.upkeep(often, KEY).removed > 0
+    assert len(static_table(lake_table.location).metadata.snapshots) == 12 < before
+    assert content(lake_table) == {0: "0", 1: "16", 2: "0"}
+    assert lake_table.upkeep(often, KEY).removed == 0
+
+
+def test_a_merge_into_a_small_table_adds_one_file(lake_table: Any, schema: TableSchema, log: ScriptedLog) -> None:
+    before = files(lake_table)
+    log.add(batch(schema, [("update", {"id": number, "v": "new"}) for number in range(3)]))
+    lake_table.apply(log.window(schema.table, 1, 2), 1)
+    assert len(files(lake_table) - before) == 1
 
 
 def test_changes_are_applied_while_somebody_compacts(

@@ -191,6 +191,7 @@ def build_pipeline(config: Config, *, listener: Listener | None = None) -> Pipel
         upkeep=UpkeepOptions(
             file_bytes=config.upkeep.file_megabytes << 20,
             keep_hours=config.upkeep.keep_hours,
+            keep_versions=config.upkeep.keep_versions,
             cluster=config.upkeep.cluster,
         ),
     )

@@ -204,6 +204,9 @@ class UpkeepConfig(_Section):
     keep_hours: float = Field(
         default=168.0, ge=1, allow_inf_nan=False, description="How long files stay that only older versions need."
     )
+    keep_versions: int = Field(
+        default=1000, ge=10, description="Iceberg: how many snapshots stay at most; every commit writes their list."
+    )
     file_megabytes: int = Field(default=128, ge=1, description="What small files are packed to.")
     cluster: bool = Field(default=False, description="Sort packed files by the key.")
 

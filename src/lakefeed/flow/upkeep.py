@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
 
 from lakefeed.change.table import TableId
@@ -16,6 +17,8 @@ from lakefeed.lake.base import TableFormat
 from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult
 
 log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 30.0
 
 
 def keep_up(seeds: SeedStore, tables: TableFormat, options: UpkeepOptions) -> Mapping[TableId, UpkeepResult]:
@@ -32,10 +35,14 @@ def keep_up(seeds: SeedStore, tables: TableFormat, options: UpkeepOptions) -> Ma
 
 
 class UpkeepThread:
-    """``keep_up`` every so many seconds until ``stop``, which waits for the table under way."""
+    """``keep_up`` every so many seconds until ``stop``, which waits for the table under way.
+
+    In between it looks whether a table has got very many files or versions: with a commit a second that is a matter of
+    minutes, and every one of them makes the next commit slower.
+    """
 
     def __init__(self, seeds: SeedStore, tables: TableFormat, options: UpkeepOptions, every_seconds: float) -> None:
-        self._work = (seeds, tables, options)
+        self._seeds, self._tables, self._options = seeds, tables, options
         self._every = every_seconds
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lakefeed-upkeep", daemon=True)
@@ -50,7 +57,12 @@ class UpkeepThread:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._over.wait(self._every):
-            for table, result in keep_up(*self._work).items():
+        next_whole = time.monotonic() + self._every
+        while not self._over.wait(min(self._every, _LOOK_SECONDS)):
+            whole = time.monotonic() >= next_whole
+            if whole:
+                next_whole = time.monotonic() + self._every
+            options = self._options if whole else self._options.in_between()
+            for table, result in keep_up(self._seeds, self._tables, options).items():
                 if result.packed or result.removed:
                     log.info("upkeep of %s: %s", table, result)

@@ -114,7 +114,8 @@ class DeltaStore:
             self._pack(session(), options, key if options.cluster else ())
             packed = self._log.extent("", None)
             after = packed.files if packed is not None else after
-        return UpkeepResult(files_before=extent.files, files_after=after, removed=self._log.vacuum(options.keep_hours))
+        removed = self._log.vacuum(options.keep_hours) if options.keep_hours is not None else 0
+        return UpkeepResult(files_before=extent.files, files_after=after, removed=removed)
 
     def _pack(self, session: SparkSession, options: UpkeepOptions, key: Sequence[str]) -> None:
         session.conf.set("spark.databricks.delta.optimize.maxFileSize", str(options.file_bytes))

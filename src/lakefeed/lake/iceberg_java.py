@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _BRANCH = "lakefeed-publishing"
-_LOOKED_AT = 64
-"""Files that one look counts at most: each takes a call into the JVM, and no decision needs more."""
 
 
 class JavaCatalog:
@@ -43,7 +41,7 @@ class JavaCatalog:
                 jvm: Any = context._jvm
                 properties = _java_map(jvm, self._properties)
                 hadoop = context._jsc.hadoopConfiguration()
-                found = jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(self._name, properties, hadoop)
+                found = _iceberg(jvm, "CatalogUtil").buildIcebergCatalog(self._name, properties, hadoop)
                 self._opened = (jvm, found)
             return self._opened
 
@@ -60,7 +58,7 @@ class JavaTable:
         """Make the table, or replace it whole: nothing is seen of it before files are added."""
         jvm, catalog = self._catalog.open()
         self._create_namespace(jvm, catalog)
-        made = jvm.org.apache.iceberg.SchemaParser.fromJson(json.dumps(schema))
+        made = _iceberg(jvm, "SchemaParser").fromJson(json.dumps(schema))
         builder = catalog.buildTable(self._identifier(jvm), made).withProperties(_java_map(jvm, properties))
         return Addition(jvm, builder.createOrReplaceTransaction())
 
@@ -101,28 +99,23 @@ class JavaTable:
             append.set(key, value)
         append.commit()
 
-    def touched(self, bounds: KeyBounds) -> int:
-        """Files that may have a row between the bounds, by the manifests. Counted up to a limit."""
+    def is_touched(self, bounds: KeyBounds) -> bool:
+        """May any file have a row between the bounds? By the manifests."""
         jvm, catalog = self._catalog.open()
-        expressions = jvm.org.apache.iceberg.expressions.Expressions
+        expressions = _iceberg(jvm, "expressions.Expressions")
         low = expressions.greaterThanOrEqual(bounds.column, _comparable(bounds.low))
         high = expressions.lessThanOrEqual(bounds.column, _comparable(bounds.high))
         # ``and`` is a word of Python's own.
         scan = catalog.loadTable(self._identifier(jvm)).newScan().filter(getattr(expressions, "and")(low, high))
         planned = scan.planFiles()
         try:
-            tasks = planned.iterator()
-            files = 0
-            while files < _LOOKED_AT and tasks.hasNext():
-                tasks.next()
-                files += 1
-            return files
+            return bool(planned.iterator().hasNext())
         finally:
             planned.close()
 
     def _identifier(self, jvm: Any) -> Any:
-        names = jvm.org.apache.iceberg.catalog
-        return names.TableIdentifier.of(names.Namespace.of(_java_strings(jvm, self._namespace)), self._name)
+        namespace = _iceberg(jvm, "catalog.Namespace").of(_java_strings(jvm, self._namespace))
+        return _iceberg(jvm, "catalog.TableIdentifier").of(namespace, self._name)
 
     def _create_namespace(self, jvm: Any, catalog: Any) -> None:
         namespace = self._identifier(jvm).namespace()
@@ -141,7 +134,7 @@ class Addition:
     @property
     def schema(self) -> dict[str, Any]:
         """The table's columns with their ids, as Iceberg's JSON."""
-        described: dict[str, Any] = json.loads(self._jvm.org.apache.iceberg.SchemaParser.toJson(self._table.schema()))
+        described: dict[str, Any] = json.loads(_iceberg(self._jvm, "SchemaParser").toJson(self._table.schema()))
         return described
 
     @property
@@ -164,12 +157,17 @@ class Addition:
 
     def _data_file(self, file: ChunkFile) -> Any:
         """With the bounds of its columns, from its footer: they are what lets readers and merges leave files out."""
-        iceberg = self._jvm.org.apache.iceberg
         path = spark_path(f"{self.directory}/{file.name}")
-        config = iceberg.MetricsConfig.forTable(self._table)
-        metrics = iceberg.parquet.ParquetUtil.fileMetrics(self._table.io().newInputFile(path), config)
-        builder = iceberg.DataFiles.builder(self._table.spec()).withPath(path).withFormat("PARQUET")
+        config = _iceberg(self._jvm, "MetricsConfig").forTable(self._table)
+        file_metrics = _iceberg(self._jvm, "parquet.ParquetUtil").fileMetrics
+        metrics = file_metrics(self._table.io().newInputFile(path), config)
+        builder = _iceberg(self._jvm, "DataFiles").builder(self._table.spec()).withPath(path).withFormat("PARQUET")
         return builder.withFileSizeInBytes(file.bytes).withMetrics(metrics).build()
+
+
+def _iceberg(jvm: Any, name: str) -> Any:
+    """A class of Iceberg's. By its whole name: with dots, every package on the way is looked for in all jars first."""
+    return getattr(jvm, f"org.apache.iceberg.{name}")
 
 
 def _alter(jvm: Any, update: Any, alteration: Alteration) -> None:
@@ -200,7 +198,7 @@ def _move(update: Any, move: Move) -> None:
 def _java_type(jvm: Any, described: Any) -> Any:
     """A type of Iceberg's JSON, read as the one column of a schema."""
     column = {"id": 1, "name": "c", "required": False, "type": described}
-    parsed = jvm.org.apache.iceberg.SchemaParser.fromJson(json.dumps({"type": "struct", "fields": [column]}))
+    parsed = _iceberg(jvm, "SchemaParser").fromJson(json.dumps({"type": "struct", "fields": [column]}))
     return parsed.findType("c")
 
 
@@ -213,7 +211,7 @@ def _comparable(value: Any) -> Any:
 
 def _literal(jvm: Any, value: Any) -> Any:
     given = jvm.java.math.BigDecimal(str(value)) if isinstance(value, Decimal) else value
-    return jvm.org.apache.iceberg.expressions.Expressions.lit(given)
+    return _iceberg(jvm, "expressions.Expressions").lit(given)
 
 
 def _java_map(jvm: Any, values: Mapping[str, str]) -> Any:

@@ -30,6 +30,8 @@ from lakefeed.lake.iceberg_metadata import Metadata, MetadataReader
 OWNER, GENERATION, APPLIED = "lakefeed.owner", "lakefeed.generation", "lakefeed.applied"
 SCHEMA_VERSION, SEED = "lakefeed.schema-version", "lakefeed.seed"
 COMMIT, ATTEMPT = "lakefeed.commit", "lakefeed.attempt"
+_SLACK = 1.25
+"""How many times as many snapshots as are wanted are let be: to expire a few takes as long as to expire many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,10 +180,15 @@ class IcebergLog:
             return None
         return self._newest_told(metadata, current)
 
-    def has_older(self, seconds: float, kept: int) -> bool:
-        """Are there more than ``kept`` snapshots, and one from before that time?"""
-        snapshots = (self._current() or {}).get("snapshots", ())
-        return len(snapshots) > kept and any(one["timestamp-ms"] < seconds * 1000 for one in snapshots)
+    def expirable(self, aged: float | None, most: int, *, kept: int) -> float | None:
+        """Expire snapshots from before this time: None if there are none, or no more than ``kept``.
+
+        Those from before ``aged``, and the oldest of clearly more than ``most``.
+        """
+        times = sorted(one["timestamp-ms"] / 1000 for one in (self._current() or {}).get("snapshots", ()))
+        surplus = times[-most] if len(times) > most * _SLACK else None
+        limit = max((one for one in (aged, surplus) if one is not None), default=None)
+        return limit if limit is not None and len(times) > kept and times[0] < limit else None
 
     def _current(self) -> Metadata | None:
         with self._lock:

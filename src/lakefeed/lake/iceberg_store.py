@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 _VIEW = "lakefeed_changes"
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
+_PARTITIONS = "spark.sql.shuffle.partitions"
+_SMALL_BYTES = 32 << 20
+"""Of a whole table, up to which one task merges about as fast as several."""
 
 PROPERTIES = {
     "format-version": "3",
@@ -77,13 +80,16 @@ class IcebergStore:
         return copy.load(seed, shape, lambda: session().sparkContext, progress)
 
     def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:  # noqa: ARG002
-        """A merge rewrites no file (deleted rows are marked), so that no bytes are ever touched."""
+        """A merge rewrites no file (deleted rows are marked), so that no bytes are ever touched.
+
+        Of the touched files only whether there are any is asked for: to count them takes a call into the JVM each.
+        """
         size = self._log.size()
         if size is None:
             return None
         files, total = size
-        touched = self._table.touched(bounds) if bounds is not None and files else files
-        return Extent(files=files, bytes=total, touched_files=touched, touched_bytes=0)
+        none = not files or (bounds is not None and not self._table.is_touched(bounds))
+        return Extent(files=files, bytes=total, touched_files=0 if none else files, touched_bytes=0)
 
     def states(self, generation: int) -> tuple[TableState, ...]:
         return self._log.states(generation)
@@ -140,11 +146,25 @@ class IcebergStore:
 
         if isinstance(step, MergeRows):
             step.rows.createOrReplaceTempView(_VIEW)
-            session.sql(step.statement(self._name, _VIEW))
+            with self._few_files(session):
+                session.sql(step.statement(self._name, _VIEW))
         elif isinstance(step, AppendRows):
             step.rows.writeTo(self._name).append()
         else:
             step.rows.writeTo(self._name).overwrite(F.lit(True))
+
+    @contextmanager
+    def _few_files(self, session: SparkSession) -> Iterator[None]:
+        """A merge into a small table is written by one task: as many files as cores, a commit a second, add up."""
+        size = self._log.size()
+        if size is None or size[1] > _SMALL_BYTES:
+            yield
+            return
+        session.conf.set(_PARTITIONS, "1")
+        try:
+            yield
+        finally:
+            session.conf.unset(_PARTITIONS)
 
     def _publish(self, attempt: str, stamp: Stamp, number: int) -> None:
         """See the module for the steps 3 and 4. ``number`` is the stamp's."""

@@ -43,8 +43,9 @@ class IcebergUpkeep:
             packed = self._log.size()
             after = packed[0] if packed is not None else after
         self._record_again()
-        limit = time.time() - options.keep_hours * 3600
-        removed = self._expire(session(), limit) if self._log.has_older(limit, KEPT_SNAPSHOTS) else 0
+        aged = time.time() - options.keep_hours * 3600 if options.keep_hours is not None else None
+        limit = self._log.expirable(aged, options.keep_versions, kept=KEPT_SNAPSHOTS)
+        removed = self._expire(session(), limit) if limit is not None else 0
         return UpkeepResult(files_before=before, files_after=after, removed=removed)
 
     def _pack(self, session: SparkSession, options: UpkeepOptions, key: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -10,13 +10,20 @@ class UpkeepOptions:
     """``file_bytes``: what files are packed to. ``most_files``: how many more files than needed are put up with.
 
     ``keep_hours``: files that no current version uses stay so long, for readers of older versions and for
-    ``rebuild``. ``cluster``: packed files are also sorted by the key, so that readers and merges skip more of them.
+    ``rebuild``; None removes none. ``keep_versions``: Iceberg's snapshots, at most, whatever their age, because every
+    commit writes the list of them. ``cluster``: packed files are also sorted by the key, so that readers and merges
+    skip more of them.
     """
 
     file_bytes: int = 128 << 20
     most_files: int = 16
-    keep_hours: float = 168.0
+    keep_hours: float | None = 168.0
+    keep_versions: int = 1000
     cluster: bool = False
+
+    def in_between(self) -> UpkeepOptions:
+        """For frequent looks: act only where many commits have left very many files, and then write little."""
+        return replace(self, file_bytes=self.file_bytes // 8, most_files=self.most_files * 8, keep_hours=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

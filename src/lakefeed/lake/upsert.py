@@ -68,17 +68,25 @@ NOTHING_OWN = Own()
 
 def upsert_step(session: SparkSession, window: Window, store: TableStore, own: Own) -> Step:
     """The cheapest sound way; for modes whose deletes remove rows."""
-    left = left_rows(collapsed_window(session, window, own.told), window, own)
+
+    def left() -> DataFrame:
+        # Made only where it is needed: to describe a frame to Spark takes a tenth of a second.
+        return left_rows(collapsed_window(session, window, own.told), window, own)
+
     if window.truncated_at is not None:
-        return ReplaceRows(left.unionByName(_unconcerned(session, store, left, own)) if own.only else left)
+        rows = left()
+        return ReplaceRows(rows.unionByName(_unconcerned(session, store, rows, own)) if own.only else rows)
     bounds = key_bounds(window)
     extent = store.extent(window.target.key[0], bounds)
     if extent is not None and extent.touched_files == 0:
-        return AppendRows(packed(left, window))
+        return AppendRows(packed(left(), window))
     if extent is not None and not window.absent and own.onto == own.new:  # a merge has the table's row at hand
-        step = _rewritten(session, window, store, own, left, extent)
-        if step is not None:
-            return step
+        if extent.replaceable is not None and rewrites_files(window, extent):
+            old = store.read_files(session, extent.replaceable)
+            rows = _with_left(old, left(), session, window, own, extent.touched_bytes)
+            return RewriteRows(rows, extent.replaceable)
+        if _rewrites_table(window, extent):
+            return ReplaceRows(_with_left(store.read(session), left(), session, window, own, extent.bytes))
     return merge_step(collapsed_window(session, window, own.told), window, bounds, own)
 
 
@@ -152,19 +160,18 @@ def file_count(rows: DataFrame, size: int) -> int:
     return max(least, math.ceil(size / _FILE_BYTES))
 
 
-def _rewritten(
-    session: SparkSession, window: Window, store: TableStore, own: Own, left: DataFrame, extent: Extent
-) -> Step | None:
-    """The touched files anew, or all of them; None if a merge is the better way."""
-    old = extent.replaceable
-    if old is not None and rewrites_files(window, extent):
-        rows = _without_keys(session, store.read_files(session, old), window, own).select(*map(quoted, left.columns))
-        return RewriteRows(rows.unionByName(left).coalesce(file_count(left, extent.touched_bytes)), old)
+def _rewrites_table(window: Window, extent: Extent) -> bool:
+    """Would a merge rewrite nearly all of a table whose files cannot be exchanged?"""
     many = window.counts.total >= _SURELY_TOUCHED * extent.touched_files
-    if old is None and many and extent.touched_bytes >= REWRITE_SHARE * extent.bytes:
-        rows = _without_keys(session, store.read(session), window, own).select(*map(quoted, left.columns))
-        return ReplaceRows(rows.unionByName(left).coalesce(file_count(left, extent.bytes)))
-    return None
+    return extent.replaceable is None and many and extent.touched_bytes >= REWRITE_SHARE * extent.bytes
+
+
+def _with_left(
+    old: DataFrame, left: DataFrame, session: SparkSession, window: Window, own: Own, size: int
+) -> DataFrame:
+    """Stored rows, ``size`` bytes of them, with what the window leaves in the place of its keys."""
+    kept = _without_keys(session, old, window, own).select(*map(quoted, left.columns))
+    return kept.unionByName(left).coalesce(file_count(left, size))
 
 
 def _without_keys(session: SparkSession, rows: DataFrame, window: Window, own: Own) -> DataFrame:
