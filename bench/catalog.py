@@ -41,6 +41,7 @@ CASES = {
         Case("journal", "What the journal costs"),
         Case("idle", "Nothing new"),
         Case("freshness", "From the source's commit to the lake"),
+        Case("endurance", "Five minutes at a steady rate"),
         Case("memory", "Memory while changes pass"),
     )
 }

@@ -112,6 +112,21 @@ def test_a_connection_string_that_is_none_is_refused_without_showing_it(tmp_path
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("format: iceberg\n  deletion_vectors: true", "lake.deletion_vectors is for Delta tables"),
+        ("namespace: x", "lake.namespace is for Iceberg tables"),
+    ],
+)
+def test_a_setting_of_the_other_format_is_refused_with_the_remedy(tmp_path: Path, line: str, expected: str) -> None:
+    (tmp_path / "shop.db").touch()
+    config = load(tmp_path, MINIMAL.replace("path: ./lake", f"path: ./lake\n  {line}"))
+    with pytest.raises(ConfigError, match=expected) as caught:
+        build_pipeline(config)
+    assert caught.value.remedy
+
+
 def test_relative_paths_belong_to_the_directory_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "conf").mkdir()
     monkeypatch.chdir("/")
@@ -125,7 +140,7 @@ def test_relative_paths_belong_to_the_directory_of_the_file(tmp_path: Path, monk
 def test_an_unknown_key_is_named_with_its_place_line_and_the_valid_keys(tmp_path: Path) -> None:
     text = mistake(tmp_path, MINIMAL.replace("  path: ./lake", "  path: ./lake\n  fromat: delta"))
     assert text.endswith(
-        "shop.yaml, line 7: there is no key 'fromat' in lake; valid keys are path, format, mode, options, evolution, tables, catalog, namespace; did you mean format?"  # noqa: E501
+        "shop.yaml, line 7: there is no key 'fromat' in lake; valid keys are path, format, mode, options, evolution, tables, deletion_vectors, catalog, namespace; did you mean format?"  # noqa: E501
     )
     text = mistake(tmp_path, MINIMAL + "sinc: {}\n")
     assert "line 7: there is no key 'sinc' at the top; valid keys are pipeline, source, lake, sync, journal" in text

@@ -166,3 +166,10 @@ def test_a_table_with_more_than_files_is_left_to_spark(settings: dict[str, str],
     assert takes_files(DeltaTable(tmp_path / "plain"))
     assert not takes_files(DeltaTable(tmp_path / "more"))
     assert not takes_files(DeltaTable(tmp_path / "parts"))
+
+
+def test_on_a_disk_commits_leave_files_and_neither_directories_nor_checksums(world: World) -> None:
+    world.apply(("update", world.row(1, "new")), ("insert", world.row(40, "new")))
+    left = {path.name for path in Path(world.table.location).iterdir()} - {"_delta_log"}
+    assert world.files <= left
+    assert all(name.endswith(".parquet") for name in left)

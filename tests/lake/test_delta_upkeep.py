@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from lakefeed.change.table import TableSchema
 from lakefeed.lake.base import Applied, LakeTable, Seed
 from lakefeed.lake.delta import Delta, DeltaFormat
+from lakefeed.lake.delta_cleanup import remove_old_entries
 from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult, needs_packing
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.format_contract import one
@@ -131,3 +132,41 @@ def test_syncs_go_on_beside_upkeep(lake_table: LakeTable, log: ScriptedLog, sche
     assert problems == []
     assert lake_table.applied(1) == Applied(number=5, schema_version=1, rows=8)
     assert content(lake_table) == {0: "3", 1: "4", 2: "5", **{10 + number: "n" for number in range(1, 6)}}
+
+
+def test_old_log_entries_go_up_to_a_checkpoint_and_the_table_stays_as_it_is(
+    tables: DeltaFormat, lake_table: LakeTable, log: ScriptedLog, schema: TableSchema
+) -> None:
+    for number in range(1, 5):
+        change(log, schema, ("update", {"id": 1, "v": str(number)}))
+        lake_table.apply(log.window(schema.table, number - 1, number), 1)
+    there = DeltaTable(lake_table.location)
+    entries = Path(lake_table.location, "_delta_log")
+    newest = there.version()
+    assert remove_old_entries(lake_table.location, newest, 0) == 0, "there is no checkpoint that stands for them"
+    there.create_checkpoint()
+    assert remove_old_entries(lake_table.location, newest, 1) == 0, "the checkpoint is one of the versions to keep"
+    change(log, schema, ("insert", {"id": 9, "v": "9"}))
+    lake_table.apply(log.window(schema.table, 4, 5), 1)
+    assert remove_old_entries(lake_table.location, newest + 1, 1) == newest
+    assert min(int(path.name[:20]) for path in entries.glob("0*")) == newest
+    assert content(lake_table) == {0: "0", 1: "4", 2: "0", 9: "9"}
+    assert one(tables, schema).applied(1) == Applied(number=5, schema_version=1, rows=4)
+    with pytest.raises(Exception, match=r"(?i)version|log"):
+        DeltaTable(lake_table.location, version=newest - 1)
+    change(log, schema, ("delete", {"id": 0}))
+    lake_table.apply(log.window(schema.table, 5, 6), 1)
+    assert content(lake_table) == {1: "4", 2: "0", 9: "9"}
+
+
+def test_commits_leave_checkpoints_so_that_old_entries_can_go(
+    lake_table: LakeTable, log: ScriptedLog, schema: TableSchema
+) -> None:
+    there = DeltaTable(lake_table.location)
+    there.alter.set_table_properties({"delta.checkpointInterval": "3"})
+    for number in range(1, 6):
+        change(log, schema, ("update", {"id": 1, "v": str(number)}))
+        lake_table.apply(log.window(schema.table, number - 1, number), 1)
+    assert list(Path(lake_table.location, "_delta_log").glob("*.checkpoint.parquet"))
+    assert lake_table.upkeep(UpkeepOptions(keep_versions=0), KEY).removed > 0
+    assert content(lake_table) == {0: "0", 1: "5", 2: "0"}

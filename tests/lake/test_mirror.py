@@ -12,3 +12,9 @@ pytestmark = pytest.mark.spark
 
 class TestDeltaMirror(OnDelta, MirrorContract):
     """See ``MirrorContract``."""
+
+
+class TestDeltaMirrorWithDeletionVectors(OnDelta, MirrorContract):
+    """Changes come by MERGE, which masks rows; no files are exchanged."""
+
+    deletion_vectors = True

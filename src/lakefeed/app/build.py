@@ -104,6 +104,7 @@ def _delta(config: LakeConfig) -> Delta:
         mode=mode_named(config.mode, config.options),
         rules=rules(config),
         evolution=evolution(config.evolution),
+        deletion_vectors=config.deletion_vectors,
     )
 
 
@@ -111,6 +112,10 @@ def _iceberg(config: LakeConfig) -> Iceberg:
     from lakefeed.lake.iceberg import Iceberg
     from lakefeed.lake.session import spark_session
 
+    if "deletion_vectors" in config.model_fields_set:
+        raise ConfigError(
+            "lake.deletion_vectors is for Delta tables", remedy="Remove it: Iceberg tables always mark deleted rows."
+        )
     return Iceberg(
         partial(spark_session, formats=("iceberg",)),
         config.path,

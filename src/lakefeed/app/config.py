@@ -165,6 +165,10 @@ class LakeConfig(_Section):
     tables: list[LakeTableConfig] = Field(
         default_factory=list, description="Tables that are kept in another mode, or in a second one."
     )
+    deletion_vectors: bool = Field(
+        default=False,
+        description="Delta: mark rows as deleted instead of writing their files anew. Not every reader knows them.",
+    )
     catalog: dict[str, str] = Field(
         default_factory=dict,
         description="Iceberg's catalog properties, with type and name: docs/iceberg.md. Without: tables of the path.",
@@ -205,7 +209,7 @@ class UpkeepConfig(_Section):
         default=168.0, ge=1, allow_inf_nan=False, description="How long files stay that only older versions need."
     )
     keep_versions: int = Field(
-        default=1000, ge=10, description="Iceberg: how many snapshots stay at most; every commit writes their list."
+        default=1000, ge=10, description="How many Iceberg snapshots stay at most; ten times as many Delta versions."
     )
     file_megabytes: int = Field(default=128, ge=1, description="What small files are packed to.")
     cluster: bool = Field(default=False, description="Sort packed files by the key.")

@@ -40,8 +40,8 @@ class Delta:
 
     ``spark`` is a session, or a function that gives one and is called when Spark is first needed. ``mode`` is that of
     all tables, ``rules`` give some another or a second one; ``evolution`` is what they do when the source's schema
-    changes. Deletion vectors are off by default: at this size they
-    save nothing, and some readers cannot read them. ``storage_options`` are deltalake's, for object stores.
+    changes. With ``deletion_vectors`` merges mark rows as deleted instead of writing their files anew; off by default,
+    because some readers cannot read them. ``storage_options`` are deltalake's, for object stores.
     """
 
     def __init__(

@@ -7,9 +7,11 @@ looks for the rows of a merge in another: about a second and another two, whatev
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -60,13 +62,23 @@ def takes_files(table: DeltaTable) -> bool:
 
 
 def write_files(rows: DataFrame, root: str) -> list[DataFile]:
-    """One file for each of the frame's partitions that has rows, in a directory of their own below the table."""
+    """One file for each of the frame's partitions that has rows."""
     place = f"lakefeed-{uuid.uuid4().hex}"
     rows.write.options(**_WRITER).parquet(f"{spark_path(root)}/{place}")
     files, directory = filesystem(f"{root}/{place}")
     found = files.get_file_info(fs.FileSelector(directory, recursive=False))
     written = [_described(files, one, place) for one in found if one.base_name.endswith(".parquet")]
-    return [file for file in written if file is not None]
+    described = [file for file in written if file is not None]
+    return _moved_up(described, root, directory) if isinstance(files, fs.LocalFileSystem) else described
+
+
+def _moved_up(written: Sequence[DataFile], root: str, directory: str) -> list[DataFile]:
+    """On a disk no directory shall stay for each commit, with a checksum file that nobody would ever remove."""
+    moved = [replace(file, name=Path(file.name).name) for file in written]
+    for file, to in zip(written, moved, strict=True):
+        Path(root, file.name).rename(Path(root, to.name))
+    shutil.rmtree(directory)
+    return moved
 
 
 def read_files(session: SparkSession, table: DeltaTable, root: str, paths: Sequence[str]) -> DataFrame:

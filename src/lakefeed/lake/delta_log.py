@@ -28,6 +28,7 @@ from lakefeed.change.position import decode_position, highest
 from lakefeed.errors import LakeError
 from lakefeed.lake.base import Applied, Loaded
 from lakefeed.lake.bounds import KeyBounds
+from lakefeed.lake.delta_cleanup import remove_old_entries
 from lakefeed.lake.delta_files import ConcurrentModification, DataFile, read_files, takes_files
 from lakefeed.lake.loader import ChunkFile
 from lakefeed.lake.location import delta_uri, filesystem
@@ -210,6 +211,13 @@ class DeltaLog:
                 return 0
             hours = max(1, round(keep_hours))
             return len(table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False))
+
+    def forget(self, keep_versions: int) -> int:
+        """Remove log entries that only older versions than so many need. Returns how many files."""
+        with self._lock:
+            table = self._current()
+            # A feature that is not known here may ask for checkpoints to stay.
+            return remove_old_entries(self.path, table.version(), keep_versions) if table and takes_files(table) else 0
 
     def commit(self, group: Group) -> None:
         """Add a group's files in one commit. The first one replaces whatever table was there, in the same step."""

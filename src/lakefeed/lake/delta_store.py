@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _VIEW = "lakefeed_changes"
+_LOG_VERSIONS = 10
+"""Entries of the log that are kept for each version: they are small, and only listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +116,9 @@ class DeltaStore:
             self._pack(session(), options, key if options.cluster else ())
             packed = self._log.extent("", None)
             after = packed.files if packed is not None else after
-        removed = self._log.vacuum(options.keep_hours) if options.keep_hours is not None else 0
+        removed = 0
+        if options.keep_hours is not None:
+            removed = self._log.vacuum(options.keep_hours) + self._log.forget(options.keep_versions * _LOG_VERSIONS)
         return UpkeepResult(files_before=extent.files, files_after=after, removed=removed)
 
     def _pack(self, session: SparkSession, options: UpkeepOptions, key: Sequence[str]) -> None:

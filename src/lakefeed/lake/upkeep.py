@@ -10,9 +10,9 @@ class UpkeepOptions:
     """``file_bytes``: what files are packed to. ``most_files``: how many more files than needed are put up with.
 
     ``keep_hours``: files that no current version uses stay so long, for readers of older versions and for
-    ``rebuild``; None removes none. ``keep_versions``: Iceberg's snapshots, at most, whatever their age, because every
-    commit writes the list of them. ``cluster``: packed files are also sorted by the key, so that readers and merges
-    skip more of them.
+    ``rebuild``; None removes none. ``keep_versions``: at most, whatever their age: every commit of Iceberg writes the
+    list of them; Delta, where they are small files in one directory, keeps ten times as many. ``cluster``: packed files
+    are also sorted by the key, so that readers and merges skip more of them.
     """
 
     file_bytes: int = 128 << 20
