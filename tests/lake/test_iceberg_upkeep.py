@@ -162,6 +162,30 @@ def test_changes_are_applied_while_somebody_compacts(
     assert found.number == 4
 
 
+def test_packing_gets_its_turn_where_every_sync_touches_every_file(
+    lake_table: Any, schema: TableSchema, log: ScriptedLog
+) -> None:
+    often = UpkeepOptions(most_files=0).in_between()
+    over = threading.Event()
+
+    def sync() -> None:
+        number = 1
+        while not over.is_set():
+            number += 1
+            log.add(batch(schema, [("update", {"id": key, "v": str(number)}) for key in range(3)]))
+            lake_table.apply(log.window(schema.table, number - 1, number), 1)
+
+    syncs = threading.Thread(target=sync)
+    syncs.start()
+    try:
+        results = [lake_table.upkeep(often, KEY) for _ in range(4)]
+    finally:
+        over.set()
+        syncs.join()
+    assert any(result.packed for result in results)
+    assert content(lake_table) == dict.fromkeys(range(3), str(log.head))
+
+
 def test_a_session_without_iceberg_is_refused_with_the_settings_to_add(spark: SparkSession) -> None:
     class Plain:
         """A session whose extensions are Delta's only; those of a running one cannot be changed."""

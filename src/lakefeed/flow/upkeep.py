@@ -2,6 +2,7 @@
 
 It has a thread of its own and sessions of its own. Where a sync and an upkeep meet in one table, the format lets one
 of the two commits in: an upkeep that loses is tried again the next time, a sync that loses is planned again at once.
+Where syncs would always come first, small packings take a turn of their own (``UpkeepOptions.insists``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from lakefeed.change.table import TableId
 from lakefeed.flow.seed import Phase, SeedStore
 from lakefeed.lake.base import TableFormat
+from lakefeed.lake.outcome import first_line, is_conflict
 from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult
 
 log = logging.getLogger(__name__)
@@ -29,8 +31,10 @@ def keep_up(seeds: SeedStore, tables: TableFormat, options: UpkeepOptions) -> Ma
             key = record.schema.key if record.schema is not None else ()
             found[record.table] = tables.table(record.route).upkeep(options, key)
         except Exception as error:  # noqa: BLE001  # upkeep is never worth stopping a pipeline for
-            log.warning("upkeep of %s failed and is tried again later: %s", record.table, error)
-            found[record.table] = UpkeepResult(error=str(error).splitlines()[0] if str(error) else repr(error))
+            text = first_line(error)
+            level = logging.INFO if is_conflict(error) else logging.WARNING
+            log.log(level, "upkeep of %s did not succeed and is tried again later: %s", record.table, text)
+            found[record.table] = UpkeepResult(error=text)
     return found
 
 

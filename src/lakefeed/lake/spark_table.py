@@ -68,6 +68,7 @@ class SparkTable:
         self._store = store
         self._sessions = sessions
         self._own: SparkSession | None = None
+        self._turn = threading.Lock()
         self._shape = Shape(route.mode)
 
     @property
@@ -89,14 +90,15 @@ class SparkTable:
 
         A window without changes commits nothing: there is nothing in it that could be lost.
         """
-        recorded = self.applied(generation)
-        if recorded is None:
-            raise LakeError(f"there is no table of generation {generation} at {self.location}")
-        if recorded.number >= window.upto:
-            return
-        self._settle(window, generation, recorded.schema_version)
-        if window.segments:
-            self._change(window, generation)
+        with self._turn:
+            recorded = self.applied(generation)
+            if recorded is None:
+                raise LakeError(f"there is no table of generation {generation} at {self.location}")
+            if recorded.number >= window.upto:
+                return
+            self._settle(window, generation, recorded.schema_version)
+            if window.segments:
+                self._change(window, generation)
 
     def states(self, generation: int) -> tuple[TableState, ...]:
         """A state with other columns than the source's is left out: it could not seed another table."""
@@ -121,7 +123,13 @@ class SparkTable:
         return rows.select([F.col(quoted(fed.column.name)).alias(name) for name, fed in live.items() if fed.since == 0])
 
     def upkeep(self, options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:
-        return self._store.upkeep(self._sessions.child, options, key)
+        try:
+            return self._store.upkeep(self._sessions.child, options, key)
+        except Exception as error:
+            if not options.insists or not is_conflict(error):
+                raise
+        with self._turn:
+            return self._store.upkeep(self._sessions.child, options, key)
 
     def _settle(self, window: Window, generation: int, version: int) -> None:
         """The schema and what is said against the rows of before: TableStoppedError if the table cannot go on."""

@@ -12,7 +12,8 @@ class UpkeepOptions:
     ``keep_hours``: files that no current version uses stay so long, for readers of older versions and for
     ``rebuild``; None removes none. ``keep_versions``: at most, whatever their age: every commit of Iceberg writes the
     list of them; Delta, where they are small files in one directory, keeps ten times as many. ``cluster``: packed files
-    are also sorted by the key, so that readers and merges skip more of them.
+    are also sorted by the key, so that readers and merges skip more of them. ``insists``: where packing lost against
+    syncs, it is done again while this table's syncs wait; only for packing that writes little.
     """
 
     file_bytes: int = 128 << 20
@@ -20,10 +21,16 @@ class UpkeepOptions:
     keep_hours: float | None = 168.0
     keep_versions: int = 1000
     cluster: bool = False
+    insists: bool = False
 
     def in_between(self) -> UpkeepOptions:
-        """For frequent looks: act only where many commits have left very many files, and then write little."""
-        return replace(self, file_bytes=self.file_bytes // 8, most_files=self.most_files * 8, keep_hours=None)
+        """For frequent looks: act only where many commits have left very many files, and then write little.
+
+        Many commits are also why it insists: where each of them touches every file, packing would lose every time.
+        """
+        return replace(
+            self, file_bytes=self.file_bytes // 8, most_files=self.most_files * 8, keep_hours=None, insists=True
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
