@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from lakefeed.change.table import Column, TableSchema
-from lakefeed.lake.bounds import KeyBounds, key_bounds, lowest_time
+from lakefeed.lake.bounds import KeyBounds, key_bounds, lowest_time, narrowed
 from lakefeed.testing.builders import batch, table
 from lakefeed.testing.scripted_log import ScriptedLog
 
@@ -45,3 +46,37 @@ def test_one_segment_that_does_not_tell_leaves_no_bounds(tmp_path: Path) -> None
     assert key_bounds(log.window(schema.table, 0, 100)) == KeyBounds("id", 0, 99)
     assert key_bounds(log.window(schema.table, 0, 101)) is None, "a NULL lies outside of any bounds"
     assert key_bounds(log.window(schema.table, 100, 100)) is None, "there is nothing in it"
+
+
+LARGE = 1 << 30
+
+
+def test_few_keys_all_over_a_large_table_are_all_named(tmp_path: Path) -> None:
+    log = ScriptedLog(tmp_path)
+    schema = log.schema_of(table("main.t", {"id": pa.int64()}, key=("id",)))
+    log.add(batch(schema, [("insert", {"id": 900}), ("delete", {"id": -3}), ("update", {"id": 900})]))
+    window = log.window(schema.table, 0, log.head)
+    bounds = key_bounds(window)
+    assert narrowed(bounds, window, table_bytes=1000) == bounds, "a small table is read at once"
+    found = narrowed(bounds, window, LARGE)
+    assert found is not None
+    assert found.values == (-3, 900)
+    assert found.condition("t") == "t.`id` >= -3L AND t.`id` <= 900L AND t.`id` IN (-3L, 900L)"
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.date32()])
+def test_other_kinds_of_keys_keep_their_bounds(tmp_path: Path, kind: pa.DataType) -> None:
+    log = ScriptedLog(tmp_path)
+    schema = log.schema_of(table("main.t", {"id": kind}, key=("id",)))
+    log.add(batch(schema, [("insert", {"id": pa.scalar(1, pa.int32()).cast(kind).as_py()})]))
+    window = log.window(schema.table, 0, log.head)
+    assert narrowed(key_bounds(window), window, LARGE) == key_bounds(window)
+    assert narrowed(None, window, LARGE) is None
+
+
+def test_many_segments_are_not_read_for_their_keys(tmp_path: Path) -> None:
+    log = ScriptedLog(tmp_path)
+    schema = log.schema_of(table("main.t", {"id": pa.int64()}, key=("id",)))
+    many(log, schema, range(250))
+    window = log.window(schema.table, 0, log.head)
+    assert narrowed(key_bounds(window), window, LARGE) == KeyBounds("id", 0, 249)

@@ -9,6 +9,7 @@ import pytest
 from tests.lake.iceberg_reader import read_iceberg
 
 from lakefeed.change.table import TableId
+from lakefeed.lake import bounds
 from lakefeed.lake.base import TableFormat
 from lakefeed.lake.iceberg import Iceberg
 from lakefeed.lake.mode import Mode
@@ -36,6 +37,22 @@ class _OnIceberg:
 
 
 class TestIcebergMirror(_OnIceberg, MirrorContract):
+    pass
+
+
+class _OnLargeIceberg(_OnIceberg):
+    """Tables as if they were large: every key is named in the merge."""
+
+    @pytest.fixture(autouse=True)
+    def _large(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bounds, "_LARGE_BYTES", 0)
+
+
+class TestLargeIcebergMirror(_OnLargeIceberg, MirrorContract):
+    pass
+
+
+class TestLargeIcebergTemporal(_OnLargeIceberg, TemporalContract):
     pass
 
 

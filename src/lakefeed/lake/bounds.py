@@ -4,16 +4,20 @@ As literals in the merge condition they let the table leave out files that canno
 key column is used, and only kinds that Parquet, the table formats and Spark order alike. A footer takes about a quarter
 of a millisecond, so that a window of thousands of segments is asked like one of a few: a catch-up is where leaving
 files out saves most.
+
+Few keys all over a large table leave no file out. There the condition names every one of them, so that a row of another
+key ends where it is read, and is neither sorted nor sent to another task: Iceberg's merge does that with all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakefeed.change.batch import TIME
@@ -23,21 +27,26 @@ from lakefeed.lake.projection import lineage, steps
 from lakefeed.lake.sparktype import quoted
 
 _LONGEST_TEXT = 200
+_LARGE_BYTES = 64 << 20
+_MOST_VALUES, _MOST_SEGMENTS = 10_000, 200
+"""Up to which to read the keys and to say them to Spark takes tenths of a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyBounds:
-    """The first key column and the values that all of it in a window lie between."""
+    """The first key column and the values that all of it in a window lie between; maybe all its ``values``."""
 
     column: str
     low: Any
     high: Any
+    values: tuple[int, ...] = ()
 
     def condition(self, alias: str) -> str | None:
         """As Spark SQL; None for values that no literal can stand for."""
         column = f"{alias}.{quoted(self.column)}"
         try:
-            return f"{column} >= {_literal(self.low)} AND {column} <= {_literal(self.high)}"
+            within = f"{column} >= {_literal(self.low)} AND {column} <= {_literal(self.high)}"
+            return f"{within} AND {column} IN ({', '.join(map(_literal, self.values))})" if self.values else within
         except (TypeError, ValueError):
             return None
 
@@ -47,16 +56,34 @@ def key_bounds(window: Window) -> KeyBounds | None:
     key = window.target.key[0]
     if not _orderable(window.target.column(key).type):
         return None
-    versions = {segment.schema_version for segment in window.segments}
-    names = {one: lineage(steps(window.schemas, one, window.target.version))[key] for one in versions}
-    found = _range((segment.path, names[segment.schema_version]) for segment in window.segments)
+    found = _range(_columns(window, key))
     return KeyBounds(key, *found) if found is not None else None
+
+
+def narrowed(bounds: KeyBounds | None, window: Window, table_bytes: int) -> KeyBounds | None:
+    """With every value, where that is worth it: few whole numbers, for a large table."""
+    few = window.counts.total <= _MOST_VALUES and len(window.segments) <= _MOST_SEGMENTS
+    if bounds is None or not isinstance(bounds.low, int) or not few or table_bytes < _LARGE_BYTES:
+        return bounds
+    values: set[Any] = set()
+    for path, column in _columns(window, bounds.column):
+        files, place = filesystem(path)
+        values |= set(pc.unique(pq.read_table(place, columns=[column], filesystem=files).column(0)).to_pylist())
+    return replace(bounds, values=tuple(sorted(values)))
 
 
 def lowest_time(window: Window) -> str | None:
     """The earliest commit time of a window as a literal of Spark SQL; None if unknown, as where a change has none."""
     found = _range((segment.path, TIME) for segment in window.segments)
     return _literal(found[0]) if found is not None else None
+
+
+def _columns(window: Window, key: str) -> Iterator[tuple[str, str | None]]:
+    """Each segment's file, and the name that a column of the target has in it."""
+    versions = {segment.schema_version for segment in window.segments}
+    names = {one: lineage(steps(window.schemas, one, window.target.version))[key] for one in versions}
+    for segment in window.segments:
+        yield segment.path, names[segment.schema_version]
 
 
 def _range(columns: Iterable[tuple[str, str | None]]) -> tuple[Any, Any] | None:

@@ -23,7 +23,7 @@ from lakefeed.change.batch import SEQ, TIME
 from lakefeed.change.segment import Window
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import TableStoppedError
-from lakefeed.lake.bounds import key_bounds, lowest_time
+from lakefeed.lake.bounds import key_bounds, lowest_time, narrowed
 from lakefeed.lake.mode import Temporal
 from lakefeed.lake.projection import read_changes
 from lakefeed.lake.shape import UNKNOWN_TIME
@@ -53,6 +53,7 @@ def temporal_step(session: SparkSession, window: Window, store: TableStore, mode
             return AppendRows(packed(versions.rows(versions.of_changes(changes)).drop(STORED), window))
         if extent is not None and extent.replaceable is not None and rewrites_files(window, extent):
             return _rewritten(store.read_files(session, extent.replaceable), changes, versions, extent)
+        bounds = narrowed(bounds, window, extent.bytes if extent is not None else 0)
     within = bounds.condition("t") if bounds is not None else None
     stored = store.read(session).alias("t").where(_worth_reading(window, mode)).where(within or "true")
     if window.truncated_at is None:

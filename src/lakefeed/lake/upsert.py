@@ -7,7 +7,8 @@ Four ways to the same rows; the cheapest that is sound is taken:
 - *rewrite*: the files that may have the window's keys would be rewritten anyway, or are small. Their rows are read
   once, without those of the window's keys, and written with what the window leaves: half the work of a merge, which
   reads everything twice. A format that cannot exchange files rewrites them all, if nearly all are touched.
-- *merge*: one MERGE, with the bounds of the window's keys, so that files outside of them are not read.
+- *merge*: one MERGE, with the bounds of the window's keys, so that files outside of them are not read, or with all of
+  the keys, if they are few.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from lakefeed.change.batch import OP, Operation
 from lakefeed.change.segment import Window
-from lakefeed.lake.bounds import KeyBounds, key_bounds
+from lakefeed.lake.bounds import KeyBounds, key_bounds, narrowed
 from lakefeed.lake.collapse import FRESH, HELD, collapsed_window
 from lakefeed.lake.projection import CARRIED, incomplete_columns, read_changes
 from lakefeed.lake.sparktype import quoted, spark_type
@@ -87,6 +88,7 @@ def upsert_step(session: SparkSession, window: Window, store: TableStore, own: O
             return RewriteRows(rows, extent.replaceable)
         if _rewrites_table(window, extent):
             return ReplaceRows(_with_left(store.read(session), left(), session, window, own, extent.bytes))
+    bounds = narrowed(bounds, window, extent.bytes if extent is not None else 0)
     return merge_step(collapsed_window(session, window, own.told), window, bounds, own)
 
 
