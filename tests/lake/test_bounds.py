@@ -60,6 +60,7 @@ def test_few_keys_all_over_a_large_table_are_all_named(tmp_path: Path) -> None:
     assert narrowed(bounds, window, table_bytes=1000) == bounds, "a small table is read at once"
     found = narrowed(bounds, window, LARGE)
     assert found is not None
+    assert narrowed(KeyBounds("id", 1, 30), window, LARGE) == KeyBounds("id", 1, 30), "few others lie between these"
     assert found.values == (-3, 900)
     assert found.condition("t") == "t.`id` >= -3L AND t.`id` <= 900L AND t.`id` IN (-3L, 900L)"
 

@@ -46,6 +46,7 @@ class _OnLargeIceberg(_OnIceberg):
     @pytest.fixture(autouse=True)
     def _large(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(bounds, "_LARGE_BYTES", 0)
+        monkeypatch.setattr(bounds, "_DENSE", 0)
 
 
 class TestLargeIcebergMirror(_OnLargeIceberg, MirrorContract):

@@ -131,11 +131,15 @@ def test_no_more_snapshots_are_kept_than_asked_for_however_young_they_are(
     assert lake_table.upkeep(often, KEY).removed == 0
 
 
-def test_a_merge_into_a_small_table_adds_one_file(lake_table: Any, schema: TableSchema, log: ScriptedLog) -> None:
+def test_a_merge_into_a_small_table_adds_one_file_and_leaves_the_session_as_it_was(
+    lake_table: Any, schema: TableSchema, log: ScriptedLog, spark: SparkSession
+) -> None:
     before = files(lake_table)
     log.add(batch(schema, [("update", {"id": number, "v": "new"}) for number in range(3)]))
     lake_table.apply(log.window(schema.table, 1, 2), 1)
     assert len(files(lake_table) - before) == 1
+    partitions = "spark.sql.shuffle.partitions"
+    assert lake_table._session().conf.get(partitions) == spark.conf.get(partitions) != "200"
 
 
 def test_changes_are_applied_while_somebody_compacts(

@@ -30,6 +30,8 @@ _LONGEST_TEXT = 200
 _LARGE_BYTES = 64 << 20
 _MOST_VALUES, _MOST_SEGMENTS = 10_000, 200
 """Up to which to read the keys and to say them to Spark takes tenths of a second."""
+_DENSE = 20
+"""Keys that a range may have for each changed one, so that little is gained by naming them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,11 @@ def key_bounds(window: Window) -> KeyBounds | None:
 
 def narrowed(bounds: KeyBounds | None, window: Window, table_bytes: int) -> KeyBounds | None:
     """With every value, where that is worth it: few whole numbers, for a large table."""
-    few = window.counts.total <= _MOST_VALUES and len(window.segments) <= _MOST_SEGMENTS
+    count = window.counts.total
+    few = count <= _MOST_VALUES and len(window.segments) <= _MOST_SEGMENTS
     if bounds is None or not isinstance(bounds.low, int) or not few or table_bytes < _LARGE_BYTES:
+        return bounds
+    if bounds.high - bounds.low < _DENSE * count:
         return bounds
     values: set[Any] = set()
     for path, column in _columns(window, bounds.column):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import CommitFailedError, LakeError
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 _VIEW = "lakefeed_changes"
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _PARTITIONS = "spark.sql.shuffle.partitions"
-_SMALL_BYTES = 32 << 20
-"""Of a whole table, up to which one task merges about as fast as several."""
+_SMALL_BYTES, _SMALL_ROWS = 32 << 20, 50_000
+"""Of a whole table and of a merge, up to which one task is about as fast as several."""
 
 PROPERTIES = {
     "format-version": "3",
@@ -146,7 +146,7 @@ class IcebergStore:
 
         if isinstance(step, MergeRows):
             step.rows.createOrReplaceTempView(_VIEW)
-            with self._few_files(session):
+            with self._few_files(session, step.count):
                 session.sql(step.statement(self._name, _VIEW))
         elif isinstance(step, AppendRows):
             step.rows.writeTo(self._name).append()
@@ -154,17 +154,18 @@ class IcebergStore:
             step.rows.writeTo(self._name).overwrite(F.lit(True))
 
     @contextmanager
-    def _few_files(self, session: SparkSession) -> Iterator[None]:
-        """A merge into a small table is written by one task: as many files as cores, a commit a second, add up."""
+    def _few_files(self, session: SparkSession, count: int) -> Iterator[None]:
+        """A small merge into a small table is written by one task: a file for every core, every second, adds up."""
         size = self._log.size()
-        if size is None or size[1] > _SMALL_BYTES:
+        if size is None or size[1] > _SMALL_BYTES or count > _SMALL_ROWS:
             yield
             return
+        before: Any = session.conf.get(_PARTITIONS)
         session.conf.set(_PARTITIONS, "1")
         try:
             yield
         finally:
-            session.conf.unset(_PARTITIONS)
+            session.conf.set(_PARTITIONS, before)  # unset, it would be Spark's default and not the session's
 
     def _publish(self, attempt: str, stamp: Stamp, number: int) -> None:
         """See the module for the steps 3 and 4. ``number`` is the stamp's."""

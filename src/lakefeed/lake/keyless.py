@@ -122,7 +122,7 @@ def _merge(rows: DataFrame, window: Window) -> MergeRows:
         "WHEN MATCHED THEN DELETE",
         f"WHEN NOT MATCHED THEN INSERT ({', '.join(map(quoted, names))}) VALUES ({values})",  # noqa: S608  # quoted
     )
-    return MergeRows(rows, f"s.{_TAKES} AND {_matches(window)}", clauses)
+    return MergeRows(rows, f"s.{_TAKES} AND {_matches(window)}", clauses, window.counts.total)
 
 
 def _matches(window: Window) -> str:

@@ -41,11 +41,15 @@ class RewriteRows:
 
 @dataclass(frozen=True, slots=True)
 class MergeRows:
-    """``MERGE INTO <table> AS t USING <view of rows> AS s ON <condition> <clauses>``, in Spark SQL."""
+    """``MERGE INTO <table> AS t USING <view of rows> AS s ON <condition> <clauses>``, in Spark SQL.
+
+    ``count`` is about how many rows there are.
+    """
 
     rows: DataFrame
     condition: str
     clauses: tuple[str, ...]
+    count: int
 
     def statement(self, table: str, view: str) -> str:
         return "\n".join([f"MERGE INTO {table} AS t USING {view} AS s ON {self.condition}", *self.clauses])

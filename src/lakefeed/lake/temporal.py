@@ -125,4 +125,4 @@ def _merge(rows: DataFrame, window: Window, mode: Temporal, within: str | None) 
         f"WHEN MATCHED THEN UPDATE SET {updates}",
         f"WHEN NOT MATCHED THEN INSERT ({', '.join(map(quoted, names))}) VALUES ({values})",  # noqa: S608  # names are quoted
     )
-    return MergeRows(rows, condition, clauses)
+    return MergeRows(rows, condition, clauses, window.counts.total)

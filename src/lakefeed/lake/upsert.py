@@ -109,7 +109,7 @@ def merge_step(changes: DataFrame, window: Window, bounds: KeyBounds | None, own
     )
     within = bounds.condition("t") if bounds is not None else None
     condition = " AND ".join(part for part in (matches(window), own.only, within) if part)
-    return MergeRows(changes, condition, clauses)
+    return MergeRows(changes, condition, clauses, window.counts.total)
 
 
 def left_rows(changes: DataFrame, window: Window, own: Own = NOTHING_OWN) -> DataFrame:
