@@ -22,7 +22,13 @@ def test_a_benchmark_of_the_capture_side_runs_and_reports_ratios(name: str, tmp_
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("name", ["merge", "journal", "tables", "freshness", "pg_lake", "poll_snapshot", "poll_diff"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("merge", "cost", "growth", "tables", "pg_lake", "poll_snapshot", "poll_diff"),
+        *("journal", "freshness", "endurance"),
+    ],
+)
 def test_a_benchmark_of_the_lake_side_runs_and_reports_ratios(name: str, spark: SparkSession, tmp_path: Path) -> None:
     _check(CASES[name].run(Bench(tmp_path, quick=True)))
 

@@ -12,3 +12,9 @@ pytestmark = pytest.mark.spark
 
 class TestDeltaTemporal(OnDelta, TemporalContract):
     """See ``TemporalContract``."""
+
+
+class TestDeltaTemporalWithDeletionVectors(OnDelta, TemporalContract):
+    """Versions are closed by MERGE, which masks rows; no files are exchanged."""
+
+    deletion_vectors = True

@@ -71,7 +71,7 @@ def upsert_step(session: SparkSession, window: Window, store: TableStore, own: O
     """The cheapest sound way; for modes whose deletes remove rows."""
 
     def left() -> DataFrame:
-        # Made only where it is needed: to describe a frame to Spark takes a tenth of a second.
+        # Made only where it is needed: to describe a frame to Spark takes many calls into the JVM.
         return left_rows(collapsed_window(session, window, own.told), window, own)
 
     if window.truncated_at is not None:
