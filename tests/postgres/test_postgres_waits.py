@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -19,12 +20,21 @@ from lakefeed.errors import SourceUnavailableError
 
 T = TableId("public", "t")
 
+_WAITING = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+
 
 @pytest.fixture
 def writer(dsn: str) -> Any:
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
         yield connection
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def slots(writer: Any) -> int:
@@ -56,10 +66,7 @@ def test_a_slot_that_waits_too_long_is_given_up_named_and_leaves_nothing(
         slow.execute("INSERT INTO t VALUES (1, 'open')")
         with pytest.raises(SourceUnavailableError, match=f"transaction of process {slow.info.backend_pid}"):
             capture.prepare([T])
-        until = time.monotonic() + 5
-        while slots(writer) and time.monotonic() < until:
-            time.sleep(0.05)
-        assert slots(writer) == 0
+        eventually(lambda: slots(writer) == 0)
         slow.commit()
         capture.prepare([T])
 
@@ -70,15 +77,13 @@ def test_a_slot_that_a_dead_process_began_to_make_is_not_taken_for_one(dsn: str,
         slow.execute("INSERT INTO t VALUES (1, 'open')")
         dead = psycopg.connect(f"{dsn} replication=database", autocommit=True)
         dead.pgconn.send_query(b"CREATE_REPLICATION_SLOT lakefeed_test LOGICAL pgoutput")
-        while not slots(writer):
-            time.sleep(0.02)
+        # Only behind the transaction's lock is the server deaf to its client's end; before, it gives up by itself.
+        eventually(lambda: writer.execute(_WAITING, (dead.info.backend_pid,)).fetchone() is not None)
         dead.close()
         with pytest.raises(SourceUnavailableError, match="still being made by the server's process"):
             capture.prepare([T])
         slow.commit()
-        until = time.monotonic() + 10
-        while slots(writer) and time.monotonic() < until:
-            time.sleep(0.05)
+        eventually(lambda: slots(writer) == 0)
         capture.prepare([T])
 
 
