@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 
 PIPELINE = "bench"
 FORMATS = ("delta", "iceberg")
+MASKED = "delta, deletion vectors"
+"""Delta, where merges mark rows as deleted."""
 
 
 def lake_of(spark: SparkSession, fmt: str, path: Path, mode: Mode = Mirror()) -> Delta | Iceberg:  # noqa: B008
     """A lake in one of the formats."""
-    return Delta(spark, path, mode=mode) if fmt == "delta" else Iceberg(spark, path, mode=mode)
+    if fmt == "iceberg":
+        return Iceberg(spark, path, mode=mode)
+    return Delta(spark, path, mode=mode, deletion_vectors=fmt == MASKED)
 
 
 def open_session(database: Path, lake: Lake) -> Session:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from bench.bench import Bench, timed
 from bench.case.merge import plain_merge
-from bench.pipeline import FORMATS
+from bench.pipeline import FORMATS, MASKED
 from bench.report import Curve, Measure, Plot, Ratio, Report
 from bench.synthetic import ID, Changing
 from lakefeed.change.batch import OP, SEQ, ChangeBatch, Operation
@@ -26,7 +26,10 @@ from lakefeed.lake.session import spark_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MODES: tuple[Mode, ...] = (Mirror(), Temporal(), Append())
+WAYS: tuple[tuple[str, Mode], ...] = (
+    *((fmt, mode) for fmt in FORMATS for mode in (Mirror(), Temporal(), Append())),
+    (MASKED, Mirror()),
+)
 FULL = {1_000: 2, 10_000: 2, 100_000: 2, 1_000_000: 1}
 QUICK = {100: 1, 200: 1}
 """Changes in a batch, and how many such batches are measured."""
@@ -43,11 +46,11 @@ def run(bench: Bench) -> Report:
     spark = spark_session("lakefeed-bench", formats=FORMATS)
     taken: Taken = {}
     for rows in tables:
+        for fmt, mode in WAYS:
+            name = f"{fmt}, {mode_name(mode)}"
+            made = Changing(spark, bench.scratch / f"{name}-{rows}", fmt, mode, rows)
+            _measured(bench, (name, rows), batches, partial(_applied, made), taken)
         for fmt in FORMATS:
-            for mode in MODES:
-                place = bench.scratch / f"{fmt}-{mode_name(mode)}-{rows}"
-                made = Changing(spark, place, fmt, mode, rows)
-                _measured(bench, (f"{fmt}, {mode_name(mode)}", rows), batches, partial(_applied, made), taken)
             _measured(bench, (f"{fmt}, {_PLAIN}", rows), batches, _plain(bench, spark, fmt, rows), taken)
     return _report(tables, batches, taken)
 
@@ -96,10 +99,10 @@ def _report(tables: tuple[int, int], batches: Mapping[int, int], taken: Taken) -
     ratios = tuple(
         Ratio(
             f"{fmt}, {rows:,} rows, {size:,} changes: plain MERGE / mirror",
-            (round(seconds[f"{fmt}, {_PLAIN}", rows, size] / seconds[f"{fmt}, mirror", rows, size], 3),),
+            (round(seconds[f"{plain}, {_PLAIN}", rows, size] / seconds[f"{fmt}, mirror", rows, size], 3),),
         )
         for rows in tables
-        for fmt in FORMATS
+        for fmt, plain in (*zip(FORMATS, FORMATS, strict=True), (MASKED, "delta"))
         for size in batches
     )
     return Report(

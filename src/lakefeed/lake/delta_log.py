@@ -123,20 +123,23 @@ class DeltaLog:
         return Loaded(rows=rows, high=high)
 
     def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:
-        """How many of the table's files may have rows between the bounds; all, where their statistics do not tell."""
+        """How many of the table's files may have rows between the bounds; all, where their statistics do not tell.
+
+        With deletion vectors no bytes are touched: a merge marks rows and rewrites no file.
+        """
         with self._lock:
             table = self._current()
             if table is None:
                 return None
             actions = pa.table(table.get_add_actions(flatten=True))
-            version, replaceable = table.version(), takes_files(table)
+            version, replaceable, masked = table.version(), takes_files(table), _masks_rows(table)
         sizes = actions.column("size_bytes")
         touched = _may_have(actions, column, bounds)
         return Extent(
             files=actions.num_rows,
             bytes=int(pc.sum(sizes, min_count=0).as_py()),
             touched_files=int(pc.sum(touched, min_count=0).as_py()),
-            touched_bytes=int(pc.sum(sizes.filter(touched), min_count=0).as_py()),
+            touched_bytes=0 if masked else int(pc.sum(sizes.filter(touched), min_count=0).as_py()),
             replaceable=Replaceable(version, _paths(actions.filter(touched))) if replaceable else None,
         )
 
