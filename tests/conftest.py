@@ -6,9 +6,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# A busy machine is no finding: how long one example takes says nothing. Loaded before any test is imported.
+settings.register_profile("lakefeed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("lakefeed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -78,6 +78,38 @@ def test_bars_show_the_same_on_a_terminal() -> None:
     assert "Remedy: Do this." in screen.getvalue()
 
 
+def test_a_table_that_was_never_announced_gets_a_bar_without_an_end() -> None:
+    with Progress(console=Console(file=io.StringIO(), force_terminal=True)) as bars:
+        listener = Bars(bars)
+        listener.snapshot_done(ITEMS, 0, 0.0)
+        listener.snapshot_progress(ITEMS, 400)
+        listener.snapshot_progress(ITEMS, 600)
+        assert [(task.description, task.completed, task.total) for task in bars.tasks[1:]] == [
+            ("main.items", 1_000, None)
+        ]
+        listener.snapshot_done(ITEMS, 1_000, 2.0)
+        assert len(bars.tasks) == 1
+
+
+def test_a_copy_that_begins_anew_has_one_bar_and_counts_from_zero(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Progress(console=Console(file=io.StringIO(), force_terminal=True)) as bars:
+        listener = Bars(bars)
+        for _ in range(2):
+            listener.snapshot_started(ITEMS, 1_000)
+            listener.snapshot_progress(ITEMS, 400)
+        assert [(task.completed, task.total) for task in bars.tasks[1:]] == [(400, 1_000)]
+        listener.snapshot_done(ITEMS, 1_000, 2.0)
+        assert len(bars.tasks) == 1
+    monkeypatch.setattr("lakefeed.app.progress._LINE_SECONDS", 0.0)
+    lines = Lines()
+    for _ in range(2):
+        lines.snapshot_started(ITEMS, 1_000)
+        lines.snapshot_progress(ITEMS, 400)
+    assert "800 rows" not in capsys.readouterr().err
+
+
 def test_machines_and_pipes_get_no_bars(capsys: pytest.CaptureFixture[str]) -> None:
     with progress(quiet=True) as listener:
         tell_everything(listener)

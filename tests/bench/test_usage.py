@@ -5,26 +5,43 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 
-from bench.usage import Meter, tree
+import pytest
+from bench.usage import Meter, _memory_kib, tree
 
+SERVER = "import time; print('ready', flush=True); time.sleep(120)"
 BUSY = """
-import time
+import sys, time
 kept = bytearray(64 << 20)
 until = time.process_time() + 0.5
 while time.process_time() < until:
     pass
+sys.stdin.read()
 """
 
 
-def test_cpu_and_memory_of_a_child_are_counted_also_after_it_has_ended() -> None:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as server:
+def test_cpu_and_memory_of_a_child_are_counted_also_after_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = threading.Event()
+
+    def look(pid: int) -> int:
+        found = _memory_kib(pid)
+        if found > 50 << 10:
+            looked.set()
+        return found
+
+    monkeypatch.setattr("bench.usage._memory_kib", look)
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True) as server:
         try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"  # how it starts is not measured
             meter = Meter(server.pid)
 
             def work() -> float:
-                subprocess.run([sys.executable, "-c", BUSY], check=True)
+                with subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE) as child:
+                    assert looked.wait(60)  # ten times a second, as long as it lives
+                assert child.returncode == 0
                 return 1.0
 
             assert meter.on("one", work, alone=True)() == 1.0

@@ -129,6 +129,77 @@ def test_an_ignored_insert_at_the_end_of_the_log_does_not_hide_the_next_change(t
         world.assert_equal("t")
 
 
+BY_EMAIL = "CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT UNIQUE, b TEXT UNIQUE)"
+
+
+@pytest.mark.parametrize("before_images", [False, True])
+@pytest.mark.parametrize("recursive", [0, 1])
+@pytest.mark.parametrize(
+    ("statements", "deleted"),
+    [
+        (["INSERT OR IGNORE INTO t VALUES (2, 'a', 'x')", "DELETE FROM t WHERE id = 1"], 1),
+        (["INSERT INTO t VALUES (2, 'a', 'x') ON CONFLICT DO NOTHING", "DELETE FROM t WHERE id = 1"], 1),
+        (["INSERT OR IGNORE INTO t VALUES (2, 'a', 'x')", "UPDATE t SET id = 5"], 1),
+        (["INSERT OR IGNORE INTO t VALUES (2, 'a', 'x')", "REPLACE INTO t VALUES (3, 'a', 'x')"], 1),
+        (["REPLACE INTO t VALUES (2, 'a', 'b')"], 1),
+        (["REPLACE INTO t VALUES (2, 'a', 'b')", "REPLACE INTO t VALUES (3, 'a', 'b')"], 2),
+    ],
+)
+def test_a_row_that_is_gone_is_deleted_once_however_it_went(
+    tmp_path: Path, before_images: bool, recursive: int, statements: list[str], deleted: int
+) -> None:
+    """A table that only grows has each of them: one delete too many is one that never happened."""
+    with made(tmp_path / "x.db", BY_EMAIL, "INSERT INTO t VALUES (1, 'a', 'b')") as world:
+        world.before_images = before_images
+        world.seed()
+        world.sql(f"PRAGMA recursive_triggers = {recursive}", *statements, "INSERT INTO t VALUES (9, 'z', 'z')")
+        found = operations(world)
+        assert len([name for name, _ in found if name == "DELETE"]) == deleted
+        world.assert_equal("t")
+
+
+@pytest.mark.parametrize(
+    ("declared", "stored"),
+    [
+        ("TEXT NOT NULL DEFAULT 'x'", "x"),
+        ('TEXT NOT NULL DEFAULT "x"', "x"),
+        ("TEXT NOT NULL DEFAULT x", "x"),
+        ("TEXT NOT NULL DEFAULT [it's]", "it's"),
+        ("TEXT NOT NULL DEFAULT ('x' || 'y')", "xy"),
+        ("INT NOT NULL DEFAULT -5", -5),
+        ("TEXT COLLATE NOCASE NOT NULL DEFAULT 'X'", "x"),
+    ],
+)
+@pytest.mark.parametrize(
+    "verb", ["REPLACE INTO t VALUES (2, NULL, 'b')", "UPDATE OR REPLACE t SET c = NULL WHERE id = 3"]
+)
+def test_a_row_that_replace_removes_because_null_becomes_the_default_is_deleted(
+    tmp_path: Path, declared: str, stored: str | int, verb: str
+) -> None:
+    with made(tmp_path / "x.db", f"CREATE TABLE t (id INTEGER PRIMARY KEY, c {declared} UNIQUE, v TEXT)") as world:
+        world.writer.executemany("INSERT INTO t VALUES (?, ?, 'a')", [(1, stored), (3, "77")])
+        world.seed()
+        world.sql(verb)
+        assert [row["id"] for name, row in operations(world) if name == "DELETE"] == [1]
+        world.assert_equal("t")
+
+
+@pytest.mark.parametrize("before_images", [False, True])
+@pytest.mark.parametrize("key", ["id INTEGER PRIMARY KEY, ", ""], ids=["key", "no key"])
+def test_a_row_with_the_number_that_stands_for_no_number_yet_is_deleted_too(
+    tmp_path: Path, before_images: bool, key: str
+) -> None:
+    """A rowid that is not given is -1 in a BEFORE trigger."""
+    with made(tmp_path / "x.db", f"CREATE TABLE t ({key}c TEXT UNIQUE, v TEXT)") as world:
+        world.before_images = before_images
+        world.sql("INSERT INTO t (rowid, c, v) VALUES (-1, 'x', 'a')")
+        world.seed()
+        world.sql("REPLACE INTO t (c, v) VALUES ('x', 'b')", "REPLACE INTO t (rowid, c, v) VALUES (-1, 'y', 'c')")
+        world.sql("REPLACE INTO t (rowid, c, v) VALUES (-1, 'y', 'd')")
+        assert len([name for name, _ in operations(world) if name == "DELETE"]) == 1
+        world.assert_equal("t")
+
+
 def test_upsert_is_an_update_of_the_row_that_was_there(tmp_path: Path) -> None:
     sql = "CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT UNIQUE, n INT)"
     with made(tmp_path / "x.db", sql, "INSERT INTO t VALUES (1, 'a', 0)") as world:

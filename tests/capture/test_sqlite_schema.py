@@ -6,8 +6,9 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from tests.capture.world import World, made, table
+from tests.capture.world import RememberingReplica, World, made, table
 
+from lakefeed.change.batch import OP, Operation
 from lakefeed.change.change_set import ReseedNeeded, TableDropped
 from lakefeed.change.schema_change import AddColumn, DropColumn, RenameColumn, diff
 from lakefeed.errors import TableStoppedError
@@ -37,6 +38,26 @@ def test_an_added_column_is_followed_and_rows_changed_meanwhile_are_complete(tmp
         world.assert_equal("t")
         world.sql("UPDATE t SET d = 'now known'")
         world.pull()
+        world.assert_equal("t")
+
+
+@pytest.mark.parametrize("before_images", [False, True])
+def test_what_was_logged_before_a_column_was_added_has_its_default_however_late_it_is_read(
+    tmp_path: Path, before_images: bool
+) -> None:
+    """Taking in another table says that the triggers were right up to here, not that the log was read up to here."""
+    with made(tmp_path / "x.db", PEOPLE, ROW, "CREATE TABLE u (id INTEGER PRIMARY KEY)") as world:
+        world.before_images = before_images
+        world.replica = RememberingReplica()
+        world.seed("t")
+        world.sql("UPDATE t SET a = 'y'", "INSERT INTO t VALUES (2, 'z', 2, 8)", "DELETE FROM t WHERE id = 2")
+        world.seed("u")
+        world.sql("ALTER TABLE t ADD COLUMN d TEXT NOT NULL DEFAULT 'dd'", "ALTER TABLE t ADD COLUMN e INT")
+        change_set = world.pull()
+        images = [row for batch in change_set.batches for row in batch.data.to_pylist() if row[OP] != Operation.DELETE]
+        assert [row["d"] for row in images] == ["dd"] * (4 if before_images else 2)
+        assert world.replica.before_images == (2 if before_images else 0)
+        assert reseeds(world) == []
         world.assert_equal("t")
 
 

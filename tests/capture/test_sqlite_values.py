@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.capture.world import made, table
 
+from lakefeed.capture.trigger.catalog import SourceTable
+from lakefeed.capture.trigger.shape import mixed_columns
 from lakefeed.capture.trigger.values import MismatchError, arrow_type, lenient_text, text_form, to_arrow
 from lakefeed.change.change_set import ReseedNeeded
 
@@ -107,6 +110,26 @@ def test_a_value_of_another_type_that_was_there_before_is_found_when_the_table_i
         assert world.replica.schemas[table("v")].column("i").type == pa.string()
         world.assert_equal("v")
         assert world.pull().is_heartbeat
+
+
+def test_a_value_of_another_type_that_is_written_while_the_table_is_prepared_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the look through the table and before the triggers: it is in no log."""
+    with made(tmp_path / "x.db", "CREATE TABLE t (id INTEGER PRIMARY KEY, n INT)") as world:
+
+        def look_then_write(connection: sqlite3.Connection, source: SourceTable) -> frozenset[str]:
+            found = mixed_columns(connection, source)
+            world.sql("INSERT OR IGNORE INTO t VALUES (1, 'n/a')")
+            return found
+
+        monkeypatch.setattr("lakefeed.capture.trigger.preparation.mixed_columns", look_then_write)
+        world.seed()
+        world.assert_equal("t")
+        world.sql("INSERT INTO t VALUES (2, 5)")
+        world.pull()
+        assert world.notices == []
+        world.assert_equal("t")
 
 
 def test_the_announcement_of_a_mixed_column_is_repeated_until_it_is_confirmed(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""A writer in a process of its own: ``python write_rows.py PATH SECONDS``. Prints how many transactions it made."""
+"""A writer in a process of its own: ``python write_rows.py PATH SECONDS``, and longer until it has made some.
+
+Says "ready" after its first transaction, and in the end how many it has made.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,16 @@ import sqlite3
 import sys
 import time
 
+LEAST = 10
+
 
 def main(path: str, seconds: float) -> None:
-    connection = sqlite3.connect(path, isolation_level=None, timeout=10)
+    connection = sqlite3.connect(path, isolation_level=None, timeout=60)
     connection.execute("PRAGMA synchronous = OFF")
     chance = random.Random(7)
     until = time.monotonic() + seconds
     transactions = 0
-    while time.monotonic() < until:
+    while time.monotonic() < until or transactions <= LEAST:
         connection.execute("BEGIN IMMEDIATE")
         a, b, amount = chance.randrange(50), chance.randrange(50), chance.randrange(10)
         connection.execute("UPDATE account SET balance = balance - ? WHERE id = ?", (amount, a))
@@ -23,6 +28,8 @@ def main(path: str, seconds: float) -> None:
         connection.execute("DELETE FROM note WHERE k = ?", (f"{b}-{a}",))
         connection.execute("COMMIT")
         transactions += 1
+        if transactions == 1:
+            print("ready", flush=True)
     connection.close()
     print(transactions)
 

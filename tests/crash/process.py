@@ -54,4 +54,4 @@ def writing(command: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        assert process.wait(30) in (0, -signal.SIGTERM)
+        assert process.wait(180) in (0, -signal.SIGTERM)

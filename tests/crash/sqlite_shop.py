@@ -48,7 +48,7 @@ def write_until_told(change: Change, most: int) -> None:
     stopped: list[bool] = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
     chance = random.Random(seed)
-    connection = sqlite3.connect(database, timeout=30, isolation_level=None)
+    connection = sqlite3.connect(database, timeout=120, isolation_level=None)
     deadline = time.monotonic() + 1500
     while not stopped and time.monotonic() < deadline and os.getppid() == parent:
         connection.execute("BEGIN IMMEDIATE")

@@ -82,7 +82,7 @@ def rows(lake: MemoryLake, table: str = "main.t") -> dict[int, str]:
     return {row["id"]: row["v"] for row in lake.rows(table)}
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -124,7 +124,8 @@ def test_b09_two_threads_that_sync_at_once_apply_everything_once(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive()
     assert (rows(lake)[9], lake.commits) == ("z", commits + 1)
 
 
@@ -227,7 +228,7 @@ def test_b04_run_syncs_again_and_again_until_stop(make: Make, lake: MemoryLake, 
     until(lambda: rows(lake).get(7) == "live")
     until(lambda: pipeline.status().verdict == "idle")
     pipeline.stop()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert pipeline.status().verdict == "stopped"
 
@@ -246,14 +247,15 @@ def test_a_busy_source_is_not_cut_into_a_change_set_per_transaction(
     until(lambda: len(rows(lake)) == 202)
     cuts = (time.monotonic() - started) / 0.2
     pipeline.stop()
-    thread.join(10)
+    thread.join(60)
+    assert not thread.is_alive()
     assert pipeline.status().journal_head <= cuts + 5
 
 
 def test_run_ends_by_itself_after_the_seconds_it_was_given(make: Make) -> None:
     started = time.monotonic()
     make().run(for_seconds=0.3)
-    assert 0.3 <= time.monotonic() - started < 5
+    assert 0.3 <= time.monotonic() - started < 60
 
 
 def test_run_while_it_works_already_is_refused(make: Make) -> None:
@@ -264,7 +266,8 @@ def test_run_while_it_works_already_is_refused(make: Make) -> None:
     with pytest.raises(StateError, match="already working"):
         pipeline.run()
     pipeline.stop()
-    thread.join(10)
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_run_goes_on_after_a_failure_that_passes(make: Make, lake: MemoryLake, database: sqlite3.Connection) -> None:
@@ -291,7 +294,8 @@ def test_run_goes_on_after_a_failure_that_passes(make: Make, lake: MemoryLake, d
         database.execute("INSERT INTO t VALUES (8, 'late')")
         until(lambda: rows(lake).get(8) == "late")
         pipeline.stop()
-        thread.join(10)
+        thread.join(60)
+        assert not thread.is_alive()
     assert [str(error) for error in told] == ["twice", "once"]
 
 
@@ -300,7 +304,7 @@ def test_run_raises_an_error_that_does_not_pass(make: Make, database: sqlite3.Co
     pipeline.sync_once()
     database.execute("INSERT INTO t VALUES (8, 'late')")
     with armed("journal.before_commit", "raise"), pytest.raises(LakefeedError, match=r"journal\.before_commit"):
-        pipeline.run(for_seconds=10)
+        pipeline.run(for_seconds=60)
 
 
 def test_capture_waits_while_the_lake_is_too_far_behind(
@@ -324,7 +328,8 @@ def test_capture_waits_while_the_lake_is_too_far_behind(
     monkeypatch.undo()
     until(lambda: rows(lake).get(4) == "d")
     pipeline.stop()
-    thread.join(10)
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_what_is_trimmed_is_what_every_table_has_and_a_restart_knows_it(
@@ -517,9 +522,10 @@ def test_between_two_tries_the_status_says_stalled_and_why(make: Make, monkeypat
     again = make(listener=Hears())
     thread = threading.Thread(target=again.run)
     thread.start()
-    assert told.wait(20)
+    assert told.wait(60)
     again.stop()
-    thread.join(10)
+    thread.join(60)
+    assert not thread.is_alive()
     assert (again.status().verdict, again.status().reason) == ("stalled", "the disk is away")
 
 

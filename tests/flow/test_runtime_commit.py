@@ -223,6 +223,15 @@ def test_t22_a_heartbeat_is_not_delivered_and_moves_the_checkpoint_when_nothing_
     assert world.saved == (4, 1)
 
 
+def test_t22_what_comes_after_a_heartbeat_begins_where_that_ended() -> None:
+    """Also if the heartbeat came in one poll with something else: a journal takes no gap."""
+    world = World(*transactions(1), HEARTBEAT, *transactions(2))
+    world.runtime.commit(world.poll().token)
+    delivery = world.poll()
+    assert delivery.change_sets[0].start == world.source.confirmed == at(2)
+    assert world.saved == (2, 1)
+
+
 def test_t22_a_heartbeat_does_not_overtake_what_is_in_flight() -> None:
     world = World(*transactions(1), HEARTBEAT, options=replace(STREAM, max_in_flight=2))
     delivery = world.poll()

@@ -221,12 +221,12 @@ def test_a_stop_from_another_thread_waits_for_the_poll_that_is_under_way() -> No
     runtime = started(FaultyCapture(ScriptedCapture(transactions(1)), faults))
     polling = threading.Thread(target=runtime.poll)
     polling.start()
-    assert faults.reached.wait(10)
+    assert faults.reached.wait(60)
     drained: list[int] = []
     stopping = threading.Thread(target=lambda: drained.extend(ids(runtime.force_stop())))
     stopping.start()
     assert runtime.state is RuntimeState.RUNNING
     faults.release()
-    polling.join(10)
-    stopping.join(10)
+    polling.join(60)
+    stopping.join(60)
     assert (drained, runtime.state) == ([1], RuntimeState.STOPPED)

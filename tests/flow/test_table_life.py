@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,11 +14,13 @@ import pytest
 from lakefeed import Pipeline, PipelineOptions, Sqlite
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.change.table import Column, TableId, TableSchema
+from lakefeed.flow import lake_side
 from lakefeed.journal.options import JournalOptions
+from lakefeed.lake.base import Seed
 from lakefeed.lake.mode import Mirror
 from lakefeed.lake.route import Rule
 from lakefeed.testing.builders import table
-from lakefeed.testing.memory_lake import MemoryLake
+from lakefeed.testing.memory_lake import MemoryLake, MemoryLakeTable
 from lakefeed.testing.scripted import COMMIT, SchemaChanged, ScriptedCapture, insert
 
 T, U = TableId("main", "t"), TableId("main", "u")
@@ -96,6 +99,84 @@ def test_a_table_that_was_dropped_while_nobody_looked_is_told_apart_once_the_sou
         status = pipeline.status().tables[T]
         assert (status.state, status.reason) == ("dropped", "the source table was dropped or renamed")
     assert rows(lake, "main.t") == {1: "a"}
+
+
+_LAST = "INSERT INTO t VALUES (2, 'last'); UPDATE t SET v = 'b' WHERE id = 1; DROP TABLE t;"
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_last_changes_of_a_table_that_is_dropped_reach_the_lake(
+    tmp_path: Path, lake: MemoryLake, database: sqlite3.Connection, stopped: bool
+) -> None:
+    with pipeline_of(tmp_path, lake) as pipeline:
+        pipeline.sync_once()
+        if not stopped:
+            database.executescript(_LAST)
+            pipeline.sync_once()
+    if stopped:
+        database.executescript(_LAST)
+    with pipeline_of(tmp_path, lake) as pipeline:
+        pipeline.sync_once()
+        assert pipeline.status().tables[T].state == "dropped"
+    assert rows(lake, "main.t") == {1: "b", 2: "last"}
+
+
+def test_a_dropped_table_that_the_lake_cannot_write_stays_until_it_can(
+    tmp_path: Path, lake: MemoryLake, database: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pipeline_of(tmp_path, lake) as pipeline:
+        pipeline.sync_once()
+        monkeypatch.setattr(lake_side, "FIRST_PAUSE_SECONDS", 0.0)
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryLakeTable, "apply", _no_disk)
+            database.executescript(_LAST)
+            assert pipeline.sync_once().errors
+        assert pipeline.status().tables[T].state == "live"
+    with pipeline_of(tmp_path, lake) as pipeline:
+        pipeline.sync_once()
+        assert pipeline.status().tables[T].state == "dropped"
+    assert rows(lake, "main.t") == {1: "b", 2: "last"}
+
+
+def test_a_name_that_is_used_again_is_a_new_table_behind_the_last_changes_of_the_old_one(
+    tmp_path: Path, lake: MemoryLake, database: sqlite3.Connection
+) -> None:
+    with pipeline_of(tmp_path, lake) as pipeline:
+        pipeline.sync_once()
+        database.executescript(_LAST)
+        pipeline.sync_once()
+        assert rows(lake, "main.t") == {1: "b", 2: "last"}
+        database.executescript("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT); INSERT INTO t VALUES (7, 'new');")
+        pipeline.sync_once()
+        database.executescript("INSERT INTO t VALUES (8, 'newer')")
+        pipeline.sync_once()
+        assert pipeline.status().tables[T].state == "live"
+    assert rows(lake, "main.t") == {7: "new", 8: "newer"}
+
+
+def test_an_error_that_nobody_foresaw_in_one_copy_does_not_hold_up_the_others(
+    tmp_path: Path, lake: MemoryLake, database: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = MemoryLakeTable.load
+
+    def full(self: MemoryLakeTable, seed: Seed, progress: Any) -> Any:
+        if seed.schema.table == T:
+            raise OSError(28, "No space left on device")
+        return load(self, seed, progress)
+
+    with monkeypatch.context() as broken, pipeline_of(tmp_path, lake) as pipeline:
+        broken.setattr(MemoryLakeTable, "load", full)
+        errors = pipeline.sync_once().errors
+        assert list(errors) == [T]
+        assert "No space left" in (errors[T].error or "")
+        assert rows(lake, "main.u") == {1: "u"}
+    with pipeline_of(tmp_path, lake) as pipeline:
+        assert not pipeline.sync_once().errors
+    assert rows(lake, "main.t") == {1: "a"}
+
+
+def _no_disk(*_: object) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def test_a_renamed_table_is_a_dropped_one_and_a_new_one(

@@ -39,9 +39,9 @@ def test_many_files_are_packed_long_before_upkeep_is_due_and_nothing_is_removed(
             pipeline.sync_once()
         scattered = DeltaTable(place).file_uris()
         assert len(scattered) > 1
-        running = threading.Thread(target=pipeline.run, args=(60.0,))
+        running = threading.Thread(target=pipeline.run, args=(240.0,))
         running.start()
-        deadline = time.monotonic() + 50
+        deadline = time.monotonic() + 220
         while len(DeltaTable(place).file_uris()) > 1 and time.monotonic() < deadline:
             time.sleep(0.1)
         pipeline.stop()

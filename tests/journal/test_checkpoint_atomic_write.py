@@ -76,7 +76,7 @@ def test_any_other_refusal_names_the_file_and_is_not_taken_for_no_room(tmp_path:
 
 def test_d22_writers_of_one_file_do_not_share_a_temporary_name(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    both_written = threading.Barrier(2, timeout=10)
+    both_written = threading.Barrier(2, timeout=60)
 
     def wait_for_the_other() -> None:
         both_written.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -9,13 +10,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
 from lakefeed.change.batch import ChangeBatch
 from lakefeed.errors import LeaseError, StateError
-from lakefeed.failpoint import armed
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.lease import lease_holder
 from lakefeed.journal.options import JournalOptions
@@ -94,15 +95,19 @@ def test_a_writer_whose_lease_was_taken_over_publishes_nothing(tmp_path: Path) -
     assert len(list((tmp_path / "commits").iterdir())) == 1
 
 
-def test_a_take_over_during_the_append_is_found_out_before_the_rename(tmp_path: Path) -> None:
+def test_a_take_over_during_the_append_is_found_out_before_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The fence is the last step before the rename: the lease goes while the commit file has its temporary name."""
+
+    def take_away(failpoint: str) -> None:
+        if failpoint == "journal.before_commit":
+            (tmp_path / "lease").unlink()
+
     with Journal.open(tmp_path, options=FAST) as journal:
-        with armed("journal.before_commit", "sleep:0.5"):
-            timer = threading.Timer(0.1, (tmp_path / "lease").unlink)
-            timer.start()
-            with pytest.raises(LeaseError, match="is gone"):
-                journal.append(change_set(None, 1, row(1)))
-            timer.join()
+        monkeypatch.setattr("lakefeed.journal.appender.hit", take_away)
+        with pytest.raises(LeaseError, match="is gone"):
+            journal.append(change_set(None, 1, row(1)))
         assert journal.head == 0
     assert list((tmp_path / "commits").iterdir()) == []
     assert list(tmp_path.glob("segments/*/*")) == []
@@ -119,19 +124,26 @@ def test_a_lost_lease_file_does_not_bring_an_old_generation_back(tmp_path: Path)
         assert journal.append(change_set(2, 3, row(3))).generation == 3
 
 
-def test_asking_for_the_holder_does_not_disturb_an_opener(tmp_path: Path) -> None:
+def test_asking_for_the_holder_does_not_disturb_an_opener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks has the lock for an instant. Here the opener comes in that instant, which its first pause ends."""
     Journal.open(tmp_path, options=FAST).close()
-    stop = threading.Event()
+    asking, paused = threading.Event(), threading.Event()
+    flock = fcntl.flock
 
-    def ask() -> None:
-        while not stop.wait(0.001):
-            lease_holder(tmp_path)
+    def held(descriptor: int, operation: int) -> None:
+        flock(descriptor, operation)
+        if operation & fcntl.LOCK_SH:
+            asking.set()
+            paused.wait(60)
 
-    asker = threading.Thread(target=ask)
+    def pause(_: float) -> None:
+        paused.set()
+        asker.join(60)
+
+    monkeypatch.setattr(fcntl, "flock", held)
+    monkeypatch.setattr("lakefeed.journal.lease.time", SimpleNamespace(sleep=pause))
+    asker = threading.Thread(target=lease_holder, args=(tmp_path,), daemon=True)
     asker.start()
-    try:
-        for _ in range(50):
-            Journal.open(tmp_path, options=FAST).close()
-    finally:
-        stop.set()
-        asker.join()
+    assert asking.wait(60)
+    Journal.open(tmp_path, options=FAST).close()
+    assert paused.is_set(), "the opener did not meet the one who asks"

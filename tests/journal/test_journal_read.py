@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -81,40 +82,53 @@ def test_a_journal_is_the_change_log_that_the_lake_asks_for(tmp_path: Path) -> N
 
 
 def test_windows_stay_whole_while_another_thread_appends_and_a_third_trims(tmp_path: Path) -> None:
+    """The last 100 change sets are kept, and the writer waits for a reader that is 50 behind."""
     errors: list[BaseException] = []
-    done = threading.Event()
+    done, moved = threading.Event(), threading.Condition()
+    seen = [0, 0]
 
-    def look(journal: Journal) -> None:
-        try:
-            while not done.is_set():
-                head = journal.head
-                window = journal.window(T.table, head - 1, head) if head else None
-                assert window is None or [row["id"] for row in read_window(window)] == [head]
-                journal.refresh()
-        except BaseException as error:  # noqa: BLE001  # handed to the test's own thread
-            errors.append(error)
+    def look(reader: int, journal: Journal) -> None:
+        while not done.is_set():
+            head = journal.head
+            with moved:
+                seen[reader] = head
+                moved.notify()
+            window = journal.window(T.table, head - 1, head) if head else None
+            assert window is None or [row["id"] for row in read_window(window)] == [head]
+            journal.refresh()
 
     def trim(journal: Journal) -> None:
+        while not done.wait(0.002):
+            journal.trim(journal.head)
+
+    def guarded(work: Callable[[], None]) -> None:
         try:
-            while not done.wait(0.002):
-                journal.trim(journal.head)
+            work()
         except BaseException as error:  # noqa: BLE001  # handed to the test's own thread
-            errors.append(error)
+            with moved:
+                errors.append(error)
+                moved.notify()
+
+    def wait_for_readers(number: int) -> None:
+        with moved:
+            assert moved.wait_for(lambda: errors or min(seen) > number - 50, timeout=60), seen
 
     options = JournalOptions(fsync=False, keep_change_sets=100)
     with Journal.open(tmp_path, options=options) as journal:
         append(journal, 1)
-        threads = [
-            threading.Thread(target=look, args=(journal,)),
-            threading.Thread(target=look, args=(Journal.read(tmp_path),)),
-            threading.Thread(target=trim, args=(journal,)),
-        ]
+        other = Journal.read(tmp_path)
+        works = (lambda: look(0, journal), lambda: look(1, other), lambda: trim(journal))
+        threads = [threading.Thread(target=guarded, args=(work,), daemon=True) for work in works]
         for thread in threads:
             thread.start()
-        for number in range(2, 250):
-            append(journal, number)
-        done.set()
-        for thread in threads:
-            thread.join()
+        try:
+            for number in range(2, 250):
+                wait_for_readers(number)
+                append(journal, number)
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join(60)
         assert errors == []
+        assert not any(thread.is_alive() for thread in threads)
         assert journal.trim(249).trimmed == 149

@@ -69,6 +69,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a missing segment": (lambda root: segment(root, 3).unlink(), "is missing; change set 3"),
     "a shorter segment": (lambda root: segment(root, 3).write_bytes(b"PAR1"), "has 4 bytes; change set 3"),
     "no commits directory": (lambda root: shutil.rmtree(root / "commits"), "commits is missing"),
+    "no segments directory": (lambda root: shutil.rmtree(root / "segments"), "segments is missing, but there are com"),
+    "no schemas directory": (lambda root: shutil.rmtree(root / "schemas"), "schemas is missing, but there are commit"),
     "an emptied commits directory": (
         lambda root: empty(root / "commits"),
         "every commit file is gone",
@@ -125,6 +127,18 @@ def test_litter_is_removed_and_other_files_are_not(root: Path) -> None:
         assert (journal.trimmed, journal.head, journal.verify()) == (1, 4, 3)
     assert [path.exists() for path in litter] == [False] * 5
     assert [path.exists() for path in others] == [True] * 2
+
+
+@pytest.mark.parametrize("made", [("commits",), ("commits", "segments"), ("commits", "schemas")])
+def test_a_journal_that_was_killed_while_it_was_made_is_made_to_its_end(tmp_path: Path, made: tuple[str, ...]) -> None:
+    for folder in made:
+        (tmp_path / folder).mkdir()
+    with Journal.read(tmp_path) as looked_at:
+        assert looked_at.head == 0
+    with Journal.open(tmp_path, options=FAST) as journal:
+        journal.append(change_set(None, 1, batch(T, [("insert", {"id": 1})])))
+    with Journal.open(tmp_path, options=FAST) as journal:
+        assert (journal.head, journal.verify()) == (1, 1)
 
 
 def test_an_open_that_failed_gives_the_lease_back(root: Path) -> None:

@@ -56,7 +56,15 @@ def rest_catalog(place: Path) -> Iterator[str]:
     finally:
         gateway.shutdown()
         process.stdin.close()  # the JVM ends with it
-        process.wait(timeout=60)
+        _ended(process)
+
+
+def _ended(process: Any) -> None:
+    try:
+        process.wait(timeout=120)
+    except subprocess.TimeoutExpired:  # it would outlive the tests
+        process.kill()
+        process.wait()
 
 
 def _started(jvm: Any, place: Path) -> Any:

@@ -48,6 +48,19 @@ def test_one_segment_that_does_not_tell_leaves_no_bounds(tmp_path: Path) -> None
     assert key_bounds(log.window(schema.table, 100, 100)) is None, "there is nothing in it"
 
 
+def test_a_key_named_like_the_inside_of_a_list_has_bounds_of_its_own(tmp_path: Path) -> None:
+    """A footer calls every list's values ``element``."""
+    log = ScriptedLog(tmp_path)
+    columns: dict[str, pa.DataType] = {"tags": pa.list_(pa.int64()), "element": pa.int64(), "a.b": pa.int64()}
+    schema = log.schema_of(table("main.t", columns, key=("element",)))
+    log.add(batch(schema, [("insert", {"element": 7, "tags": [100], "a.b": 1})]))
+    assert key_bounds(log.window(schema.table, 0, 1)) == KeyBounds("element", 7, 7)
+    dotted = ScriptedLog(tmp_path)
+    schema = dotted.schema_of(table("main.d", columns, key=("a.b",)))
+    dotted.add(batch(schema, [("insert", {"element": 7, "tags": [100], "a.b": 1})]))
+    assert key_bounds(dotted.window(schema.table, 0, 1)) == KeyBounds("a.b", 1, 1)
+
+
 LARGE = 1 << 30
 
 

@@ -65,7 +65,9 @@ class History:
         self.rows.append((operation.name.lower(), values))
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(seed=st.integers(0, 10**9), cut=st.integers(1, 5))
 def test_acceptance_5_any_history_collapses_to_its_last_state(spark: SparkSession, seed: int, cut: int) -> None:
     history = History(seed)
@@ -97,3 +99,20 @@ def add_in_pieces(log: ScriptedLog, schema: TableSchema, history: History, piece
     for start in range(0, len(history.rows), size):
         unsent = {row - start: names for row, names in history.absent.items() if start <= row < start + size}
         log.add(batch(schema, history.rows[start : start + size], absent=unsent))
+
+
+@pytest.mark.parametrize("keep_deleted", [False, True])
+def test_a_key_may_have_any_name_that_a_source_can_give_it(
+    spark: SparkSession, tmp_path: Path, keep_deleted: bool
+) -> None:
+    log = ScriptedLog(tmp_path)
+    names = ("_last", "_kept", "_reset", "_value", "_seq")
+    columns: dict[str, pa.DataType] = {**dict.fromkeys(names, pa.int64()), "a": pa.string(), "b": pa.string()}
+    schema = log.schema_of(table("main.t", columns, key=names))
+    key = {name: number for number, name in enumerate(names)}
+    rows: list[Row] = [("insert", {**key, "a": "1", "b": "1"}), ("update", {**key, "a": "2"})]
+    log.add(batch(schema, rows, absent={1: ["b"]}))
+    window = log.window(schema.table, 0, 1)
+    (row,) = collapsed_window(spark, window, keep_deleted=keep_deleted).collect()
+    assert {name: row[name] for name in names} == key
+    assert (row["a"], row["b"], row[CARRIED + "0"], row[FRESH]) == ("2", "1", True, True)

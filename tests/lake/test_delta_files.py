@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from lakefeed.change.segment import Window
 from lakefeed.change.table import TableSchema
-from lakefeed.lake import delta_store
+from lakefeed.errors import CommitFailedError
+from lakefeed.failpoint import FailpointError, armed
+from lakefeed.lake import delta_load, delta_log, delta_store, spark_table
 from lakefeed.lake.base import LakeTable, Seed
-from lakefeed.lake.delta import Delta, DeltaFormat
+from lakefeed.lake.delta import Delta
 from lakefeed.lake.delta_files import takes_files, write_files
 from lakefeed.lake.mode import Mode, Temporal
 from lakefeed.testing.builders import at, batch, table
@@ -28,20 +32,32 @@ pytestmark = pytest.mark.spark
 class World:
     """A Delta table of three files, with keys 0 to 9, 10 to 19 and 20 to 29; a second reader is Spark itself."""
 
-    def __init__(self, spark: SparkSession, place: Path, mode: Mode | str = "mirror") -> None:
-        (place / "segments").mkdir()
+    def __init__(
+        self, spark: SparkSession, place: Path, mode: Mode | str = "mirror", *, deletion_vectors: bool = False
+    ) -> None:
+        (place / "segments").mkdir(parents=True)
         self.spark = spark
         self.log = ScriptedLog(place / "segments")
         columns: dict[str, pa.DataType] = {"id": pa.int64(), "v": pa.string(), "seen": pa.timestamp("us", tz="UTC")}
         self.schema: TableSchema = self.log.schema_of(table("main.t", columns, key=("id",)))
-        self.tables: DeltaFormat = Delta(spark, place / "lake", mode=mode).bind("shop")
-        self.table: LakeTable = one(self.tables, self.schema)
+        self.lake = Delta(spark, place / "lake", mode=mode, deletion_vectors=deletion_vectors)
+        self.table: LakeTable = self.other_process()
         chunks = [
             ListChunk.of(self.schema, [self.row(n, "0") for n in range(low, low + 10)], read_at=1, marks=place)
             for low in (0, 10, 20)
         ]
         seed = Seed(schema=self.schema, generation=1, base=0, position=at(1), chunks=chunks)
         self.table.load(seed, lambda _: None)
+
+    def other_process(self) -> LakeTable:
+        """The table as a process sees it that believes the pipeline to be its own."""
+        return one(self.lake.bind("shop"), self.schema)
+
+    def window(self, after: int, upto: int) -> Window:
+        return self.log.window(self.schema.table, after, upto)
+
+    def keys(self) -> list[int]:
+        return sorted(row["id"] for row in self.delta.to_pyarrow_table().to_pylist())
 
     def row(self, key: int, value: str) -> dict[str, Any]:
         return {"id": key, "v": value, "seen": None if key % 2 else -62135596800000000 + key}
@@ -122,6 +138,100 @@ def test_b06_a_commit_that_came_between_reading_and_writing_makes_it_read_again(
     expected = dict.fromkeys(range(30), "0") | {12: "1"}
     del expected[15]
     assert world.content() == expected
+
+
+def between(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, work: Callable[[], object]) -> list[int]:
+    """Do ``work`` once, after the first call of a function. Returns the calls."""
+    calls: list[int] = []
+    function = getattr(module, name)
+
+    def then(*arguments: Any) -> Any:
+        found = function(*arguments)
+        calls.append(1)
+        if len(calls) == 1:
+            work()
+        return found
+
+    monkeypatch.setattr(module, name, then)
+    return calls
+
+
+@pytest.mark.parametrize("mode", ["mirror", "append", "temporal"])
+def test_b03_two_processes_with_one_pipeline_commit_a_change_set_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """The other one commits the same rows while our files are being written."""
+    world = World(spark, tmp_path, mode)
+    world.log.add(batch(world.schema, [("insert", world.row(n, "1")) for n in (40, 41)]))
+    other = world.other_process()
+    calls = between(monkeypatch, delta_store, "write_files", lambda: other.apply(world.window(0, 1), 1))
+    world.table.apply(world.window(0, 1), 1)
+    assert len(calls) == 2, "the two have not met"
+    assert world.keys() == [*range(30), 40, 41]
+
+
+@pytest.mark.parametrize("deletion_vectors", [False, True], ids=["files", "merge"])
+def test_b03_a_table_that_another_process_has_brought_further_takes_no_window_from_before(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletion_vectors: bool
+) -> None:
+    world = World(spark, tmp_path, "append", deletion_vectors=deletion_vectors)
+    for key in (40, 41):
+        world.log.add(batch(world.schema, [("insert", world.row(key, "1"))]))
+    other = world.other_process()
+    met = (delta_store, "write_files") if not deletion_vectors else (spark_table, "planned_step")
+    between(monkeypatch, *met, lambda: other.apply(world.window(0, 1), 1))
+    with pytest.raises(CommitFailedError, match=r"another process has brought .* to change set 1"):
+        world.table.apply(world.window(0, 2), 1)
+    world.table.apply(world.window(1, 2), 1)
+    found = spark.read.format("delta").load(world.table.location).select("id").collect()
+    assert sorted(row.id for row in found) == [*range(30), 40, 41]
+
+
+def test_b03_a_table_of_another_life_takes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process has begun to copy the table anew."""
+    world.log.add(batch(world.schema, [("insert", world.row(40, "1"))]))
+    other = world.other_process()
+    seed = Seed(schema=world.schema, generation=2, base=0, position=at(1), chunks=[])
+    between(monkeypatch, delta_store, "write_files", lambda: other.load(seed, lambda _: None))
+    with pytest.raises(CommitFailedError, match="is not of generation 1 any more"):
+        world.table.apply(world.window(0, 1), 1)
+    assert world.keys() == []
+
+
+def test_b06_an_append_beside_a_strangers_commit_is_done_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between our look at the log and our commit somebody packs the files."""
+    calls = between(monkeypatch, delta_log, "_add_action", lambda: world.delta.optimize.compact())
+    world.apply(("insert", world.row(40, "1")))
+    assert len(calls) == 2
+    assert world.keys() == [*range(30), 40]
+
+
+def test_b03_chunks_that_another_process_has_copied_are_not_added_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    chunks = [ListChunk.of(world.schema, [world.row(n, "0")], read_at=1, marks=tmp_path) for n in range(3)]
+    seed = Seed(schema=world.schema, generation=2, base=0, position=at(1), chunks=chunks)
+    monkeypatch.setattr(delta_load, "GROUP_CHUNKS", 1)
+    with armed("lake.during_load", "raise"), pytest.raises(FailpointError):
+        world.table.load(seed, lambda _: None)
+    other = world.other_process()
+    between(monkeypatch, delta_load, "written_chunks", lambda: other.load(seed, lambda _: None))
+    with pytest.raises(CommitFailedError, match="another process copies"):
+        world.table.load(seed, lambda _: None)
+    assert world.keys() == [0, 1, 2]
+    assert world.table.load(seed, lambda _: None).rows == 3
+
+
+def test_a_lake_path_that_looks_like_a_pattern_means_itself(spark: SparkSession, tmp_path: Path) -> None:
+    world = World(spark, tmp_path / "lake[1]{eu}*")
+    before = world.files
+    world.apply(("update", world.row(12, "1")), ("delete", {"id": 15}))
+    assert len(before & world.files) == 2
+    expected = dict.fromkeys(range(30), "0") | {12: "1"}
+    del expected[15]
+    rows = world.delta.to_pyarrow_table().to_pylist()
+    assert {row["id"]: row["v"] for row in rows} == expected
+    assert len(rows) == len(expected)
 
 
 def test_what_is_recorded_survives_checkpoints_and_the_cleaning_of_the_log(world: World) -> None:

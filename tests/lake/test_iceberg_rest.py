@@ -20,7 +20,7 @@ from lakefeed.lake.upkeep import UpkeepOptions
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]  # the server's jars may have to be fetched first
 EAGER = PipelineOptions(upkeep=UpkeepOptions(most_files=0, keep_hours=0.0))
 HISTORY = Rule("orders", Temporal(), "{table}_history")
 Rows = list[tuple[int, str | None]]

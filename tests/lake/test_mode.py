@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from lakefeed.errors import ConfigError
@@ -44,6 +47,41 @@ def test_an_unknown_option_is_refused_with_the_options_there_are() -> None:
         Temporal(track=("a",), track_except=("b",))
     with pytest.raises(ConfigError, match="different names"):
         Temporal(valid_from="at", valid_to="AT")
+
+
+WRONG: list[tuple[str, str, object, str, str]] = [
+    ("temporal", "track_except", "seen_at", "is a list of names, not 'seen_at'", '["seen_at"]'),
+    ("temporal", "track", "status", "is a list of names, not 'status'", '("status",)'),
+    ("temporal", "track", ["status", True], "is a list of names", '["a"]'),
+    ("temporal", "track", {"status": 1}, "is a list of names", '["a"]'),
+    ("temporal", "track_except", None, "is a list of names, not None", '["a"]'),
+    ("temporal", "valid_from", 7, "is the name of a column, not 7", '"valid_from"'),
+    ("temporal", "is_current", ["now"], "is the name of a column", '"is_current"'),
+    ("mirror", "soft_delete", True, "is the name of a column, not True", 'soft_delete: "deleted_at"'),
+    ("mirror", "soft_delete", "", "is the name of a column, not ''", 'soft_delete: "deleted_at"'),
+    ("mirror", "metadata", "position", "is a list of names, not 'position'", '["position"]'),
+    ("mirror", "keyless", True, "'True' is not a choice for keyless", "match, append"),
+]
+
+
+@pytest.mark.parametrize(("mode", "option", "given", "problem", "form"), WRONG)
+def test_an_option_of_a_wrong_type_is_refused_with_the_right_form(
+    mode: str, option: str, given: object, problem: str, form: str
+) -> None:
+    made: dict[str, Callable[..., Any]] = {"mirror": Mirror, "temporal": Temporal}
+    for make in (lambda: mode_named(mode, {option: given}), lambda: made[mode](**{option: given})):
+        with pytest.raises(ConfigError) as refused:
+            make()
+        assert option in refused.value.message
+        assert problem in refused.value.message
+        assert form in refused.value.remedy
+
+
+def test_a_list_of_names_is_the_same_as_a_tuple_of_them() -> None:
+    listed: Any = ["note", "seen_at"]
+    assert Temporal(track_except=listed) == mode_named("temporal", {"track_except": listed})
+    assert described(Temporal(track=listed)) == described(Temporal(track=("note", "seen_at")))
+    assert hash(Mirror(metadata=listed[:0])) == hash(Mirror())
 
 
 @pytest.mark.parametrize("mode", EVERY, ids=described)

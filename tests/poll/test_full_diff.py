@@ -128,3 +128,17 @@ def test_a12_a25_changes_that_left_updated_at_alone_are_found_by_comparing_rows(
     assert (result.deleted, result.changed) == (1, 3)
     world.pull()
     assert world.values() == dict(world.writer.execute("SELECT id, v FROM t").fetchall())
+
+
+def test_a12_a_value_that_moved_to_a_column_that_was_null_is_found_by_comparing_rows(
+    spark: SparkSession, tmp_path: Path, clock: Clock
+) -> None:
+    """Spark's hash passes over NULL: the same values in other columns are the same number."""
+    table = "CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT, b TEXT, updated_at TEXT NOT NULL)"
+    with made(tmp_path / "s.db", table, findings=tmp_path / "findings") as world:
+        world.sql(f"INSERT INTO t VALUES (1, 'x', NULL, '{clock.text}'), (2, 'x', NULL, '{clock.text}')")
+        clock.tick(60)
+        world.seed()
+        world.sql("UPDATE t SET a = NULL, b = 'x' WHERE id = 2")
+        result, _ = compare(spark, world, tmp_path, whole_rows=True)
+        assert (result.deleted, result.changed) == (0, 1)

@@ -33,7 +33,7 @@ from lakefeed.testing.memory_lake import MemoryLake
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 
 QUICK = PipelineOptions(interval_seconds=0.05, upkeep_seconds=0, journal=JournalOptions(fsync=False))
 PACE = Pace(poll_seconds=0.05)
@@ -242,20 +242,22 @@ def running(pipeline: Pipeline, write: Callable[[int], None]) -> Iterator[None]:
             write(turn)
             turn += 1
 
-    threads = [threading.Thread(target=guarded(pipeline.run)), threading.Thread(target=guarded(writing))]
+    threads = [threading.Thread(target=guarded(work), daemon=True) for work in (pipeline.run, writing)]
     for thread in threads:
         thread.start()
     try:
         yield
         over.set()
-        threads[1].join()
+        threads[1].join(60)
+        assert not threads[1].is_alive()
         settled(pipeline)
     finally:
         over.set()
         pipeline.stop()
         for thread in threads:
-            thread.join()
+            thread.join(240)
     assert failed == []
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def settled(pipeline: Pipeline) -> None:
@@ -268,14 +270,14 @@ def settled(pipeline: Pipeline) -> None:
     for _ in range(2):
         seen = time.time()
         while all(table.compared is None or table.compared.at < seen for table in pipeline.status().tables.values()):
-            assert time.time() < seen + 60, "no comparison came to an end"
+            assert time.time() < seen + 240, "no comparison came to an end"
             time.sleep(0.1)
     rest(pipeline)
 
 
 def rest(pipeline: Pipeline) -> None:
     """Nothing is left to be applied, twice in a row: a poll may be under way."""
-    until, quiet = time.time() + 60, 0
+    until, quiet = time.time() + 240, 0
     while quiet < 2:
         status = pipeline.status()
         assert status.verdict != "stopped", status

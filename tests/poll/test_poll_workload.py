@@ -36,7 +36,7 @@ from lakefeed.testing.replica import Replica
 
 Execute = Callable[[str], Any]
 RULE = TableRule(deletes=SoftDelete("deleted_at"), batch_rows=40, safety_lag_seconds=1.0)
-PACE = Pace(poll_seconds=0, patience_seconds=5.0)
+PACE = Pace(poll_seconds=0, patience_seconds=60.0)
 SKEW_US = 700_000
 
 

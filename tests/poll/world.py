@@ -23,7 +23,7 @@ from lakefeed.change.position import Position
 from lakefeed.change.table import TableId
 from lakefeed.testing.replica import Replica
 
-QUICK = Pace(poll_seconds=0, patience_seconds=5.0)
+QUICK = Pace(poll_seconds=0, patience_seconds=60.0)
 SECOND = 1_000_000
 T = TableId("main", "t")
 TABLE = "CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT, created_at TEXT, updated_at TEXT NOT NULL, deleted_at TEXT)"

@@ -61,9 +61,10 @@ def new_database(server: PostgresServer) -> Iterator[str]:
 def _drop(admin: psycopg.Connection[tuple[Any, ...]], name: str) -> None:
     """Files of many databases would make the end of the session slow, so each goes at once."""
     mine = "FROM pg_replication_slots WHERE database = %s"
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while admin.execute(f"SELECT 1 {mine}".encode(), (name,)).fetchone() is not None:
         assert time.monotonic() < until, f"a slot of {name} stays active"
         admin.execute(f"SELECT pg_terminate_backend(active_pid) {mine} AND active".encode(), (name,))
         admin.execute(f"SELECT pg_drop_replication_slot(slot_name) {mine} AND NOT active".encode(), (name,))
+        time.sleep(0.05)
     admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())

@@ -17,6 +17,8 @@ from tests.postgres.rows import opened
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.journal.journal import Journal
 
+_LONGEST_SECONDS = 600
+
 
 def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -32,6 +34,8 @@ def main(dsn: str, directory: Path, wanted: int) -> None:
                 rows, sets = rows + change_set.rows, sets + (change_set.rows > 0)
             if rows >= wanted:
                 break
+            if time.monotonic() - began > _LONGEST_SECONDS:
+                raise SystemExit(f"{rows} of {wanted} rows after {_LONGEST_SECONDS} s")
     seconds = time.monotonic() - began
     result = {"rows": rows, "change_sets": sets, "seconds": seconds, "start_bytes": start, "peak_bytes": peak_bytes()}
     print(json.dumps(result))

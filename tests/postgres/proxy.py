@@ -54,9 +54,13 @@ class CuttingProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            if self._tls is not None:
-                client = _secured(client, self._tls)
-            server = socket.create_connection(("127.0.0.1", self._target))
+            try:
+                if self._tls is not None:
+                    client = _secured(client, self._tls)
+                server = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:  # the server is down, or the client gave up: the next one may have more luck
+                _shut(client)
+                continue
             self._open += [client, server]
             threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()
             threading.Thread(target=self._pump, args=(server, client, True), daemon=True).start()
@@ -93,7 +97,9 @@ def self_signed(directory: Path) -> ssl.SSLContext:
 
 def _secured(client: socket.socket, tls: ssl.SSLContext) -> socket.socket:
     """The other questions (GSSAPI) are answered with no."""
-    while client.recv(8, socket.MSG_WAITALL) != _SSL_REQUEST:
+    while (asked := client.recv(8, socket.MSG_WAITALL)) != _SSL_REQUEST:
+        if not asked:
+            raise ConnectionResetError("the client is gone")
         client.sendall(b"N")
     client.sendall(b"S")
     return tls.wrap_socket(client, server_side=True)

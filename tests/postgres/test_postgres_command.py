@@ -106,7 +106,8 @@ def test_a_life_from_the_first_sync_to_uninstall(shop: Shop, writer: Any) -> Non
     assert shop.answer("sync")["rows"] == {"inserted": 1, "updated": 1, "deleted": 1}
     assert shop.difference() == ()
     assert shop.answer("verify")["tables"]["public.items"] == {
-        "mode": "mirror", "equal": True, "source_rows": 2, "lake_rows": 2, "differences": [], "chosen": [],
+        "mode": "mirror", "compared": True, "equal": True, "source_rows": 2, "lake_rows": 2, "differences": [],
+        "chosen": [],
     }  # fmt: skip
     removed = shop.answer("uninstall")["removed"]
     assert removed == ["replication slot lakefeed_shop", "publication lakefeed_shop"]

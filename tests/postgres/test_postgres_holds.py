@@ -33,7 +33,7 @@ def held(writer: Any) -> int:
 
 def held_in_the_end(writer: Any, wanted: int) -> bool:
     """The server notices the end of a connection a moment later."""
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while held(writer) != wanted and time.monotonic() < until:
         time.sleep(0.01)
     return held(writer) == wanted
@@ -88,6 +88,7 @@ def test_a_snapshot_that_nobody_reads_from_is_let_go(dsn: str, writer: Any, monk
             for _ in range(5):
                 next(stream)
             assert held_in_the_end(writer, 2)  # the reader's own transaction, and the snapshot that it was given
-        for _ in range(6):
+        until = time.monotonic() + 60
+        while held(writer):
+            assert time.monotonic() < until
             next(stream)
-        assert held_in_the_end(writer, 0)

@@ -31,7 +31,8 @@ def writer(dsn: str) -> Any:
 
 def taken(dsn: str, directory: Path, rows: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.postgres.drain", dsn, str(directory / "journal"), str(rows)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    place = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=place, timeout=900)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     print(f"{rows:,} rows in one transaction: {found['seconds']:.1f} s, peak {found['peak_bytes'] / 1e6:.0f} MB")

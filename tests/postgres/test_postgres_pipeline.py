@@ -39,7 +39,7 @@ def pgbench_binary() -> tuple[int, Path]:
 def pgbench(server: PostgresServer, name: str, *options: str) -> None:
     place = ["-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres"]
     command: list[str | Path] = [server.binaries / "pgbench", *place, *options, name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
@@ -61,7 +61,9 @@ def test_all_four_tables_of_pgbench_are_equal_in_the_lake(
             for _ in range(SYNCS):
                 before = len(runs)
                 assert not pipeline.sync_once().errors
+                until = time.monotonic() + 300
                 while len(runs) == before:  # what the next sync is to find
+                    assert time.monotonic() < until
                     time.sleep(0.05)
         with Pipeline(Postgres(dsn), Delta(spark, str(tmp_path)), name="bench") as pipeline:
             pipeline.sync_once()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,8 +36,10 @@ def begin_new_timeline(server: PostgresServer) -> None:
     server.settings = {**server.settings, "restore_command": "false", "recovery_target_action": "promote"}
     server.resume()
     with psycopg.connect(server.dsn, autocommit=True) as connection:
+        until = time.monotonic() + 120
         while connection.execute("SELECT pg_is_in_recovery()").fetchone() != (False,):
-            pass
+            assert time.monotonic() < until, "it stays in recovery"
+            time.sleep(0.02)
 
 
 def test_a_server_on_a_new_timeline_stops_the_pipeline_and_both_are_named(

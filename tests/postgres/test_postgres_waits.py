@@ -13,6 +13,7 @@ import pytest
 from tests.postgres.rows import changes, drain, opened
 
 from lakefeed.capture.postgres import catchup, creation
+from lakefeed.capture.postgres.slot import head
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.capture.postgres.stream import Limits
 from lakefeed.change.table import TableId
@@ -31,7 +32,7 @@ def writer(dsn: str) -> Any:
 
 
 def eventually(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -48,11 +49,19 @@ def test_a_slot_that_waits_for_a_transaction_says_for_which_and_then_goes_on(
     monkeypatch.setattr(creation, "_SAY_SECONDS", 0.2)
     with psycopg.connect(dsn) as slow, opened(Postgres(dsn)) as capture, caplog.at_level(logging.WARNING):
         slow.execute("INSERT INTO t VALUES (1, 'open')")
-        ending = threading.Timer(2.0, slow.commit)
+        said = f"waits for the transaction of process {slow.info.backend_pid} (user postgres, idle in"
+
+        def end() -> None:
+            until = time.monotonic() + 60
+            while said not in caplog.text and time.monotonic() < until:
+                time.sleep(0.05)
+            slow.commit()
+
+        ending = threading.Thread(target=end)
         ending.start()
         start = capture.prepare([T])
         ending.join()
-        assert f"waits for the transaction of process {slow.info.backend_pid} (user postgres, idle in" in caplog.text
+        assert said in caplog.text
         writer.execute("INSERT INTO t VALUES (2, 'after')")
         assert [row["id"] for row in changes(drain(capture, start))] == [2]
 
@@ -103,6 +112,7 @@ def test_t23_a_window_that_is_cancelled_is_halved_and_not_tried_again_for_ever(
 
         def cancelled(self: catchup.CatchUp, connection: Any, upto: Any) -> None:
             widths.append(upto.value - self._assembler.position.value)
+            assert upto <= head(writer)  # beyond it there is nothing to be read, and a position there would be lost
             if widths[-1] > 1 << 20:
                 connection.execute("SET statement_timeout = 1")  # a real one: the server itself gives up
                 connection.execute("SELECT pg_sleep(1)")
@@ -128,8 +138,9 @@ def test_lag_in_seconds_is_told_by_the_process_that_follows_and_by_the_server(ds
         start = capture.prepare([T])
         stream = capture.live(start, wait_seconds=0.5)
         writer.execute("INSERT INTO t VALUES (1, 'a')")
+        until = time.monotonic() + 60
         while not (change_set := next(stream)).rows:
-            pass
+            assert time.monotonic() < until
         capture.confirm(change_set.end)
         time.sleep(0.3)
         writer.execute("INSERT INTO t VALUES (2, 'b')")

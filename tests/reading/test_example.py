@@ -55,7 +55,7 @@ def test_a_job_that_was_killed_goes_on_and_writes_nothing_twice(
     lake, out = tmp_path / "lake", tmp_path / "out"
     where = ["--lake", str(lake), "--pipeline", "shop", "--table", str(PEOPLE.table), "--output", str(out)]
     with opened(lake / "_lakefeed" / "shop") as journal:
-        add_people(journal, range(1, 31))
+        add_people(journal, range(1, 101))  # one after the other: many more than are waited for
     # Its own session of processes: the signal takes its JVM, too, as a machine that fails does.
     command = [sys.executable, str(EXAMPLE), *where, "--max-change-sets", "1"]
     with (tmp_path / "log").open("wb") as log:
@@ -69,9 +69,9 @@ def test_a_job_that_was_killed_goes_on_and_writes_nothing_twice(
             time.sleep(0.01)
     finally:
         os.killpg(child.pid, signal.SIGKILL)
-        child.wait(30)
+        child.wait(60)
     before = len(list((out / "_spark_metadata").glob("[0-9]*")))
-    assert before < 30, "it was killed in the middle"
-    run_example(monkeypatch, *where, "--once", "--max-change-sets", "100")
-    run_example(monkeypatch, *where, "--once", "--max-change-sets", "100")
-    assert sorted(row["id"] for row in spark.read.parquet(str(out)).collect()) == list(range(1, 31))
+    assert before < 100, "it was killed in the middle"
+    run_example(monkeypatch, *where, "--once", "--max-change-sets", "1000")
+    run_example(monkeypatch, *where, "--once", "--max-change-sets", "1000")
+    assert sorted(row["id"] for row in spark.read.parquet(str(out)).collect()) == list(range(1, 101))

@@ -55,11 +55,11 @@ def test_held_means_that_it_happened_and_the_answer_waits() -> None:
     inner, faults = MemoryCheckpointStore(), Faults(Fault("save", when=HELD))
     saving = threading.Thread(target=FaultyStore(inner, faults).save, args=("a", ONE))
     saving.start()
-    assert faults.reached.wait(10)
+    assert faults.reached.wait(60)
     assert inner.load("a") == ONE
     assert saving.is_alive()
     faults.release()
-    saving.join(10)
+    saving.join(60)
     assert not saving.is_alive()
 
 

@@ -2,7 +2,7 @@
 
     config = load_config(Path("shop.yaml"))
 
-Everything that is wrong in the file is said at once, each with its line, its key and the valid choices.
+What the models find wrong in the file is said at once, each with its line, its key and the valid choices.
 """
 
 from __future__ import annotations

@@ -55,6 +55,8 @@ class Lines(Listener):
         self._unsaid = Counts()
 
     def snapshot_started(self, table: TableId, rows_estimate: int) -> None:
+        with self._lock:
+            self._rows.pop(table, None)
         show_note(f"{table}: copying about {rows_estimate:,} rows")
 
     def snapshot_progress(self, table: TableId, rows: int) -> None:
@@ -102,7 +104,10 @@ class Lines(Listener):
 
 
 class Bars(Listener):
-    """A bar for each table that is being copied, and lines above the bars for the rest."""
+    """A bar for each table that is being copied, and lines above the bars for the rest.
+
+    A display never ends the work that it shows: rows of a table that nobody announced get a bar without an end.
+    """
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
@@ -111,13 +116,16 @@ class Bars(Listener):
         self._idle = bars.add_task("working", total=None)
 
     def snapshot_started(self, table: TableId, rows_estimate: int) -> None:
-        self._tasks[table] = self._bars.add_task(str(table), total=max(rows_estimate, 1))
+        self._forget(table)  # a copy that failed and begins anew
+        self._tasks[table] = self._bars.add_task(str(table), total=rows_estimate or None)
 
     def snapshot_progress(self, table: TableId, rows: int) -> None:
+        if table not in self._tasks:
+            self.snapshot_started(table, 0)
         self._bars.advance(self._tasks[table], rows)
 
     def snapshot_done(self, table: TableId, rows: int, seconds: float) -> None:
-        self._bars.remove_task(self._tasks.pop(table))
+        self._forget(table)
         self._say(f"{table}: copied {rows:,} rows in {seconds_text(seconds)}")
 
     def applied(self, result: CycleResult) -> None:
@@ -139,6 +147,10 @@ class Bars(Listener):
 
     def retrying(self, error: Exception, seconds: float) -> None:
         self._say(f"{error} (trying again in {seconds_text(seconds)})")
+
+    def _forget(self, table: TableId) -> None:
+        if (task := self._tasks.pop(table, None)) is not None:
+            self._bars.remove_task(task)
 
     def _say(self, text: str) -> None:
         self._bars.console.print(text, markup=False, highlight=False)

@@ -42,7 +42,8 @@ class Comparison:
     """Rows on both sides and the first differences, as sentences; none of them: equal.
 
     ``lake_rows`` are those that should be the source's: of a history table the current versions, of a table of changes
-    what they leave. ``chosen`` says what the evolution has left out of the comparison.
+    what they leave. ``chosen`` says what the evolution has left out of the comparison. ``compared`` is False for a
+    table that could not be looked at: its rows are unknown, and that is a difference.
     """
 
     table: TableId
@@ -50,6 +51,7 @@ class Comparison:
     lake_rows: int
     differences: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
+    compared: bool = True
 
     @property
     def equal(self) -> bool:
@@ -137,6 +139,10 @@ def _whole_key(subject: Subject, columns: Columns) -> tuple[str, ...]:
 
 def missing_table(table: TableId, location: object) -> Comparison:
     return Comparison(table=table, source_rows=0, lake_rows=0, differences=(f"there is no table at {location}",))
+
+
+def not_compared(table: TableId, why: str) -> Comparison:
+    return Comparison(table=table, source_rows=0, lake_rows=0, differences=(f"not compared: {why}",), compared=False)
 
 
 @dataclass(slots=True)

@@ -165,6 +165,9 @@ class ChangeCapture(Protocol):
     def discover(self) -> tuple[TableSchema, ...]:
         """The tables the configured patterns match, as they are now. ConfigError for a pattern that matches none."""
 
+    def wants(self, table: TableId) -> bool:
+        """Do the configured patterns match ``table``, whether it is there or not? Asks nobody."""
+
     def prepare(self, tables: Sequence[TableId]) -> Position:
         """Create the resume point for ``tables`` (others that are captured already stay). Returns where it is."""
 

@@ -36,6 +36,11 @@ def match_tables(
     return tuple(sorted(found))
 
 
+def is_wanted(patterns: Sequence[str], table: TableId, *, default_schema: str, folds_case: bool) -> bool:
+    """Does one of the patterns match the table, whether there is such a table or not?"""
+    return any(_matcher(pattern, default_schema, folds_case).match(str(table)) for pattern in patterns)
+
+
 def is_literal(pattern: str) -> bool:
     """Whether a pattern names one table and no other: it was written on purpose, so its absence needs a reason."""
     return not any(mark in pattern for mark in "*?[")

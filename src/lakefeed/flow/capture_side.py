@@ -47,6 +47,8 @@ _A_TABLES_OWN = (SourceSetupError, TableStoppedError, DecodeError)
 
 
 _NOT_THERE = "no table pattern of the configuration matches its source table, or the source has it no more"
+_GONE = "the source table was dropped or renamed"
+_AGAIN = "the source table is there again"
 
 _FOLLOWED = (Phase.STAGED, Phase.COPYING, Phase.LIVE, Phase.BLOCKED)
 
@@ -95,9 +97,8 @@ class CaptureSide:
         for route in routes.values():
             self._take_in(route)
         for record in self._seeds.in_phase(*_FOLLOWED):
-            if record.source in there and record.table not in routes:
-                log.warning("lake table %s is no longer in the configuration; it stays as it is", record.table)
-                self._seeds.update(record.table, phase=Phase.DROPPED, reason="it is no longer in the configuration")
+            if record.source in there and record.table not in routes and not record.leaving:
+                self._leave(record, "it is no longer in the configuration", ends_at=self._journal.head)
         staged = self._seeds.in_phase(Phase.STAGED)
         for record in staged:
             if record.source not in there:
@@ -111,7 +112,7 @@ class CaptureSide:
         if record is None:
             self._seeds.stage(route, reason="new in the pipeline")
         elif record.phase is Phase.DROPPED:
-            self._seeds.stage(route, reason="the source table is there again")
+            self._seeds.stage(route, reason=_AGAIN)
         elif record.route != route:
             raise ConfigError(
                 f"lake table {route.table} was made as {described(record.mode)} of {record.source}; the configuration "
@@ -130,6 +131,7 @@ class CaptureSide:
         self._end_copies()
         delivery = self._runtime.poll(wait_seconds=wait_seconds)
         if delivery is None:
+            self._end_leaving()
             return []
         commits = []
         for done, change_set in enumerate(delivery.change_sets, start=1):
@@ -196,18 +198,37 @@ class CaptureSide:
         """
         there = {schema.table for schema in self._capture.discover()}
         for record in self._seeds.in_phase(Phase.COPYING, Phase.LIVE, Phase.BLOCKED):
-            if record.source not in there:
+            if record.ends_at is None and record.source not in there:
                 self._end(record)
+            elif record.ends_at is None and record.leaving:  # there again, and a new table: this one has ended
+                self._seeds.update(record.table, ends_at=self._journal.head)
         return there
 
     def _end(self, record: SeedRecord) -> None:
-        """A table that the source does not offer: it waits for a person if the source says what is wrong with it."""
+        """A table that the source does not offer: it waits for a person if the source says what is wrong with it.
+
+        The source may have changes of it yet to give, and the journal some that the lake table does not have.
+        """
         found = [finding for finding in self._capture.check() if finding.table == record.source]
         if found:
             self._seeds.update(record.table, phase=Phase.BLOCKED, reason=found[0].problem, remedy=found[0].remedy)
-            return
-        log.warning("lake table %s stays as it is: %s", record.table, _NOT_THERE)
-        self._seeds.update(record.table, phase=Phase.DROPPED, reason=_NOT_THERE)
+        else:
+            # One that is not wanted any more gets no more than what was captured while it was.
+            self._leave(record, _NOT_THERE, ends_at=None if self._capture.wants(record.source) else self._journal.head)
+
+    def _leave(self, record: SeedRecord, reason: str, *, ends_at: int | None, **noticed: int) -> None:
+        """The table is not followed any more; one that is live first gets its changes up to ``ends_at``, or all."""
+        if record.phase is Phase.LIVE:
+            self._seeds.update(record.table, leaving=True, ends_at=ends_at, reason=reason, **noticed)
+        else:
+            log.warning("lake table %s stays as it is: %s", record.table, reason)
+            self._seeds.update(record.table, phase=Phase.DROPPED, reason=reason, **noticed)
+
+    def _end_leaving(self) -> None:
+        """The source has nothing more to give now: what has left by then has had its last change."""
+        for record in self._seeds.in_phase(Phase.LIVE):
+            if record.leaving and record.ends_at is None:
+                self._seeds.update_if(record, ends_at=self._journal.head)
 
     def _stage_again(self, there: Collection[TableId]) -> None:
         """Tables that the lake has lost; and those that were blocked: a person may have followed the remedy."""
@@ -273,8 +294,7 @@ class CaptureSide:
                 log.warning("table %s is copied anew: %s", record.table, notice.reason)
                 self._seeds.stage(record.route, reason=notice.reason, noticed=number)
         elif isinstance(notice, TableDropped):
-            reason = "the source table was dropped or renamed"
-            self._seeds.update(record.table, phase=Phase.DROPPED, reason=reason, noticed=number)
+            self._leave(record, _GONE, ends_at=number, noticed=number)
         elif isinstance(notice, TableBlocked):
             blocked = {"phase": Phase.BLOCKED, "reason": notice.reason, "remedy": notice.remedy}
             self._seeds.update(record.table, noticed=number, **blocked)

@@ -6,6 +6,7 @@ seeds. Nothing here moves progress by itself: a table's own commit does, and wha
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +20,10 @@ from lakefeed.flow.result import CycleResult
 from lakefeed.flow.seed import Phase, SeedRecord, SeedStore
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import ChunkSource, Seed, SyncResult, TableFormat, TableResult
-from lakefeed.lake.engine import Engine, Enrolled, Known
+from lakefeed.lake.engine import CONCERNS_ALL, Engine, Enrolled, Known
+from lakefeed.lake.outcome import explained
+
+log = logging.getLogger(__name__)
 
 TRIM_EVERY = 64
 """Change sets between two trims: trimming lists directories and writes the seeds, a sync should not."""
@@ -49,6 +53,8 @@ class LakeSide:
         self._pauses: dict[TableId, tuple[float, float]] = {}
         self._errors: dict[TableId, tuple[str, str]] = {}
         self._told: set[tuple[TableId, int]] = set()
+        self.ended = False
+        """The last sync has brought a table to its end. If its name is used again, that is a new table."""
 
     @property
     def errors(self) -> dict[TableId, tuple[str, str]]:
@@ -72,11 +78,13 @@ class LakeSide:
     def sync(self, loaded: Mapping[TableId, TableResult]) -> CycleResult:
         """Apply what is new, trim what all have; the answer includes what was ``loaded`` before."""
         synced = self._engine.sync_once()
+        self.ended = False
         for table, result in synced.tables.items():
             if result.rebuild:
                 self._stage(table, result)
             else:
                 self._note(table, result)
+        self._end_tables()
         self._trim(force=False)
         return self._result({**self._newly_blocked(), **loaded}, synced)
 
@@ -93,6 +101,7 @@ class LakeSide:
                 record.settled_effective,
                 copied_from=record.low,
                 exact_at=record.high,
+                ends_at=record.ends_at,
             )
             for record in self._seeds.in_phase(Phase.LIVE)
             if not self._paused(record.table)
@@ -115,10 +124,13 @@ class LakeSide:
             return self._copy(record)
         except (DecodeError, TableStoppedError) as error:
             # The table may have changed under the plan: it is planned again, and that plan will know.
-            self._seeds.stage(record.route, reason=error.message)
+            self._seeds.stage_if(record, reason=error.message)
             return _failed(error)
-        except LakefeedError as error:
-            return _failed(error)
+        except Exception as error:  # one table must not hold up the others; it is tried again
+            failed = explained(error, record.table)
+            if isinstance(failed, CONCERNS_ALL) and failed is not error:
+                raise failed from error
+            return _failed(failed)
 
     def _copy(self, record: SeedRecord) -> TableResult:
         assert record.schema is not None  # noqa: S101  # a COPYING record has its plan
@@ -133,8 +145,8 @@ class LakeSide:
         )
         lake_table = self._tables.table(record.route)
         loaded = lake_table.load(seed, lambda rows: self._listener.snapshot_progress(record.table, rows))
-        if self._seeds.get(record.table) == record:  # otherwise it was staged anew, and this copy is out of date
-            self._seeds.update(record.table, phase=Phase.LIVE, rows=loaded.rows, high=loaded.high, chunks=())
+        # If it was staged anew meanwhile, this copy is out of date.
+        self._seeds.update_if(record, phase=Phase.LIVE, rows=loaded.rows, high=loaded.high, chunks=())
         self._listener.snapshot_done(record.table, loaded.rows, time.monotonic() - started)
         return TableResult(applied=record.base, counts=Counts(inserted=loaded.rows))
 
@@ -142,7 +154,7 @@ class LakeSide:
         """A new life of the table, which the source's side plans in its next turn."""
         record = self._seeds.get(table)
         if record is not None and record.phase is Phase.LIVE:
-            self._seeds.stage(record.route, reason=result.error or "")
+            self._seeds.stage_if(record, reason=result.error or "")
         self._errors.pop(table, None)
         self._pauses.pop(table, None)
         self._listener.table_error(table, result.error or "", result.remedy or "")
@@ -190,7 +202,15 @@ class LakeSide:
         reached = self._journal.position(known.complete)
         if record.high is not None and reached is not None and reached >= record.high:
             changes["high"] = None  # the table is past its copy, for good
-        self._seeds.update(record.table, **changes)
+        self._seeds.update_if(record, **changes)
+
+    def _end_tables(self) -> None:
+        """Tables that have left, and have the last of their changes now."""
+        for record in self._seeds.in_phase(Phase.LIVE):
+            complete = self._engine.complete(record.table, record.generation)
+            if record.ends_at is not None and complete is not None and complete >= record.ends_at:
+                log.warning("lake table %s stays as it is: %s", record.table, record.reason)
+                self.ended = self._seeds.update_if(record, phase=Phase.DROPPED) or self.ended
 
     def _result(self, loaded: Mapping[TableId, TableResult], synced: SyncResult) -> CycleResult:
         tables = {**loaded, **synced.tables}

@@ -92,7 +92,7 @@ class Pipeline:
             try:
                 captured, loaded = self._gather(session)
                 result = session.lake.sync(loaded)
-                if session.capture.has_staged:  # the lake cannot follow in place what was captured
+                if session.capture.has_staged or session.lake.ended:  # tables to be copied anew, or for the first time
                     more, loaded = self._gather(session)
                     captured, result = captured + more, result.then(session.lake.sync(loaded))
             except LakefeedError as error:

@@ -7,10 +7,11 @@ the new life is staged first, so that an interrupted rebuild ends as a table tha
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError, LakeError
+from lakefeed.errors import ConfigError, JournalError, LakeError, LakefeedError
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.seed import Phase, SeedRecord, SeedStore
 from lakefeed.journal.journal import Journal
@@ -49,12 +50,17 @@ class Rebuild:
         self._listener = listener
 
     def run(self, table: TableId, *, from_source: bool = False) -> Rebuilt:
-        """Make ``table`` anew as the configuration says. ConfigError for a table that the pipeline does not have."""
+        """Make ``table`` anew as the configuration says. ConfigError for a table that the pipeline does not have.
+
+        LakeError if no lake table can give the rows; then nothing has changed.
+        """
         route = self._route(table)
         if from_source:
             self._seeds.stage(route, reason="rebuilt by hand")
             return Rebuilt(table=table)
         donor = self._donor(route)
+        started = time.monotonic()
+        self._listener.snapshot_started(table, self._rows_estimate(donor.record))
         schema = self._journal.schema(route.source, donor.state.schema_version)
         record = self._seeds.stage(route, reason="rebuilt by hand")
         seed = Seed(
@@ -67,6 +73,7 @@ class Rebuild:
         progress = self._listener.snapshot_progress
         loaded = self._tables.table(route).load(seed, lambda rows: progress(table, rows))
         self._seeds.update(table, phase=Phase.LIVE, schema=schema, base=seed.base, rows=loaded.rows)
+        self._listener.snapshot_done(table, loaded.rows, time.monotonic() - started)
         return Rebuilt(table=table, start=seed.base, donor=donor.record.table, rows=loaded.rows)
 
     def _route(self, table: TableId) -> Route:
@@ -81,26 +88,53 @@ class Rebuild:
 
     def _donor(self, route: Route) -> _Donor:
         """The oldest state that the journal still leads on from, over all lake tables of the source table."""
-        found: list[_Donor] = []
-        for record in self._seeds.in_phase(Phase.LIVE, Phase.DROPPED):
-            if record.source != route.source:
-                continue
-            state = next(
-                (one for one in self._states(record) if self._number(record, one) >= self._journal.trimmed), None
-            )
-            if state is None:
-                continue
-            schema = self._journal.schema(route.source, state.schema_version)
+        wrong: list[LakefeedError] = []
+        records = [one for one in self._seeds.in_phase(Phase.LIVE, Phase.DROPPED) if one.source == route.source]
+        found = [donor for record in records if (donor := self._oldest(record, wrong)) is not None]
+        if found:
+            return min(found, key=lambda donor: donor.number)
+        why = f"; the last one that was tried: {wrong[-1].message}" if wrong else ""
+        raise LakeError(
+            f"no lake table of {route.source} has a state from which the journal still has every change "
+            f"(it has change sets {self._journal.trimmed + 1} to {self._journal.head}){why}",
+            remedy=f"Copy it from the source: lakefeed rebuild FILE {route.table} --from-source.",
+        ) from (wrong[-1] if wrong else None)
+
+    def _oldest(self, record: SeedRecord, wrong: list[LakefeedError]) -> _Donor | None:
+        """The oldest state of one lake table that can still be read; what the others lack is added to ``wrong``.
+
+        A table may have thousands of states, and each costs a look at its files. Files are cleaned up oldest first:
+        where the oldest state cannot be read and the newest can, the first that can is between them, by halves.
+        """
+        try:
+            states = [one for one in self._states(record) if self._number(record, one) >= self._journal.trimmed]
+        except LakeError as error:
+            wrong.append(error)
+            return None
+        donor = self._opened(record, states[0], wrong) if states else None
+        if donor is not None or len(states) < 2:
+            return donor
+        donor = self._opened(record, states[-1], wrong)
+        unread, read = 0, len(states) - 1
+        while donor is not None and read - unread > 1:
+            middle = (unread + read) // 2
+            older = self._opened(record, states[middle], wrong)
+            donor, unread, read = (older, unread, middle) if older is not None else (donor, middle, read)
+        return donor
+
+    def _opened(self, record: SeedRecord, state: TableState, wrong: list[LakefeedError]) -> _Donor | None:
+        try:
+            schema = self._journal.schema(record.source, state.schema_version)
             chunks = self._tables.table(record.route).chunks(state, schema)
-            if chunks is not None:
-                found.append(_Donor(record, state, self._number(record, state), chunks))
-        if not found:
-            raise LakeError(
-                f"no lake table of {route.source} has a state from which the journal still has every change "
-                f"(it has change sets {self._journal.trimmed + 1} to {self._journal.head})",
-                remedy=f"Copy it from the source: lakefeed rebuild FILE {route.table} --from-source.",
-            )
-        return min(found, key=lambda donor: donor.number)
+        except (JournalError, LakeError) as error:
+            wrong.append(error)
+            return None
+        return _Donor(record, state, self._number(record, state), chunks) if chunks is not None else None
+
+    def _rows_estimate(self, record: SeedRecord) -> int:
+        """The donor's rows of now; what its copy had where its statistics do not say."""
+        applied = self._tables.table(record.route).applied(record.generation)
+        return applied.rows if applied is not None and applied.rows is not None else record.rows
 
     def _states(self, record: SeedRecord) -> tuple[TableState, ...]:
         return self._tables.table(record.route).states(record.generation)

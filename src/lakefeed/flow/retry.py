@@ -162,6 +162,9 @@ class Retrying:
     def discover(self) -> tuple[TableSchema, ...]:
         return self._call(self._capture.discover)
 
+    def wants(self, table: TableId) -> bool:
+        return self._capture.wants(table)
+
     def prepare(self, tables: Sequence[TableId]) -> Position:
         return self._call(lambda: self._capture.prepare(tables))
 

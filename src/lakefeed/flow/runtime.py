@@ -119,6 +119,7 @@ class Runtime:
                 message = f"{self.barrier.in_flight} deliveries are uncommitted; commit before the next poll"
                 raise self.errors.record("runtime.poll.in_flight", StateError(message))
             self._stats = replace(self._stats, last_poll_at=self._options.clock())
+            self._commit_idle()  # of the poll before: what comes now begins where the source had come to
             self._gather(self._options.wait_seconds if wait_seconds is None else wait_seconds)
             steps = self._queue.take()
             if not steps:

@@ -2,7 +2,7 @@
 
 A table's life, each arrow one atomic file write:
 
-    STAGED ──prepare, plan──▶ COPYING ──all chunks loaded──▶ LIVE ──source table gone──▶ DROPPED
+    STAGED ──prepare, plan──▶ COPYING ──all chunks loaded──▶ LIVE ──source table gone, the rest applied──▶ DROPPED
        ▲                                                      │
        └──────── a gap, a changed key, a lost lake table ─────┘   (a new generation)
                                     BLOCKED: waits for a person; the reason and remedy are in the record
@@ -48,7 +48,8 @@ class SeedRecord:
     rows. ``low`` and ``high``: no chunk was read at an earlier state of the source than the first, or at a later one
     than the second. ``noticed``: notices of change sets up to it have been acted on. ``settled_recorded`` and
     ``settled_effective``: when the journal was last trimmed the table's own commits said the first, and the table was
-    complete up to the second (nothing for it lay between).
+    complete up to the second (nothing for it lay between). ``leaving``: the source table is not there any more, or not
+    in the configuration; ``ends_at``: the change set with the last of its changes, once that is known.
     """
 
     table: TableId
@@ -68,6 +69,8 @@ class SeedRecord:
     noticed: int = 0
     settled_recorded: int = 0
     settled_effective: int = 0
+    leaving: bool = False
+    ends_at: int | None = None
 
     @property
     def route(self) -> Route:
@@ -107,7 +110,7 @@ class SeedStore:
 
     def __init__(self, root: Path) -> None:
         self._directory = root / "seeds"
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._records: dict[TableId, SeedRecord] = {}
         for path in sorted(self._directory.glob("*.json")):
             record = _read(path)
@@ -132,25 +135,38 @@ class SeedStore:
         return record
 
     def update(self, table: TableId, **changes: Any) -> SeedRecord:
-        record = self.get(table)
-        if record is None:
-            raise KeyError(str(table))
-        return self.save(replace(record, **changes))
+        with self._lock:
+            return self.save(replace(self._records[table], **changes))
+
+    def update_if(self, seen: SeedRecord, **changes: Any) -> bool:
+        """Only if the record still is of the life and the phase that were seen: the other side may have been here."""
+        with self._lock:
+            return self._is_still(seen) and self.update(seen.table, **changes) is not None
 
     def stage(self, route: Route, *, reason: str, noticed: int = 0) -> SeedRecord:
         """Begin a new life of the table, under a new generation."""
-        before = self.get(route.table)
-        generation = max(time.time_ns() // 1_000_000, before.generation + 1 if before else 0)
-        record = SeedRecord(
-            table=route.table,
-            source=route.source,
-            mode=route.mode,
-            generation=generation,
-            phase=Phase.STAGED,
-            reason=reason,
-            noticed=max(noticed, before.noticed if before else 0),
-        )
-        return self.save(record)
+        with self._lock:
+            before = self._records.get(route.table)
+            generation = max(time.time_ns() // 1_000_000, before.generation + 1 if before else 0)
+            record = SeedRecord(
+                table=route.table,
+                source=route.source,
+                mode=route.mode,
+                generation=generation,
+                phase=Phase.STAGED,
+                reason=reason,
+                noticed=max(noticed, before.noticed if before else 0),
+            )
+            return self.save(record)
+
+    def stage_if(self, seen: SeedRecord, *, reason: str) -> bool:
+        """As ``update_if``."""
+        with self._lock:
+            return self._is_still(seen) and self.stage(seen.route, reason=reason) is not None
+
+    def _is_still(self, seen: SeedRecord) -> bool:
+        now = self._records.get(seen.table)
+        return now is not None and (now.generation, now.phase) == (seen.generation, seen.phase)
 
 
 def _file_name(table: TableId) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from lakefeed.change.table import TableId
 from lakefeed.flow.seed import Phase, SeedStore
@@ -23,10 +23,17 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 30.0
 
 
-def keep_up(seeds: SeedStore, tables: TableFormat, options: UpkeepOptions) -> Mapping[TableId, UpkeepResult]:
-    """Every live table once, one after the other. A table that fails does not hold up the others."""
+def keep_up(
+    seeds: SeedStore, tables: TableFormat, options: UpkeepOptions, over: Callable[[], bool] = lambda: False
+) -> Mapping[TableId, UpkeepResult]:
+    """Every live table once, one after the other. A table that fails does not hold up the others.
+
+    ``over`` is asked before each table; once it is true, the rest waits for the next time.
+    """
     found: dict[TableId, UpkeepResult] = {}
     for record in seeds.in_phase(Phase.LIVE):
+        if over():
+            break
         try:
             key = record.schema.key if record.schema is not None else ()
             found[record.table] = tables.table(record.route).upkeep(options, key)
@@ -67,6 +74,6 @@ class UpkeepThread:
             if whole:
                 next_whole = time.monotonic() + self._every
             options = self._options if whole else self._options.in_between()
-            for table, result in keep_up(self._seeds, self._tables, options).items():
+            for table, result in keep_up(self._seeds, self._tables, options, self._over.is_set).items():
                 if result.packed or result.removed:
                     log.info("upkeep of %s: %s", table, result)

@@ -24,10 +24,17 @@ _READ_BYTES = 1024 * 1024
 
 
 def create(layout: Layout, *, fsync: bool) -> None:
-    """Make a new journal's directories, ``commits`` first: that it exists tells a new journal from a gutted one."""
-    if not is_new(layout):
+    """Make a new journal's directories, ``commits`` first: that it exists tells a new journal from a gutted one.
+
+    A crash in here leaves some of them. Before the first commit the others are made now; after it they are lost.
+    """
+    folders = (layout.commits, layout.segments, layout.schemas)
+    missing = [folder for folder in folders if not folder.is_dir()]
+    if not missing:
         return
-    for folder in (layout.commits, layout.segments, layout.schemas):
+    if not is_new(layout) and layout.commit_numbers():
+        raise JournalDamagedError(f"{missing[0]} is missing, but there are commit files")
+    for folder in missing:
         folder.mkdir(parents=True, exist_ok=True)
     if fsync:
         fsync_directory(layout.root)

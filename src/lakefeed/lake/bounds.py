@@ -117,7 +117,9 @@ def _file_bounds(path: str, column: str) -> tuple[Any, Any] | None:
     """The range of one column in one file; None if a value is NULL (bounds would hide it) or a footer is silent."""
     files, place = filesystem(path)
     footer = pq.read_metadata(place, filesystem=files)
-    index = footer.schema.names.index(column)
+    index = _leaf(footer.schema, column)
+    if index is None:
+        return None
     parts: list[Any] = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
     if not parts or any(part is None or not part.has_min_max or part.null_count for part in parts):
         return None
@@ -125,6 +127,12 @@ def _file_bounds(path: str, column: str) -> tuple[Any, Any] | None:
         return min(part.min for part in parts), max(part.max for part in parts)
     except (OverflowError, ValueError):
         return None
+
+
+def _leaf(schema: Any, column: str) -> int | None:
+    """Where a footer has a column of the table. Its own names are those of leaves: each list has one, ``element``."""
+    leaves = (schema.column(index) for index in range(len(schema)))
+    return next((index for index, leaf in enumerate(leaves) if leaf.path == leaf.name == column), None)
 
 
 def _literal(value: Any) -> str:

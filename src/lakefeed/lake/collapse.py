@@ -28,6 +28,13 @@ HELD = "_lakefeed_held"
 """Where deleted rows are kept: was there a change that carried values? If not, the table's row keeps its own."""
 
 
+# What a key's changes come to, before it is a row. No column of the source can be called so.
+_LAST = "_lakefeed_last"  # the columns of the last change
+_KEPT = "_lakefeed_kept"  # those of the last change that was not a delete
+_RESET = "_lakefeed_reset"  # the seq of the last insert or delete
+_VALUE, _SENT = "_lakefeed_value", "_lakefeed_sent"  # prefixes: the newest carried value of a column, and its seq
+
+
 def collapsed_window(
     session: SparkSession, window: Window, told: Sequence[str] = (), *, keep_deleted: bool = False
 ) -> DataFrame:
@@ -57,20 +64,20 @@ def collapse(
     names = [name for name in changes.columns if name not in hidden]
     rest = [name for name in names if name not in key and name not in flags]
     own = [name for name in rest if keep_deleted and not name.startswith("_lakefeed_")]
-    last = [_newest([name for name in rest if name not in own], F.col(SEQ)).alias("_last")]
+    last = [_newest([name for name in rest if name not in own], F.col(SEQ)).alias(_LAST)]
     if keep_deleted:
         last += [F.max(~_is_delete()).alias(HELD)]
-        last += [_newest(own, F.when(~_is_delete(), F.col(SEQ))).alias("_kept")] if own else []
+        last += [_newest(own, F.when(~_is_delete(), F.col(SEQ))).alias(_KEPT)] if own else []
     carried = [part for name, flag in flags.items() for part in _newest_carried(name, flag)]
-    resets = [_last_reset(keep_deleted=keep_deleted).alias("_reset")] if flags else []
+    resets = [_last_reset(keep_deleted=keep_deleted).alias(_RESET)] if flags else []
     grouped = changes.groupBy(*(F.col(quoted(name)) for name in key)).agg(*last, *resets, *carried)
-    sources = {name: f"_value{flag}" for name, flag in flags.items()} | dict.fromkeys(own, "_kept")
+    sources = {name: _VALUE + flag for name, flag in flags.items()} | dict.fromkeys(own, _KEPT)
     values = [_value(name, key, sources).alias(name) for name in names]
     held = [F.col(HELD)] if keep_deleted else []
     if not flags:
         return grouped.select(*values, *held)
     carries = [_is_carried(flag).alias(flag) for flag in flags.values()]
-    return grouped.select(*values, *held, *carries, F.col("_reset").isNotNull().alias(FRESH))
+    return grouped.select(*values, *held, *carries, F.col(_RESET).isNotNull().alias(FRESH))
 
 
 def _newest(names: Sequence[str], order: Column) -> Column:
@@ -86,13 +93,13 @@ def _is_delete() -> Column:
 
 
 def _value(name: str, key: Sequence[str], sources: dict[str, str]) -> Column:
-    """``sources``: where a column that is not in ``_last`` is to be found."""
+    """``sources``: where a column that is not in ``_LAST`` is to be found."""
     from pyspark.sql import functions as F  # noqa: N812
 
     if name in key:
         return F.col(quoted(name))
-    source = sources.get(name, "_last")
-    return F.col(source).getField(name) if source in ("_last", "_kept") else F.col(source)
+    source = sources.get(name, _LAST)
+    return F.col(source).getField(name) if source in (_LAST, _KEPT) else F.col(source)
 
 
 def _newest_carried(name: str, flag: str) -> tuple[Column, Column]:
@@ -100,7 +107,7 @@ def _newest_carried(name: str, flag: str) -> tuple[Column, Column]:
     from pyspark.sql import functions as F  # noqa: N812
 
     sent_at = F.when(F.col(flag) & ~_is_delete(), F.col(SEQ))
-    return F.max_by(F.col(quoted(name)), sent_at).alias(f"_value{flag}"), F.max(sent_at).alias(f"_seq{flag}")
+    return F.max_by(F.col(quoted(name)), sent_at).alias(_VALUE + flag), F.max(sent_at).alias(_SENT + flag)
 
 
 def _last_reset(*, keep_deleted: bool) -> Column:
@@ -114,5 +121,5 @@ def _last_reset(*, keep_deleted: bool) -> Column:
 def _is_carried(flag: str) -> Column:
     from pyspark.sql import functions as F  # noqa: N812
 
-    sent_at = F.col(f"_seq{flag}")
-    return F.coalesce(sent_at >= F.coalesce(F.col("_reset"), F.lit(-1)), F.lit(False))
+    sent_at = F.col(_SENT + flag)
+    return F.coalesce(sent_at >= F.coalesce(F.col(_RESET), F.lit(-1)), F.lit(False))

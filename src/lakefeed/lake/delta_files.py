@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from lakefeed.lake.location import filesystem, spark_path
+from lakefeed.lake.location import filesystem, spark_glob, spark_path
 from lakefeed.lake.statistics import file_statistics
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ SESSION = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
 }
+WRITTEN = "lakefeed-"
+"""How the names of directories begin that Spark writes into, one for each commit."""
 _WRITER = {"compression": "zstd", "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
 _FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
 _ABSENT = ("delta.enableChangeDataFeed", "delta.enableDeletionVectors", "delta.enableRowTracking", "delta.appendOnly")
@@ -63,7 +65,7 @@ def takes_files(table: DeltaTable) -> bool:
 
 def write_files(rows: DataFrame, root: str) -> list[DataFile]:
     """One file for each of the frame's partitions that has rows."""
-    place = f"lakefeed-{uuid.uuid4().hex}"
+    place = f"{WRITTEN}{uuid.uuid4().hex}"
     rows.write.options(**_WRITER).parquet(f"{spark_path(root)}/{place}")
     files, directory = filesystem(f"{root}/{place}")
     found = files.get_file_info(fs.FileSelector(directory, recursive=False))
@@ -87,7 +89,7 @@ def read_files(session: SparkSession, table: DeltaTable, root: str, paths: Seque
 
     described: Any = table.schema().to_arrow()  # another library's schema, by the Arrow C interface
     schema = from_arrow_schema(pa.schema(described), prefer_timestamp_ntz=True)
-    return session.read.schema(schema).parquet(*(f"{spark_path(root)}/{path}" for path in paths))
+    return session.read.schema(schema).parquet(*(spark_glob(f"{root}/{path}") for path in paths))
 
 
 def _described(files: Any, info: Any, place: str) -> DataFile | None:

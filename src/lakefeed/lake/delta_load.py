@@ -47,9 +47,8 @@ def load_table(
     while done is None or done < total:
         start = done or 0
         files = written_chunks(seed.chunks[start : start + GROUP_CHUNKS], write, seed.table, context)
-        end = min(start + GROUP_CHUNKS, total)
-        log.commit(_group(seed, ids, stored, files, end, first=done is None))
-        done = end
+        log.commit(_group(seed, ids, stored, files, done))
+        done = min(start + GROUP_CHUNKS, total)
         progress(sum(file.rows for file in files))
         hit("lake.during_load")
     return log.loaded(seed.generation)
@@ -66,19 +65,21 @@ def _refuse_foreign(seed: Seed, log: DeltaLog, ids: AppIds) -> None:
         )
 
 
-def _group(seed: Seed, ids: AppIds, stored: pa.Schema, files: Sequence[ChunkFile], done: int, *, first: bool) -> Group:
+def _group(seed: Seed, ids: AppIds, stored: pa.Schema, files: Sequence[ChunkFile], after: int | None) -> Group:
+    done = min((after or 0) + GROUP_CHUNKS, len(seed.chunks))
     transactions = {ids.seed: done}
-    if first:
+    if after is None:
         transactions |= {ids.owner: seed.generation, ids.schema: seed.schema.version}
     if done == len(seed.chunks):
         transactions[ids.applied] = seed.base
     key = ", ".join(seed.schema.key) or "none"
     return Group(
+        ids=ids,
+        after=after,
         files=files,
         schema=stored,
         transactions=transactions,
         metadata=_metadata(seed, ids, files, done),
-        first=first,
         description=f"Made of {seed.table}, kept by Lakefeed. Key: {key}.",
     )
 

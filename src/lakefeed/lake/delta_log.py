@@ -17,23 +17,22 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import fs
 
 from lakefeed.change.position import decode_position, highest
-from lakefeed.errors import LakeError
+from lakefeed.errors import CommitFailedError, LakeError
 from lakefeed.lake.base import Applied, Loaded
 from lakefeed.lake.bounds import KeyBounds
-from lakefeed.lake.delta_cleanup import remove_old_entries
+from lakefeed.lake.delta_cleanup import remove_old_entries, remove_unused, sees_strays
+from lakefeed.lake.delta_extent import count_rows, extent_of, masks_rows, stored_files
 from lakefeed.lake.delta_files import ConcurrentModification, DataFile, read_files, takes_files
 from lakefeed.lake.loader import ChunkFile
 from lakefeed.lake.location import delta_uri, filesystem
 from lakefeed.lake.step import Replaceable
-from lakefeed.lake.store import Extent
+from lakefeed.lake.store import Extent, Stamp
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -62,13 +61,17 @@ class AppIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Finished files of some chunks, and what their commit records."""
+    """Finished files of some chunks, and what their commit records.
 
+    ``after`` is how many chunks the table of ``ids`` has before them; None for the first, which make the table.
+    """
+
+    ids: AppIds
+    after: int | None
     files: Sequence[ChunkFile]
     schema: pa.Schema
     transactions: Mapping[str, int]
     metadata: Mapping[str, Any]
-    first: bool
     description: str
 
 
@@ -122,6 +125,13 @@ class DeltaLog:
             high = highest(high, decode_position(seed["high"]) if seed["high"] else None)
         return Loaded(rows=rows, high=high)
 
+    def having(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of the names that are columns of the table."""
+        with self._lock:
+            table = self._current()
+            there = {field.name for field in table.schema().fields} if table is not None else set()
+        return tuple(name for name in names if name in there)
+
     def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:
         """How many of the table's files may have rows between the bounds; all, where their statistics do not tell.
 
@@ -129,19 +139,8 @@ class DeltaLog:
         """
         with self._lock:
             table = self._current()
-            if table is None:
-                return None
-            actions = pa.table(table.get_add_actions(flatten=True))
-            version, replaceable, masked = table.version(), takes_files(table), _masks_rows(table)
-        sizes = actions.column("size_bytes")
-        touched = _may_have(actions, column, bounds)
-        return Extent(
-            files=actions.num_rows,
-            bytes=int(pc.sum(sizes, min_count=0).as_py()),
-            touched_files=int(pc.sum(touched, min_count=0).as_py()),
-            touched_bytes=0 if masked else int(pc.sum(sizes.filter(touched), min_count=0).as_py()),
-            replaceable=Replaceable(version, _paths(actions.filter(touched))) if replaceable else None,
-        )
+            read = stored_files(table) if table is not None else None
+        return extent_of(read, column, bounds) if read is not None else None
 
     def read_files(self, session: SparkSession, replaceable: Replaceable) -> DataFrame:
         """The rows of files that an extent named. ConcurrentModification if the table has moved since."""
@@ -154,31 +153,48 @@ class DeltaLog:
             table = self._current()
             return table is not None and takes_files(table)
 
-    def exchange(
-        self,
-        added: Sequence[DataFile],
-        removed: Replaceable | None,
-        transactions: Mapping[str, int],
-        metadata: Mapping[str, Any],
-    ) -> None:
-        """One commit: files in, and others out. With files out, nobody may have committed since they were named."""
-        from deltalake.exceptions import CommitFailedError
+    def is_due(self, ids: AppIds, stamp: Stamp) -> bool:
+        """Has the table not got the stamp's change set yet? CommitFailedError if it is not where the change sets begin.
+
+        Then another process has this pipeline, too, and the changes are to be looked up again.
+        """
+        with self._lock:
+            return self._is_due(self._at(None), ids, stamp)
+
+    def exchange(self, added: Sequence[DataFile], removed: Replaceable | None, ids: AppIds, stamp: Stamp) -> None:
+        """One commit: files in, and others out. Nothing, if the table has the stamp's change set already.
+
+        ConcurrentModification if somebody has committed since the table was looked at, or the files out were named.
+        """
+        from deltalake.exceptions import CommitFailedError as Refused
         from deltalake.transaction import CommitProperties, RemoveAction, Transaction
 
         now = int(time.time() * 1000)
         out = [RemoveAction(path, True, now) for path in removed.files] if removed is not None else []
         properties = CommitProperties(
-            custom_metadata={"userMetadata": json.dumps(metadata)},
-            app_transactions=[Transaction(app, version) for app, version in transactions.items()],
-            max_commit_retries=0 if removed is not None else None,
+            custom_metadata={"userMetadata": json.dumps(stamp.metadata)},
+            app_transactions=[Transaction(ids.applied, stamp.number or 0)],
+            max_commit_retries=0,
         )
         with self._lock:
             table = self._at(removed.version if removed is not None else None)
+            if not self._is_due(table, ids, stamp):
+                return  # the files are part of nothing: upkeep removes them
             actions = [*(_add_action(file) for file in added), *out]
             try:
                 table.create_write_transaction(actions, "append", table.schema(), commit_properties=properties)
-            except CommitFailedError as error:
+            except Refused as error:
                 raise ConcurrentModification(str(error)) from error
+
+    def _is_due(self, table: DeltaTable, ids: AppIds, stamp: Stamp) -> bool:
+        recorded: int | None = table.transaction_version(ids.applied)
+        if recorded is None or table.transaction_version(ids.owner) != ids.generation:
+            raise CommitFailedError(f"the table at {self.path} is not of generation {ids.generation} any more")
+        if stamp.number is None or recorded >= stamp.number:
+            return False
+        if recorded > stamp.metadata["change_sets"]["after"]:
+            raise CommitFailedError(f"another process has brought {self.path} to change set {recorded}")
+        return True
 
     def _at(self, version: int | None) -> DeltaTable:
         table = self._current()
@@ -197,7 +213,7 @@ class DeltaLog:
             table = DeltaTable(self._uri, version=version, storage_options=self._options or None)
         except DeltaError as error:
             raise LakeError(f"version {version} of the table at {self.path} cannot be read: {error}") from error
-        if _masks_rows(table):
+        if masks_rows(table):
             raise LakeError(f"the table at {self.path} has deletion vectors, which mask rows of its files")
         paths = [f"{self.path}/{name}" for name in pa.table(table.get_add_actions()).column("path").to_pylist()]
         for path in paths:
@@ -208,12 +224,15 @@ class DeltaLog:
 
     def vacuum(self, keep_hours: float) -> int:
         """Remove files that no version younger than so many hours uses. Returns how many."""
-        with self._lock:
-            table = self._current()
-            if table is None:
-                return 0
-            hours = max(1, round(keep_hours))
-            return len(table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False))
+        table = self._opened()
+        if table is None:
+            return 0
+        return remove_unused(table, keep_hours, strays=takes_files(table) and sees_strays(table, keep_hours))
+
+    def leaves_strays(self, keep_hours: float) -> bool:
+        """Does ``vacuum`` leave files that no version uses, because only Spark can tell them from those in use?"""
+        table = self._opened()
+        return table is not None and sees_strays(table, keep_hours) and not takes_files(table)
 
     def forget(self, keep_versions: int) -> int:
         """Remove log entries that only older versions than so many need. Returns how many files."""
@@ -234,7 +253,7 @@ class DeltaLog:
         )
         schema = Schema.from_arrow(group.schema)
         with self._lock:
-            if group.first:
+            if group.after is None:
                 create_table_with_add_actions(
                     self._uri, schema, actions, mode="overwrite", description=group.description,
                     configuration=self._properties, storage_options=self._options or None,
@@ -245,6 +264,8 @@ class DeltaLog:
             table = self._current()
             if table is None:
                 raise LakeError(f"the table at {self._uri} is gone in the middle of its copy")
+            if table.transaction_version(group.ids.seed) != group.after:
+                raise CommitFailedError(f"another process copies the same rows to {self.path}")
             table.create_write_transaction(actions, "append", schema, commit_properties=properties)
 
     def _current(self) -> DeltaTable | None:
@@ -254,16 +275,24 @@ class DeltaLog:
         if not DeltaTable.is_deltatable(self._uri, self._options or None):
             self._table = None
         elif self._table is None:
-            self._table = DeltaTable(self._uri, storage_options=self._options or None)
+            self._table = self._opened()
         else:
             self._table.update_incremental()
         return self._table
+
+    def _opened(self) -> DeltaTable | None:
+        """A handle for one caller: to list a large table's files takes longer than others should wait for the lock."""
+        from deltalake import DeltaTable
+
+        if not DeltaTable.is_deltatable(self._uri, self._options or None):
+            return None
+        return DeltaTable(self._uri, storage_options=self._options or None)
 
     def _count(self, table: DeltaTable) -> int | None:
         """Rows by the files' statistics; None where they do not tell, as with deletion vectors."""
         version = table.version()
         if self._rows[0] != version:
-            self._rows = (version, _count_rows(table))
+            self._rows = (version, count_rows(table))
         return self._rows[1]
 
     def _seed_commits(self, generation: int) -> Iterator[Mapping[str, Any]]:
@@ -276,40 +305,7 @@ class DeltaLog:
                 yield metadata["seed"]
 
 
-def _paths(actions: pa.Table) -> tuple[str, ...]:
-    return tuple(str(path) for path in actions.column("path").to_pylist())
-
-
-def _may_have(actions: pa.Table, column: str, bounds: KeyBounds | None) -> Any:
-    """For each file: may it have a row between the bounds? A file without statistics may."""
-    everything = pa.repeat(pa.scalar(True), actions.num_rows)
-    low, high = f"min.{column}", f"max.{column}"
-    if bounds is None or low not in actions.column_names or high not in actions.column_names:
-        return everything
-    if isinstance(bounds.low, datetime):
-        return everything  # Delta cuts instants in statistics to milliseconds, so that a file may seem to end early
-    try:
-        below: Any = pc.less(actions.column(high), pa.scalar(bounds.low))
-        above: Any = pc.greater(actions.column(low), pa.scalar(bounds.high))
-    except pa.ArrowException:  # the statistics are of another type than the key, which then tells nothing
-        return everything
-    outside: Any = pc.fill_null(pc.or_(below, above), False)
-    return pc.invert(outside)
-
-
 def _add_action(file: ChunkFile | DataFile) -> Any:
     from deltalake.transaction import AddAction
 
     return AddAction(file.name or "", file.bytes, {}, file.written_ms, True, file.statistics)
-
-
-def _masks_rows(table: DeltaTable) -> bool:
-    features = table.protocol().reader_features or []
-    return "deletionVectors" in features and table.metadata().configuration.get("delta.enableDeletionVectors") == "true"
-
-
-def _count_rows(table: DeltaTable) -> int | None:
-    if _masks_rows(table):
-        return None
-    counts = pa.table(table.get_add_actions(flatten=True)).column("num_records")
-    return None if counts.null_count else int(pc.sum(counts, min_count=0).as_py())

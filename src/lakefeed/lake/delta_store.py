@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lakefeed.change.table import TableSchema
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, Seed, TableState
 from lakefeed.lake.bounds import KeyBounds
+from lakefeed.lake.delta_cleanup import WRITE_HOURS, remove_stray_checksums
 from lakefeed.lake.delta_evolve import evolve_table
 from lakefeed.lake.delta_files import write_files
 from lakefeed.lake.delta_history import read_log
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _VIEW = "lakefeed_changes"
 _LOG_VERSIONS = 10
 """Entries of the log that are kept for each version: they are small, and only listed."""
+_LISTING_TASKS = "32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +88,13 @@ class DeltaStore:
         return self._log.read_files(session, old)
 
     def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> None:
+        ids = AppIds(self._owner, stamp.generation)
+        if not self._log.is_due(ids, stamp):
+            return
         if isinstance(step, RewriteRows) or (isinstance(step, AppendRows) and self._log.takes_files()):
-            self._exchange(step, stamp)
+            # Spark writes files, and the log takes them in: see ``delta_files``.
+            old = step.old if isinstance(step, RewriteRows) else None
+            self._log.exchange(write_files(step.rows, self.location), old, ids, stamp)
             return
         with self._stamped(session, stamp):
             if isinstance(step, MergeRows):
@@ -97,33 +104,43 @@ class DeltaStore:
             mode = "append" if isinstance(step, AppendRows) else "overwrite"
             step.rows.write.format("delta").mode(mode).save(spark_path(self.location))
 
-    def _exchange(self, step: AppendRows | RewriteRows, stamp: Stamp) -> None:
-        """Spark writes files, and the log takes them in: see ``delta_files``."""
-        ids = AppIds(self._owner, stamp.generation)
-        recorded = self.recorded(stamp.generation)
-        if stamp.number is None or (recorded is not None and recorded.number >= stamp.number):
-            return
-        files = write_files(step.rows, self.location)
-        old = step.old if isinstance(step, RewriteRows) else None
-        self._log.exchange(files, old, {ids.applied: stamp.number}, stamp.metadata)
-
     def upkeep(self, session: Callable[[], SparkSession], options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:
         extent = self._log.extent("", None)
         if extent is None:
             return UpkeepResult()
         after = extent.files
-        if needs_packing(extent.files, extent.bytes, options):
-            self._pack(session(), options, key if options.cluster else ())
-            packed = self._log.extent("", None)
-            after = packed.files if packed is not None else after
-        removed = 0
-        if options.keep_hours is not None:
-            removed = self._log.vacuum(options.keep_hours) + self._log.forget(options.keep_versions * _LOG_VERSIONS)
+        try:
+            if needs_packing(extent.files, extent.bytes, options):
+                self._pack(session(), options, self._log.having(key) if options.cluster else ())
+                packed = self._log.extent("", None)
+                after = packed.files if packed is not None else after
+        finally:  # a table that cannot be packed must not grow without end, too
+            removed = self._clean(session, options)
         return UpkeepResult(files_before=extent.files, files_after=after, removed=removed)
+
+    def _clean(self, session: Callable[[], SparkSession], options: UpkeepOptions) -> int:
+        if options.keep_hours is None:
+            return 0
+        removed = self._log.vacuum(options.keep_hours)
+        if self._log.leaves_strays(options.keep_hours):
+            self._vacuum(session(), options.keep_hours)
+        removed += self._log.forget(options.keep_versions * _LOG_VERSIONS)
+        return removed + remove_stray_checksums(self.location)
+
+    def _vacuum(self, session: SparkSession, keep_hours: float) -> None:
+        """By Spark, which knows deletion vectors. It does not say how many files went."""
+        session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+        session.conf.set("spark.databricks.delta.vacuum.logging.enabled", "false")  # no commits where nothing is done
+        # Tasks that list files: Spark's default is ten thousand, which is a minute's work for no files at all.
+        session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", _LISTING_TASKS)
+        hours = max(WRITE_HOURS, round(keep_hours))
+        session.sql(f"VACUUM delta.{quoted(spark_path(self.location))} RETAIN {hours} HOURS")
 
     def _pack(self, session: SparkSession, options: UpkeepOptions, key: Sequence[str]) -> None:
         session.conf.set("spark.databricks.delta.optimize.maxFileSize", str(options.file_bytes))
         session.conf.set("spark.databricks.delta.optimize.minFileSize", str(options.file_bytes // 2))
+        if options.insists:
+            session.conf.set("spark.databricks.delta.optimize.maxDeletedRowsRatio", "1.0")
         order = f" ZORDER BY ({', '.join(map(quoted, key))})" if key else ""
         session.sql(f"OPTIMIZE delta.{quoted(spark_path(self.location))}{order}")
 

@@ -31,7 +31,7 @@ class Enrolled:
 
     Which one and of which generation; what was saved when the journal was last trimmed; ``copied_from`` and
     ``exact_at``, the oldest and the newest state that its copy was read at: changes between them may be inside the
-    copied rows.
+    copied rows; ``ends_at``, the change set with the last changes of a source table that is gone.
     """
 
     route: Route
@@ -40,6 +40,11 @@ class Enrolled:
     settled_effective: int = 0
     copied_from: Position | None = None
     exact_at: Position | None = None
+    ends_at: int | None = None
+
+    def head(self, head: int) -> int:
+        """Up to where the table follows a log that ends at ``head``."""
+        return head if self.ends_at is None else min(head, self.ends_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,7 @@ class Engine:
 
     def _is_behind(self, table: TableId, entry: Enrolled, head: int) -> bool:
         complete = self.complete(table, entry.generation)
-        return complete is None or complete < head or table in self._doubtful
+        return complete is None or complete < entry.head(head) or table in self._doubtful
 
     def _bring(self, behind: Mapping[TableId, Enrolled], head: int) -> dict[TableId, _Outcome]:
         """Each table on its own, several at a time; tables with nothing to do need no thread."""
@@ -125,8 +130,10 @@ class Engine:
         work: dict[TableId, Window] = {}
         for table, entry in behind.items():
             try:
-                window = self._window(entry, head)
-            except LakefeedError as error:
+                window = self._window(entry, entry.head(head))
+            except CONCERNS_ALL:
+                raise
+            except Exception as error:  # noqa: BLE001  # as in ``_bring_one``
                 outcomes[table] = self._failed(entry, error)
                 continue
             if window is not None:
@@ -149,7 +156,7 @@ class Engine:
             while following is not None:
                 self._apply(entry, following)
                 done.append(following)
-                following = self._window(entry, head)
+                following = self._window(entry, entry.head(head))
         except CONCERNS_ALL:
             raise
         except Exception as error:  # noqa: BLE001  # one table must not hold up the others; the next sync tries again

@@ -188,7 +188,9 @@ def _hashed(rows: DataFrame, key: Sequence[str], compared: Sequence[str]) -> Dat
 
     columns: list[Column] = [F.col(quoted(name)) for name in key]
     if compared:
-        columns.append(F.xxhash64(*[F.col(quoted(name)) for name in compared]).alias(_HASH))
+        values = [F.col(quoted(name)) for name in compared]
+        # The hash passes over NULLs, so that (NULL, 'x') and ('x', NULL) would be the same: their places go in too.
+        columns.append(F.xxhash64(*values, *[value.isNull() for value in values]).alias(_HASH))
     return rows.select(*columns)
 
 

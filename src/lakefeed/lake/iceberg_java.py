@@ -85,10 +85,7 @@ class JavaTable:
             update = transaction.updateSchema()
             _alter(jvm, update, alteration)
             update.commit()
-        update = transaction.updateProperties()
-        for key, value in properties.items():
-            update.set(key, value)
-        update.commit()
+        _set(transaction.updateProperties(), properties)
         transaction.commitTransaction()
 
     def stage_nothing(self, summary: Mapping[str, str]) -> None:
@@ -145,7 +142,10 @@ class Addition:
             location = "/" + location.removeprefix("file:").lstrip("/")
         return f"{location}/data"
 
-    def commit(self, files: Sequence[ChunkFile], summary: Mapping[str, str]) -> None:
+    def commit(self, files: Sequence[ChunkFile], summary: Mapping[str, str], properties: Mapping[str, str]) -> None:
+        """``summary`` is the snapshot's, ``properties`` are the table's from here on."""
+        if properties:  # first: only the first change of a transaction lets older metadata go
+            _set(self._transaction.updateProperties(), properties)
         append = self._transaction.newAppend()
         for file in files:
             if file.name is not None:
@@ -168,6 +168,12 @@ class Addition:
 def _iceberg(jvm: Any, name: str) -> Any:
     """A class of Iceberg's. By its whole name: with dots, every package on the way is looked for in all jars first."""
     return getattr(jvm, f"org.apache.iceberg.{name}")
+
+
+def _set(update: Any, properties: Mapping[str, str]) -> None:
+    for key, value in properties.items():
+        update.set(key, value)
+    update.commit()
 
 
 def _alter(jvm: Any, update: Any, alteration: Alteration) -> None:

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 
+_VERSIONS = "write.metadata.previous-versions-max"
+_SPARE_VERSIONS = 10
+"""Of a table's metadata, for what others may commit to it while it is copied."""
+
+
 class IcebergCopy:
     """One table's copy. ``properties`` are what the table is made with."""
 
@@ -64,7 +69,7 @@ class IcebergCopy:
         start = record.copied.chunks if record is not None else 0
         files = written_chunks(seed.chunks[start : start + GROUP_CHUNKS], write, seed.table, context)
         after = self._after(seed, files, record.copied if record is not None else Copied())
-        addition.commit(files, after.summary(_commit(seed, after, files)))
+        addition.commit(files, after.summary(_commit(seed, after, files)), self._settled(after))
         return files
 
     def _after(self, seed: Seed, files: Sequence[ChunkFile], before: Copied) -> Record:
@@ -84,11 +89,21 @@ class IcebergCopy:
         key = ", ".join(seed.schema.key) or "none"
         return {
             **self._properties,
+            _VERSIONS: str(self._kept_versions(seed)),
             OWNER: self._log.owner,
             GENERATION: str(seed.generation),
             SCHEMA_VERSION: str(seed.schema.version),
             "comment": f"Made of {seed.table}, kept by Lakefeed. Key: {key}.",
         }
+
+    def _kept_versions(self, seed: Seed) -> int:
+        """While the copy goes on: it may be made of the very table, whose metadata as it was is read to the end."""
+        groups = -(-len(seed.chunks) // GROUP_CHUNKS)
+        return max(int(self._properties[_VERSIONS]), groups + _SPARE_VERSIONS)
+
+    def _settled(self, after: Record) -> dict[str, str]:
+        """What the table is set to with the last chunks."""
+        return {_VERSIONS: self._properties[_VERSIONS]} if after.applied is not None else {}
 
     def _refuse_foreign(self, seed: Seed) -> None:
         if self._log.is_foreign():

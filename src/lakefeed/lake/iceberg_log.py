@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -144,6 +144,14 @@ class IcebergLog:
         summary = next(_lineage(metadata, metadata.get("current-snapshot-id")), {}).get("summary", {})
         found = [summary.get(name) for name in ("total-data-files", "total-files-size")]
         return (int(found[0]), int(found[1])) if None not in found else None
+
+    def having(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of the names that are columns of the table."""
+        metadata = self._current() or {}
+        current = metadata.get("current-schema-id")
+        schemas = [one for one in metadata.get("schemas", ()) if one.get("schema-id") == current]
+        there = {field["name"] for schema in schemas for field in schema["fields"]}
+        return tuple(name for name in names if name in there)
 
     def staged(self, attempt: str) -> Staged | None:
         """The write of that name; None if it made no snapshot."""

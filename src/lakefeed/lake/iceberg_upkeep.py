@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 KEPT_SNAPSHOTS = 10
 """That stay whatever their age."""
+_NO_LIMIT = 1 << 60
+"""Bytes from which a file is split. By default 1.8 times the target: to pack small ones takes large ones apart."""
+_ONLY_SMALL = {"delete-ratio-threshold": "1.0"}
 
 
 class IcebergUpkeep:
@@ -38,18 +41,28 @@ class IcebergUpkeep:
         if size is None:
             return UpkeepResult()
         before = after = size[0]
-        if needs_packing(*size, options):
-            self._pack(session(), options, key if options.cluster else ())
-            packed = self._log.size()
-            after = packed[0] if packed is not None else after
+        try:
+            if needs_packing(*size, options):
+                self._pack(session(), options, self._log.having(key) if options.cluster else ())
+                packed = self._log.size()
+                after = packed[0] if packed is not None else after
+        finally:  # a table that cannot be packed must not grow without end, too
+            removed = self._clean(session, options)
+        return UpkeepResult(files_before=before, files_after=after, removed=removed)
+
+    def _clean(self, session: Callable[[], SparkSession], options: UpkeepOptions) -> int:
         self._record_again()
         aged = time.time() - options.keep_hours * 3600 if options.keep_hours is not None else None
         limit = self._log.expirable(aged, options.keep_versions, kept=KEPT_SNAPSHOTS)
-        removed = self._expire(session(), limit) if limit is not None else 0
-        return UpkeepResult(files_before=before, files_after=after, removed=removed)
+        return self._expire(session(), limit) if limit is not None else 0
 
     def _pack(self, session: SparkSession, options: UpkeepOptions, key: Sequence[str]) -> None:
-        told = {"target-file-size-bytes": str(options.file_bytes), "min-input-files": "2"}
+        told = {
+            "target-file-size-bytes": str(options.file_bytes),
+            "max-file-size-bytes": str(_NO_LIMIT),
+            "min-input-files": "2",
+            **(_ONLY_SMALL if options.insists else {}),
+        }
         given = ", ".join(_text(part) for pair in told.items() for part in pair)
         order = _text(", ".join(f"{quoted(name)} ASC NULLS FIRST" for name in key))
         sort = f", strategy => 'sort', sort_order => {order}" if key else ""

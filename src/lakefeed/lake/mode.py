@@ -26,6 +26,9 @@ class Mirror:
     keyless: str = "match"
 
     def __post_init__(self) -> None:
+        if self.soft_delete is not None:
+            _check_name("mirror", "soft_delete", self.soft_delete, such_as="deleted_at")
+        object.__setattr__(self, "metadata", _names("mirror", "metadata", self.metadata))
         _among("metadata", self.metadata, METADATA_CHOICES)
         _among("keyless", (self.keyless,), ("match", "append"))
 
@@ -46,6 +49,11 @@ class Temporal:
 
     def __post_init__(self) -> None:
         names = (self.valid_from, self.valid_to, self.is_current)
+        for option, name in zip(("valid_from", "valid_to", "is_current"), names, strict=True):
+            _check_name("temporal", option, name, such_as=option)
+        if self.track is not None:
+            object.__setattr__(self, "track", _names("temporal", "track", self.track))
+        object.__setattr__(self, "track_except", _names("temporal", "track_except", self.track_except))
         if len({name.lower() for name in names}) < len(names):
             raise ConfigError(f"mode temporal: its columns need different names, not {', '.join(names)}")
         if self.track is not None and self.track_except:
@@ -78,7 +86,7 @@ def mode_named(name: str, options: Mapping[str, Any] | None = None) -> Mode:
             raise ConfigError(
                 f"mode {name} has no option '{option}'", remedy=f"Its options are: {', '.join(known) or 'none'}."
             )
-    return MODES[name](**{key: _frozen(value) for key, value in (options or {}).items()})
+    return MODES[name](**(options or {}))
 
 
 def mode_name(mode: Mode) -> str:
@@ -110,8 +118,23 @@ def checked_mode(mode: object) -> Mode:
     return mode
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _check_name(mode: str, option: str, given: object, *, such_as: str) -> None:
+    if not isinstance(given, str) or not given:
+        raise ConfigError(
+            f"mode {mode}: {option} is the name of a column, not {given!r}",
+            remedy=f'Write a name, in quotes if need be: {option}: "{such_as}".',
+        )
+
+
+def _names(mode: str, option: str, given: object) -> tuple[str, ...]:
+    """A list is fine, too. A text is not: its letters would be taken for names, or its parts."""
+    if isinstance(given, list | tuple) and all(isinstance(name, str) and name for name in given):
+        return tuple(given)
+    example = given if isinstance(given, str) and given else "a"
+    raise ConfigError(
+        f"mode {mode}: {option} is a list of names, not {given!r}",
+        remedy=f'Write {option}: ["{example}"], or from Python {option}=("{example}",).',
+    )
 
 
 def _among(option: str, given: tuple[str, ...], choices: tuple[str, ...]) -> None:

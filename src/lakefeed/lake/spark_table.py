@@ -23,6 +23,7 @@ from lakefeed.lake.route import Route
 from lakefeed.lake.shape import Shape
 from lakefeed.lake.sparktype import quoted, refuse_unstorable
 from lakefeed.lake.store import Stamp, TableStore
+from lakefeed.lake.tracking import refuse_loss, refuse_unknown
 from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class SparkTable:
         self._own: SparkSession | None = None
         self._turn = threading.Lock()
         self._shape = Shape(route.mode)
+        self._key: tuple[str, ...] | None = None
 
     @property
     def location(self) -> str:
@@ -81,6 +83,7 @@ class SparkTable:
     def load(self, seed: Seed, progress: Callable[[int], None]) -> Loaded:
         hit("lake.before_load")
         refuse_unstorable(self._shape.schema(seed.schema), added=self._shape.added())
+        refuse_unknown(self.route.mode, seed.schema)
         loaded = self._store.load(seed, self._shape, self._session, progress)
         hit("lake.after_load")
         return loaded
@@ -97,6 +100,7 @@ class SparkTable:
             if recorded.number >= window.upto:
                 return
             self._settle(window, generation, recorded.schema_version)
+            self._key = self._decisions.at(window.target, generation).schema(window.target).key
             if window.segments:
                 self._change(window, generation)
 
@@ -123,6 +127,8 @@ class SparkTable:
         return rows.select([F.col(quoted(fed.column.name)).alias(name) for name, fed in live.items() if fed.since == 0])
 
     def upkeep(self, options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:
+        """``key`` may be that of the copy: the newest that changes came with is what counts."""
+        key = self._key if self._key is not None else key
         try:
             return self._store.upkeep(self._sessions.child, options, key)
         except Exception as error:
@@ -141,6 +147,7 @@ class SparkTable:
         after = self._decisions.after(path, generation, doubts)
         if not is_newer:
             return
+        refuse_loss(self.route.mode, self.route.table, before, after, path)
         own = [self._shape.schema(before.schema(path[0])), self._shape.schema(after.schema(path[-1]))]
         refuse_unstorable(own[-1], added=self._shape.added())
         self._decisions.decide(after, path, generation, doubts)

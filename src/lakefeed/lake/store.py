@@ -48,7 +48,8 @@ class TableStore(Protocol):
     """One table in one format. The session is the table's own: its settings never mix with another table's.
 
     Every write is one commit and records its stamp. A write whose stamp (or a later one) is recorded already commits
-    nothing. What a write raises says nothing about its outcome: ask ``recorded``.
+    nothing, and one of change sets that the table has in part raises CommitFailedError: another process has come
+    between. What a write raises says nothing about its outcome: ask ``recorded``.
     """
 
     @property
@@ -82,7 +83,11 @@ class TableStore(Protocol):
         """Do the step in one commit."""
 
     def upkeep(self, session: Callable[[], SparkSession], options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:
-        """See ``LakeTable.upkeep``. The session is one for this alone, and asked for only if files are packed."""
+        """See ``LakeTable.upkeep``. The session is one for this alone, and asked for only if it is needed.
+
+        Names of ``key`` that the table does not have are passed over. What nobody needs is removed even if the packing
+        fails, which then is raised.
+        """
 
     def evolve(self, session: SparkSession, path: Sequence[TableSchema], stamp: Stamp) -> None:
         """Bring the columns from the first schema of ``path`` to the last, in one commit.

@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING
 
 from lakefeed.change.batch import SEQ, TIME
 from lakefeed.change.segment import Window
-from lakefeed.change.table import TableSchema
-from lakefeed.errors import TableStoppedError
 from lakefeed.lake.bounds import key_bounds, lowest_time, narrowed
 from lakefeed.lake.mode import Temporal
 from lakefeed.lake.projection import read_changes
@@ -30,6 +28,7 @@ from lakefeed.lake.shape import UNKNOWN_TIME
 from lakefeed.lake.sparktype import quoted
 from lakefeed.lake.step import AppendRows, MergeRows, RewriteRows, Step
 from lakefeed.lake.store import Extent, TableStore
+from lakefeed.lake.tracking import tracked_columns
 from lakefeed.lake.truncation import truncates_as_deletes
 from lakefeed.lake.upsert import Own, file_count, keys_of, matches, packed, rewrites_files, upsert_step
 from lakefeed.lake.versions import STORED, Versions
@@ -62,20 +61,6 @@ def temporal_step(session: SparkSession, window: Window, store: TableStore, mode
         changes = truncates_as_deletes(changes, stored.where(quoted(mode.is_current)), window.target.key)
     rows = versions.rows(versions.of_changes(changes).unionByName(versions.of_table(stored)))
     return _merge(rows, window, mode, within)
-
-
-def tracked_columns(mode: Temporal, schema: TableSchema) -> tuple[str, ...]:
-    """The columns whose changes open a version. The key needs no tracking: another key is another row."""
-    if mode.track is not None and not set(mode.track) & set(schema.names):
-        raise TableStoppedError(
-            f"table {schema.table} has none of the columns whose history is to be tracked: {', '.join(mode.track)}",
-            remedy=f"Give {schema.table} a rule of its own; its columns are {', '.join(schema.names)}.",
-            table=str(schema.table),
-        )
-    wanted = schema.names if mode.track is None else mode.track
-    return tuple(
-        name for name in schema.names if name in wanted and name not in mode.track_except and name not in schema.key
-    )
 
 
 def _in_place(mode: Temporal) -> Own:

@@ -13,7 +13,8 @@ class UpkeepOptions:
     ``rebuild``; None removes none. ``keep_versions``: at most, whatever their age: every commit of Iceberg writes the
     list of them; Delta, where they are small files in one directory, keeps ten times as many. ``cluster``: packed files
     are also sorted by the key, so that readers and merges skip more of them. ``insists``: where packing lost against
-    syncs, it is done again while this table's syncs wait; only for packing that writes little.
+    syncs, it is done again while this table's syncs wait; only for packing that writes little: a file that is large
+    enough stays as it is, even if many of its rows are marked as deleted.
     """
 
     file_bytes: int = 128 << 20
@@ -26,11 +27,11 @@ class UpkeepOptions:
     def in_between(self) -> UpkeepOptions:
         """For frequent looks: act only where many commits have left very many files, and then write little.
 
-        Many commits are also why it insists: where each of them touches every file, packing would lose every time.
+        Many commits are also why it insists: where each of them touches every file, packing would lose every time. To
+        sort is for later: it takes every file of the table.
         """
-        return replace(
-            self, file_bytes=self.file_bytes // 8, most_files=self.most_files * 8, keep_hours=None, insists=True
-        )
+        small, many = self.file_bytes // 8, self.most_files * 8
+        return replace(self, file_bytes=small, most_files=many, keep_hours=None, cluster=False, insists=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

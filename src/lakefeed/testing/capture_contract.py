@@ -154,7 +154,7 @@ class CaptureContract(ABC):
             found: list[tuple[Operation, int]] = []
             thread = threading.Thread(target=lambda: found.extend(changes([next(stream)])))
             thread.start()
-            thread.join(10)
+            thread.join(60)
             assert found == [(Operation.INSERT, 1)]
 
     def test_e07_batches_can_be_read_twice_and_while_the_stream_goes_on(self, subject: Subject) -> None:
@@ -185,21 +185,17 @@ class CaptureContract(ABC):
         assert all(value is None or value >= 0 for value in (behind.seconds, behind.bytes, after.seconds, after.bytes))
 
     def test_e08_lag_can_be_asked_from_another_thread_while_live_waits(self, subject: Subject) -> None:
+        actor = subject.actor
         with opened(subject) as capture:
-            stream = capture.live(capture.prepare([subject.actor.table]), wait_seconds=0.5)
-            answered: list[float] = []
-
-            def ask() -> None:
-                capture.lag()
-                answered.append(time.monotonic())
-
-            thread = threading.Timer(0.1, ask)
+            stream = capture.live(capture.prepare([actor.table]), wait_seconds=20)
+            thread = threading.Thread(target=lambda: next(stream), daemon=True)
+            began = time.monotonic()
             thread.start()
-            next(stream)
-            waited = time.monotonic()
-            thread.join(10)
-            assert len(answered) == 1
-            assert answered[0] <= waited + 0.3
+            capture.lag()
+            actor.put(actor.table, 1, "a")  # which ends the wait
+            thread.join(60)
+            assert not thread.is_alive()
+            assert time.monotonic() - began < 15, "lag was answered only after the wait"
 
     def test_e09_a_capture_names_its_kind_as_its_positions_do(self, subject: Subject) -> None:
         with opened(subject) as capture:
@@ -354,7 +350,7 @@ class CaptureContract(ABC):
             beat = next(capture.live(start, wait_seconds=0))
             assert beat.is_heartbeat
             assert beat.start == beat.end == start
-            assert time.monotonic() - began < 0.5
+            assert time.monotonic() - began < 10
 
     def test_open_and_close_can_be_called_again(self, subject: Subject) -> None:
         actor = subject.actor

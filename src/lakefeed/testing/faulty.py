@@ -153,6 +153,9 @@ class FaultyCapture:
     def discover(self) -> tuple[TableSchema, ...]:
         return self._faults.run("discover", self._capture.discover)
 
+    def wants(self, table: TableId) -> bool:
+        return self._capture.wants(table)
+
     def prepare(self, tables: Sequence[TableId]) -> Position:
         return self._faults.run("prepare", lambda: self._capture.prepare(tables))
 

@@ -10,6 +10,7 @@ directories that the environment variable LAKEFEED_POSTGRES_BIN lists (separated
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -18,6 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +28,10 @@ from typing import Any, Self
 
 import psycopg
 
-_START_SECONDS = 30.0
+_START_SECONDS = 120.0
+_PORTS = range(15_000, 30_000)
+"""Below those that the system gives to clients, which would take a port between two starts of its server."""
+_TRIES = 3
 _USER = "nobody"
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -78,7 +83,7 @@ class PostgresServer:
             shutil.chown(directory, _USER)
         command = ["initdb", "-D", str(directory / "data"), "-U", "postgres", "-A", "trust", "-E", "UTF8"]
         server._run([*command, "--locale=C", "--no-sync"])
-        server.resume()
+        server._begin()
         return server
 
     @property
@@ -118,26 +123,45 @@ class PostgresServer:
     ) -> None:
         self.close()
 
+    def _begin(self) -> None:
+        for left in reversed(range(_TRIES)):
+            try:
+                self.resume()
+            except AssertionError:
+                if not left or "could not bind" not in self._log():
+                    raise
+                self.port = _free_port()  # somebody was faster
+            else:
+                return
+
     def _run(self, command: list[str]) -> None:
         done = subprocess.run(
             [str(self.binaries / command[0]), *command[1:]], capture_output=True, cwd=self.directory, **_dropped()
         )
         assert done.returncode == 0, done.stderr.decode(errors="replace")
 
+    def _log(self) -> str:
+        return (self.directory / "log").read_text(errors="replace")
+
     def _wait(self) -> None:
-        """An open port is not a ready server: a real login is."""
+        """An open port is not a ready server: a real login is, on this very data."""
         until = time.monotonic() + _START_SECONDS
         while True:
             assert self._process is not None
-            log = (self.directory / "log").read_text(errors="replace")
+            log = self._log()
             assert self._process.poll() is None, log
-            try:
-                psycopg.connect(self.dsn, connect_timeout=2).close()
-            except psycopg.OperationalError:
-                assert time.monotonic() < until, log
-                time.sleep(0.02)
-            else:
+            if self._answers():
                 return
+            assert time.monotonic() < until, log
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        try:
+            with psycopg.connect(self.dsn, connect_timeout=2) as connection:
+                row = connection.execute("SHOW data_directory").fetchone()
+        except psycopg.OperationalError:
+            return False
+        return row is not None and Path(row[0]).samefile(self.directory / "data")
 
 
 def _is_root() -> bool:
@@ -150,6 +174,8 @@ def _dropped() -> dict[str, Any]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    while True:
+        port = random.SystemRandom().choice(_PORTS)  # a seeded one would give the same to tests side by side
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

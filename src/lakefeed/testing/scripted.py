@@ -152,6 +152,9 @@ class ScriptedCapture:
         self._require_open()
         return tuple(self.content.schemas.values())
 
+    def wants(self, table: TableId) -> bool:  # noqa: ARG002  # it has no patterns
+        return True
+
     def prepare(self, tables: Sequence[TableId]) -> Position:
         self._require_open()
         for table in tables:

@@ -205,11 +205,24 @@ class TemporalContract(ModeContract):
             stage.add(("insert", {"t": "a"}))
             with pytest.raises(TableStoppedError, match="has no key"):
                 stage.sync()
-        with self.stage(Temporal(track=("colour",)), products()) as stage:
+        with (
+            self.stage(Temporal(track=("price", "colour")), products()) as stage,
+            pytest.raises(TableStoppedError, match="does not have all columns that its track names: not colour"),
+        ):
             stage.copy([])
-            stage.add(("insert", product(1)))
-            with pytest.raises(TableStoppedError, match="none of the columns whose history"):
+
+    def test_a_tracked_column_that_gets_another_name_stops_the_table_before_its_history_is_lost(self) -> None:
+        key, price = Column("id", pa.int64(), nullable=False, id="1"), Column("price", pa.float64(), id="2")
+        schema = replace(products(), columns=(key, price))
+        with self.stage(Temporal(track=("price",)), schema) as stage:
+            stage.copy([])
+            stage.add(("insert", {"id": 1, "price": 1.0}), time=NOON)
+            stage.sync()
+            renamed = stage.log.schema_of(replace(schema, columns=(key, replace(price, name="cost"))))
+            stage.log.add(batch(renamed, [("update", {"id": 1, "cost": 2.0})], time=ONE))
+            with pytest.raises(TableStoppedError, match=r"column 'price'.*is called 'cost'"):
                 stage.sync()
+            assert self.versions(stage, "price", "valid_to") == [(1.0, None)]
 
 
 def _as_of(rows: Sequence[Values], time: datetime) -> dict[int, float]:

@@ -26,7 +26,7 @@ pipeline: shop              # names the pipeline and its state: a-z, 0-9, '-' an
 lake:
   path: ./lake              # tables at <path>/<schema>/<table>
   format: delta             # or iceberg
-  mode: mirror              # the current rows, exactly; later: temporal, append
+  mode: mirror              # the current rows, exactly; mirror, temporal or append: docs/modes.md
 
 sync:
   interval_seconds: 1       # pause between two cycles of `lakefeed run`

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lakefeed.app.command.argument import ConfigFile, JsonFlag
 from lakefeed.app.output import show_note, show_object, show_table, show_text
+from lakefeed.errors import ConfigError
 
 if TYPE_CHECKING:
     from lakefeed.app.config import Config, SourceConfig
@@ -25,21 +26,17 @@ def verify(file: ConfigFile, as_json: JsonFlag = False) -> int:
     Nothing may be writing to the source, and the tables must be up to date (run sync first). Memory stays bounded;
     large tables need room in the temporary directory. History tables must also keep their invariants; of a table of
     changes, what they leave is compared. Columns that the evolution leaves out are named, and are no difference.
+    A table that cannot be compared yet, or that waits for somebody, is one; dropped tables are left out.
     """
     from lakefeed.app.config import load_config
-    from lakefeed.flow.seed import Phase, SeedStore
 
     config = load_config(file)
-    found = []
-    for record in SeedStore(config.state_path).in_phase(Phase.LIVE):
-        if not as_json:
-            show_note(f"{record.table}: comparing")
-        found.append((record, _compared(config, record, _quiet if as_json else _lines(record.table))))
+    found = [(record, _looked_at(config, record, quiet=as_json)) for record in _followed(config, file)]
     equal = all(comparison.equal for _, comparison in found)
     if as_json:
         show_object({"equal": equal, "tables": {str(record.table): _object(record, one) for record, one in found}})
         return 0 if equal else FOUND_SOMETHING
-    rows = [(record.table, one.source_rows, one.lake_rows, "yes" if one.equal else "NO") for record, one in found]
+    rows = [(record.table, *_rows(one), "yes" if one.equal else "NO") for record, one in found]
     show_table(("table", "source rows", "lake rows", "equal"), rows)
     for record, one in found:
         for difference in one.differences:
@@ -47,6 +44,44 @@ def verify(file: ConfigFile, as_json: JsonFlag = False) -> int:
         for choice in one.chosen:
             show_text(f"{record.table}: {choice}, as its evolution says; not compared")
     return 0 if equal else FOUND_SOMETHING
+
+
+def _followed(config: Config, file: Path) -> list[SeedRecord]:
+    """Every table that should equal its source table. ConfigError if there is none: that is no proof of anything."""
+    from lakefeed.flow.seed import Phase, SeedStore
+
+    known = SeedStore(config.state_path).all().values()
+    found = [record for record in known if record.phase is not Phase.DROPPED]
+    if known and not found:
+        raise ConfigError(
+            f"there is nothing to compare: all tables of pipeline {config.pipeline} are dropped",
+            remedy=f"lakefeed status {file} says why; correct source.tables if they should be followed.",
+        )
+    if not found:
+        raise ConfigError(
+            f"there is nothing to compare: pipeline {config.pipeline} has no tables below {config.lake.path}",
+            remedy=f"Run lakefeed sync {file} first; if it has run, correct pipeline or lake.path.",
+        )
+    return found
+
+
+def _looked_at(config: Config, record: SeedRecord, *, quiet: bool) -> Comparison:
+    from lakefeed.app.verify import not_compared
+    from lakefeed.flow.seed import Phase
+
+    if record.phase is not Phase.LIVE or record.leaving:
+        return not_compared(record.table, _why(record))
+    if not quiet:
+        show_note(f"{record.table}: comparing")
+    return _compared(config, record, _quiet if quiet else _lines(record.table))
+
+
+def _why(record: SeedRecord) -> str:
+    """A blocked table has a remedy of its own; the others wait for nobody."""
+    reason = f", {record.reason.rstrip('.')}" if record.reason else ""
+    if record.leaving:
+        return f"the table is leaving{reason}. Remedy: Run lakefeed sync, which applies the last of its changes."
+    return f"the table is {record.phase}{reason}. Remedy: {record.remedy or 'Run lakefeed sync, which copies it.'}"
 
 
 def _compared(config: Config, record: SeedRecord, progress: Progress) -> Comparison:
@@ -103,14 +138,20 @@ def _lines(table: TableId) -> Progress:
     return show
 
 
+def _rows(found: Comparison) -> tuple[int | None, int | None]:
+    return (found.source_rows, found.lake_rows) if found.compared else (None, None)
+
+
 def _object(record: SeedRecord, found: Comparison) -> dict[str, object]:
     from lakefeed.lake.mode import described
 
+    source_rows, lake_rows = _rows(found)
     return {
         "mode": described(record.mode),
         "equal": found.equal,
-        "source_rows": found.source_rows,
-        "lake_rows": found.lake_rows,
+        "compared": found.compared,
+        "source_rows": source_rows,
+        "lake_rows": lake_rows,
         "differences": list(found.differences),
         "chosen": list(found.chosen),
     }

@@ -29,7 +29,7 @@ from lakefeed.capture.poll.findings import FindingsDirectory
 from lakefeed.capture.poll.followed import Followed, follow
 from lakefeed.capture.poll.follower import Follower
 from lakefeed.capture.poll.preflight import check_source, oldest_unread_us
-from lakefeed.capture.poll.reading import resume_mark
+from lakefeed.capture.poll.reading import fitting, mixed_columns, resume_mark
 from lakefeed.capture.poll.rule import FullDiff, TableRule
 from lakefeed.capture.poll.store import FileWatermarkStore, MemoryWatermarkStore, Saved, WatermarkStore
 from lakefeed.capture.poll.stream import Pace, PollStream
@@ -125,18 +125,21 @@ class Polling:
         with self._working() as session:
             return tuple(followed.schema for followed in self._followed(session).values())
 
+    def wants(self, table: TableId) -> bool:
+        return self._choice.wants(table)
+
     def prepare(self, tables: Sequence[TableId]) -> Watermark:
         with self._working() as session:
             horizon = session.horizon()
             marks = dict(self._confirmed.marks)
             current = dict(self._stream.position.marks)
             for table in tables:
-                source, followed = self._required(session, table)
+                source, followed = self._taken_in(session, table)
                 Follower(self._connector, followed, None).refuse_timeless(session)
                 before = current.get(str(table)) or marks.get(str(table)) or self._prepared.get(table)
                 mark = before
                 if before is None or table in self._stream.stale:
-                    with session.consistent():
+                    with session.consistent(), fitting(table):
                         mark = resume_mark(self._connector, session, followed, horizon, before.era if before else 0)
                     mark = before if before is not None and mark.compare(before) == -1 else mark
                 assert mark is not None  # noqa: S101  # one of the two is there
@@ -149,7 +152,8 @@ class Polling:
         with self._working() as session:
             _, followed = self._required(session, table)
             whole = RowChunk(self._connector, followed, self._confirmed)
-            chunks, rows = plan_chunks(session, whole, chunk_rows)
+            with fitting(table):
+                chunks, rows = plan_chunks(session, whole, chunk_rows)
             return SnapshotPlan(followed.schema, chunks, rows)
 
     def keep_state(self, directory: Path) -> None:
@@ -171,7 +175,8 @@ class Polling:
         try:
             _, followed = self._required(session, table, known)
             whole = RowChunk(self._connector, followed, self._confirmed, keys_only=not whole_rows)
-            chunks, rows = plan_chunks(session, whole, chunk_rows)
+            with fitting(table):
+                chunks, rows = plan_chunks(session, whole, chunk_rows)
             return SnapshotPlan(followed.schema, chunks, rows)
         finally:
             session.close()
@@ -300,6 +305,14 @@ class Polling:
             raise SourceSetupError(f"there is no table {table}", remedy="Correct source.tables, or create the table.")
         texts = text_columns(known or self._stream.known.get(table), source)
         return source, follow(source, self._choice.rule(table), texts)
+
+    def _taken_in(self, session: PollSession, table: TableId) -> tuple[PollTable, Followed]:
+        """A table to be copied. One that is new is looked through first: no poll would ever find its old values."""
+        source, followed = self._required(session, table)
+        if table in self._stream.known or not source.misfits:
+            return source, followed
+        wrong = mixed_columns(self._connector, session, followed) - followed.ordering
+        return source, follow(source, followed.rule, wrong)
 
     @contextmanager
     def _working(self) -> Iterator[PollSession]:

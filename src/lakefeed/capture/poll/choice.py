@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
-from lakefeed.capture.patterns import is_literal, match_tables
+from lakefeed.capture.patterns import is_literal, is_wanted, match_tables
 from lakefeed.capture.poll.connector import PollConnector, PollTable
 from lakefeed.capture.poll.followed import Followed, follow
 from lakefeed.capture.poll.rule import TableRule
@@ -37,6 +37,9 @@ class Choice:
             if not self._matching(pattern, chosen):
                 raise ConfigError(f"rules: '{pattern}' matches none of the tables that are polled")
         return chosen
+
+    def wants(self, table: TableId) -> bool:
+        return is_wanted(self._patterns, table, default_schema=self._schema, folds_case=self._folds)
 
     def rule(self, table: TableId) -> TableRule:
         matching = [pattern for pattern in self._rules if self._matching(pattern, [table])]

@@ -17,7 +17,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from lakefeed.capture.poll.connector import MisfitError, PollConnector, PollSession, PollTable
-from lakefeed.capture.poll.followed import Followed, follow
+from lakefeed.capture.poll.followed import Followed, follow, unordered
 from lakefeed.capture.poll.marking import Marking, key_rows
 from lakefeed.capture.poll.query import Key, Queries
 from lakefeed.capture.poll.reading import combined
@@ -58,6 +58,7 @@ class RowChunk:
             "origin": table.origin,
             "sql_names": dict(table.sql_names),
             "unordered": dict(table.unordered),
+            "misfits": dict(table.misfits),
             "schema": self.followed.schema.to_json(),
             "position": self.position.encode(),
             "low": _listed(self.low),
@@ -67,7 +68,8 @@ class RowChunk:
 
     @classmethod
     def from_json(cls, connector: PollConnector, rule: TableRule, data: Mapping[str, Any]) -> RowChunk:
-        table = PollTable(TableSchema.from_json(data["table"]), data["origin"], data["sql_names"], data["unordered"])
+        schema, misfits = TableSchema.from_json(data["table"]), data.get("misfits", {})  # plans of before have none
+        table = PollTable(schema, data["origin"], data["sql_names"], data["unordered"], misfits)
         followed = replace(follow(table, rule), schema=TableSchema.from_json(data["schema"]))
         position = decode_position(data["position"])
         if not isinstance(position, Watermark):
@@ -109,6 +111,8 @@ class RowChunkReader:
                 ):
                     yield self._delivered(batch, wanted)
         except MisfitError as error:
+            if error.column in followed.ordering:
+                raise unordered(chunk.table, error.column) from error
             raise self._stopped(f"a value that does not fit its column appeared in {error.column}") from error
 
     @property

@@ -30,13 +30,15 @@ class PollTable:
     """A table as the catalog has it now: all columns, and the declared key.
 
     ``origin`` is what stands behind FROM. ``sql_names`` are names in SQL of columns that are called otherwise there.
-    ``unordered`` says of a column why its values cannot be put in order and so cannot be part of a key.
+    ``unordered`` says of a column why its values cannot be put in order and so cannot be part of a key. ``misfits``
+    are conditions in SQL, on the alias ``t``, that are 1 where a column holds a value that its type does not fit.
     """
 
     schema: TableSchema
     origin: str
     sql_names: Mapping[str, str] = field(default_factory=dict)
     unordered: Mapping[str, str] = field(default_factory=dict)
+    misfits: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def id(self) -> TableId:
@@ -56,10 +58,16 @@ class Horizon:
 
 @dataclass(slots=True)
 class Query:
-    """SQL in the making, with the values that its placeholders stand for, in order."""
+    """SQL in the making, with the values that its placeholders stand for, in order.
+
+    ``exact`` are columns whose values the database is going to be asked for again: one that can be given in another
+    form only than it is stored is a misfit there. ``enough_bytes``: a session may stop once it has given that much.
+    """
 
     sql: str = ""
     values: list[Any] = field(default_factory=list)
+    exact: frozenset[str] = frozenset()
+    enough_bytes: int | None = None
 
 
 class PollConnector(Protocol):

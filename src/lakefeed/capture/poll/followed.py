@@ -11,7 +11,7 @@ from lakefeed.capture.poll.connector import PollTable
 from lakefeed.capture.poll.rule import NullPolicy, SoftDelete, TableRule
 from lakefeed.capture.poll.stamp import is_stamp
 from lakefeed.change.table import Column, TableId, TableSchema
-from lakefeed.errors import ConfigError
+from lakefeed.errors import ConfigError, TableStoppedError
 
 UPDATED = frozenset(
     {"updated_at", "updated_on", "updated", "modified_at", "modified_on", "last_modified", "last_updated"}
@@ -39,6 +39,12 @@ class Followed:
     @property
     def key(self) -> tuple[str, ...]:
         return self.schema.key
+
+    @property
+    def ordering(self) -> frozenset[str]:
+        """Columns that rows are put in order by, or told deleted: their types are not open to change."""
+        names = (*self.key, self.updated_at, self.soft_time, self.soft_flag)
+        return frozenset(name for name in names if name is not None)
 
     @property
     def nullable_stamp(self) -> bool:
@@ -88,9 +94,20 @@ def follow(table: PollTable, rule: TableRule, as_text: Iterable[str] = ()) -> Fo
         created_at = None
     if rule.null_updated_at is NullPolicy.CREATED_AT and created_at is None:
         raise ConfigError(f"table {table.id}: null_updated_at is created_at, but no column is named as created_at")
+    if rule.null_updated_at is NullPolicy.CREATED_AT and created_at is not None:
+        _require_same_kind(table, created_at, updated_at, "stands in for it")
     schema = _delivered(table, rule, key, frozenset(as_text))
     made = Followed(table, rule, schema, updated_at, created_at, is_guess=rule.updated_at is None)
     return _with_soft_delete(made)
+
+
+def unordered(table: TableId, column: str) -> TableStoppedError:
+    """The error for a column of ``ordering`` that holds what its type does not fit."""
+    return TableStoppedError(
+        f"{table}: the column {column} holds values of several types, so that rows cannot be put in order",
+        table=str(table),
+        remedy="Correct the values in the source, then sync again.",
+    )
 
 
 def guessed(table: PollTable, names: frozenset[str]) -> str | None:
@@ -131,16 +148,20 @@ def _with_soft_delete(made: Followed) -> Followed:
     stamp = made.table.schema.column(made.updated_at).type
     if pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and not _same_kind(kind, stamp)):
         return replace(made, soft_flag=deletes.column)
-    if not _same_kind(kind, stamp):
-        raise ConfigError(
-            f"table {made.id}: the column '{deletes.column}' ({kind}) says when a row was deleted, and must be stored "
-            f"as '{made.updated_at}' ({stamp}) is"
-        )
+    _require_same_kind(made.table, deletes.column, made.updated_at, "says when a row was deleted")
     return replace(made, soft_time=deletes.column)
 
 
 def _same_kind(one: pa.DataType, other: pa.DataType) -> bool:
     return one == other or (pa.types.is_timestamp(one) and pa.types.is_timestamp(other))
+
+
+def _require_same_kind(table: PollTable, name: str, updated_at: str, why: str) -> None:
+    kind, stamp = table.schema.column(name).type, table.schema.column(updated_at).type
+    if not _same_kind(kind, stamp):
+        raise ConfigError(
+            f"table {table.id}: the column '{name}' ({kind}) {why}, and must be stored as '{updated_at}' ({stamp}) is"
+        )
 
 
 def _require(table: PollTable, names: Sequence[str]) -> None:

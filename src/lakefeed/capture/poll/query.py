@@ -28,7 +28,7 @@ class Queries:
 
     def changes(self, mark: Mark | None, limit: int) -> Query:
         """The rows after ``mark`` in (time, key) order, at most ``limit``."""
-        query = Query()
+        query = self._query()
         deleted = self._followed.soft_time
         if deleted is None:
             query.sql = self._branch(self._time("t"), [], mark, limit, query)
@@ -50,7 +50,8 @@ class Queries:
         time = self._row_time()
         order = ", ".join(f"{one} DESC" for one in [time, *self._key("t")])
         names = self.mark_names
-        return Query(f"SELECT {self._list(names)} {self._from([f'{time} IS NOT NULL'])} ORDER BY {order} LIMIT {limit}")
+        listed = self._list(names)
+        return self._query(f"SELECT {listed} {self._from([f'{time} IS NOT NULL'])} ORDER BY {order} LIMIT {limit}")
 
     @property
     def mark_names(self) -> tuple[str, ...]:
@@ -64,12 +65,18 @@ class Queries:
         nulls = " OR ".join(f"{one} IS NULL" for one in [self._time("t"), *self._key("t")])
         return Query(f"SELECT count(*) AS n {self._from([f'({nulls})'])}")
 
+    def misfits(self) -> Query:
+        """One row: for each column that may hold values of several types, whether it does."""
+        tests = self._followed.table.misfits
+        listed = ", ".join(f"max({test}) AS {self._connector.quoted(name)}" for name, test in tests.items())
+        return Query(f"SELECT {listed} {self._from([])}")
+
     def count(self) -> Query:
         return Query(f"SELECT count(*) AS n {self._from(self._alive())}")
 
     def cut(self, after: Key | None, chunk_rows: int) -> Query:
         """The ``chunk_rows``-th key after one: the database walks its index there, and numbers nothing."""
-        query = Query()
+        query = self._query()
         conditions, key = self._alive(), self._key("t")
         if after is not None:
             conditions.append(self._connector.after(key, self._values(after, query)))
@@ -79,7 +86,7 @@ class Queries:
 
     def chunk(self, names: Sequence[str], low: Key | None, high: Key | None) -> Query:
         """The rows that exist (not softly deleted) with low < key <= high."""
-        query = Query()
+        query = self._query()
         conditions = self._alive()
         key = self._key("t")
         if low is not None:
@@ -94,7 +101,7 @@ class Queries:
 
     def by_key(self, keys: Sequence[Key]) -> Query:
         """The rows with one of these keys, softly deleted or not."""
-        query = Query()
+        query = self._query()
         columns = self._key("t")
         if len(columns) == 1:
             listed = ", ".join(self._values(key, query)[0] for key in keys)
@@ -107,12 +114,16 @@ class Queries:
 
     def filled(self, column: str, mark: Mark | None) -> Query:
         """1 if a row that is not going to be read anyway has a value in ``column``."""
-        query = Query()
+        query = self._query()
         conditions = [f"{self._name(column, 't')} IS NOT NULL"]
         if mark is not None and not mark.is_start:
             conditions.append(f"NOT ({self._after(self._row_time(), mark, query)})")
         query.sql = f"SELECT 1 AS n {self._from(conditions)} LIMIT 1"
         return query
+
+    def _query(self, sql: str = "") -> Query:
+        """One whose rows may become marks, or bounds of chunks."""
+        return Query(sql, exact=frozenset(self._followed.key))
 
     def _branch(self, time: str, conditions: list[str], mark: Mark | None, limit: int, query: Query) -> str:
         if mark is not None and not mark.is_start:

@@ -12,24 +12,29 @@ settled are delivered a second time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.poll.connector import Horizon, PollConnector, PollSession
+from lakefeed.capture.poll.connector import Horizon, MisfitError, PollConnector, PollSession
 from lakefeed.capture.poll.event import Events, classified
-from lakefeed.capture.poll.followed import Followed
+from lakefeed.capture.poll.followed import Followed, unordered
 from lakefeed.capture.poll.marking import Marking
 from lakefeed.capture.poll.query import Queries
 from lakefeed.capture.poll.stamp import Instants
 from lakefeed.capture.poll.window import unchanged, without
+from lakefeed.change.table import TableId
 from lakefeed.change.watermark import Mark
+from lakefeed.errors import DecodeError
 
 _NEWEST_ROWS = 1_000
+BATCH_BYTES = 64 * 1024 * 1024
 _WINDOW_BATCHES = 10
+_WINDOW_BYTES = 512 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +89,18 @@ def _after_mark(
     """
     queries, limit = Queries(connector, followed), followed.rule.batch_rows
     found: list[pa.RecordBatch] = []
-    mark = cursor.mark
+    mark, size = cursor.mark, 0
     while True:
-        batch = combined(session.read(queries.changes(mark, limit), followed.reading), followed.reading)
+        query = queries.changes(mark, limit)
+        query.enough_bytes = BATCH_BYTES
+        read = list(session.read(query, followed.reading))
+        batch, read_bytes = combined(read, followed.reading), sum(one.nbytes for one in read)
         found.append(batch)
-        if batch.num_rows < limit:
+        size += read_bytes
+        if batch.num_rows < limit and read_bytes < BATCH_BYTES:
             return combined(found, followed.reading), True
         passed = pc.all(unchanged(batch, cursor.fresh, followed.key)).as_py()
-        if not passed or len(found) == _WINDOW_BATCHES:
+        if not passed or len(found) == _WINDOW_BATCHES or size >= _WINDOW_BYTES:
             return combined(found, followed.reading), False
         mark = Marking(followed).mark(batch, batch.num_rows - 1, mark)
 
@@ -143,8 +152,26 @@ def count_without_time(connector: PollConnector, session: PollSession, followed:
     return int(rows.column("n")[0].as_py())
 
 
+def mixed_columns(connector: PollConnector, session: PollSession, followed: Followed) -> frozenset[str]:
+    """Columns with values that their declared type does not fit. One pass over the table."""
+    schema = pa.schema([pa.field(name, pa.int64()) for name in followed.table.misfits])
+    rows = combined(session.read(Queries(connector, followed).misfits(), schema), schema)
+    return frozenset(name for name in schema.names if rows.column(name)[0].as_py())
+
+
+@contextmanager
+def fitting(table: TableId) -> Iterator[None]:
+    """Around reads of what rows are put in order by: a value that does not fit stops the table."""
+    try:
+        yield
+    except MisfitError as error:
+        raise unordered(table, error.column) from error
+
+
 def combined(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     """All batches as one."""
     table = pa.Table.from_batches(list(batches), schema).combine_chunks()
     found = table.to_batches()
+    if len(found) > 1:  # what Arrow does where the texts of a column are more than one array can hold
+        raise DecodeError("rows that were read at once hold more than 2 GiB", remedy="Lower batch_rows in their rule.")
     return found[0] if found else pa.RecordBatch.from_arrays([pa.array([], one.type) for one in schema], schema=schema)

@@ -6,10 +6,11 @@ Rows are decoded a column at a time, by the same rule as the trigger capture's (
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -18,16 +19,18 @@ from typing import Any
 import pyarrow as pa
 
 from lakefeed.capture.poll.connector import Horizon, MisfitError, PollTable, Query
+from lakefeed.capture.trigger.aside import put_aside
 from lakefeed.capture.trigger.catalog import SCHEMA, SourceTable, capturable, read_table, refusals
-from lakefeed.capture.trigger.database import Database, Row, opened_file, quoted, transaction
-from lakefeed.capture.trigger.log import is_undecodable
+from lakefeed.capture.trigger.database import Database, opened_file, quoted, transaction
+from lakefeed.capture.trigger.fetch import portions
+from lakefeed.capture.trigger.file import OpenedFile
 from lakefeed.capture.trigger.shape import rowid_column, table_schema
-from lakefeed.capture.trigger.values import MismatchError, is_untyped, lenient_text, to_arrow
+from lakefeed.capture.trigger.values import MismatchError, is_untyped, misfit, stores_numbers, text_form, to_arrow
 from lakefeed.change.table import Column, TableId
 from lakefeed.change.watermark import KeyValue
 from lakefeed.errors import SourceSetupError
 
-_FETCH_ROWS = 65_536
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +45,15 @@ class SqliteConnector:
     folds_case = True
 
     def connect(self) -> SqliteSession:
-        database = Database(self.path, self.busy_timeout_seconds)
+        database, file = Database(self.path, self.busy_timeout_seconds), OpenedFile.at(self.path)
         with database.errors():
             if self.immutable:
-                return SqliteSession(self, database, self._opened("mode=ro&immutable=1"))
+                return SqliteSession(database, file, self._opened("mode=ro&immutable=1"))
             try:
-                return SqliteSession(self, database, self._opened("mode=ro"))
+                return SqliteSession(database, file, self._opened("mode=ro"))
             except sqlite3.OperationalError as error:
+                if not file.is_there:
+                    raise
                 if not os.access(self.path, os.W_OK):
                     raise SourceSetupError(
                         f"{self.path} cannot be opened to be read ({error})",
@@ -57,14 +62,13 @@ class SqliteConnector:
                 # Nobody has this WAL database open, and its shared memory file can be made by a writer only.
                 connection = self._opened("mode=rw")
                 connection.execute("PRAGMA query_only = 1")
-                return SqliteSession(self, database, connection)
+                return SqliteSession(database, file, connection)
 
     def quoted(self, name: str) -> str:
         return quoted(name)
 
     def bound(self, column: Column, value: KeyValue, query: Query) -> str:
-        exact: Any = float(value) if isinstance(value, Decimal) and pa.types.is_floating(column.type) else value
-        query.values.append(exact)
+        query.values.append(_as_stored(column, value))
         return "?"
 
     def after(self, left: Sequence[str], right: Sequence[str]) -> str:
@@ -77,15 +81,15 @@ class SqliteConnector:
 class SqliteSession:
     """See ``PollSession``. The source's clock is this machine's: SQLite has no other."""
 
-    def __init__(self, connector: SqliteConnector, database: Database, connection: sqlite3.Connection) -> None:
-        self._connector = connector
+    def __init__(self, database: Database, file: OpenedFile, connection: sqlite3.Connection) -> None:
         self._database = database
+        self._file = file
         self._connection = connection
         self._in_wal = connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
 
     def identity(self) -> str:
         """By its place: a file that may not be written to cannot be given a name of its own."""
-        return f"sqlite:{Path(self._connector.path).absolute()}"
+        return f"sqlite:{Path(self._database.path).absolute()}"
 
     def tables(self) -> Mapping[TableId, str | None]:
         with self._database.errors():
@@ -98,13 +102,18 @@ class SqliteSession:
         return {table: _described(source) for table, source in found.items() if source is not None}
 
     def horizon(self) -> Horizon:
+        self._file.require()  # nothing is settled in a file that has been replaced
         now = time.time_ns() // 1_000
         return Horizon(now, now)
 
     def read(self, query: Query, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        batches = (_batch(rows, schema) for rows in self._rows(query))
+        batches = self._batches(query, schema)
+        if self._in_wal:
+            yield from batches
+            return
         # A writer in rollback-journal mode waits while a read is under way, so it is not drawn out by the caller.
-        yield from batches if self._in_wal else list(batches)
+        with put_aside(batches) as kept:
+            yield from kept
 
     @contextmanager
     def consistent(self) -> Iterator[None]:
@@ -117,25 +126,31 @@ class SqliteSession:
     def close(self) -> None:
         self._connection.close()
 
-    def _rows(self, query: Query) -> Iterator[list[Row]]:
-        done = 0
-        with self._database.errors():
-            cursor = self._connection.execute(query.sql, query.values)
-        while True:
-            with self._database.errors():
-                try:
-                    rows = cursor.fetchmany(_FETCH_ROWS)
-                except sqlite3.OperationalError as error:
-                    if not is_undecodable(error) or self._connection.text_factory is lenient_text:
-                        raise
-                    self._connection.text_factory = lenient_text
-                    rest = f"SELECT * FROM ({query.sql}) LIMIT -1 OFFSET {done}"  # noqa: S608  # the query is ours
-                    cursor = self._connection.execute(rest, query.values)
-                    continue
-            if not rows:
-                return
-            done += len(rows)
-            yield rows
+    def _batches(self, query: Query, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        size = 0
+        with (
+            self._database.errors(),
+            closing(portions(self._connection, query.sql, query.values, schema.types)) as found,
+        ):
+            for portion in found:
+                batch = _batch(portion.columns, schema, query.exact)
+                yield batch
+                size += batch.nbytes
+                if query.enough_bytes is not None and size >= query.enough_bytes:
+                    return
+
+
+def _as_stored(column: Column, value: KeyValue) -> Any:
+    """A value in the storage class that it has in the column.
+
+    SQLite converts what a plain column is compared with, but not what coalesce or CASE is: there, every number comes
+    before every text.
+    """
+    if isinstance(value, Decimal) and pa.types.is_floating(column.type):
+        return float(value)
+    if isinstance(value, str) and stores_numbers(column.source_type) and _NUMBER.fullmatch(value):
+        return int(value) if value.lstrip("-").isdigit() else float(value)
+    return value
 
 
 def _described(source: SourceTable) -> PollTable:
@@ -147,14 +162,29 @@ def _described(source: SourceTable) -> PollTable:
     own = {} if source.key or source.rowid is None else {rowid_column(source): source.rowid}
     if not source.key and source.rowid is None:
         untyped[rowid_column(source)] = "the columns of the table hide every name of the rowid"
-    return PollTable(table_schema(source), quoted(source.name), own, untyped)
+    schema = table_schema(source)
+    tests = {
+        column.name: test
+        for column in source.columns
+        if (test := misfit(schema.column(column.name).type, f"t.{quoted(column.name)}")) is not None
+    }
+    return PollTable(schema, quoted(source.name), own, untyped, tests)
 
 
-def _batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
+def _batch(columns: list[list[Any]], schema: pa.Schema, exact: frozenset[str]) -> pa.RecordBatch:
     arrays = []
-    for field, values in zip(schema, zip(*rows, strict=True), strict=True):
+    for field, values in zip(schema, columns, strict=True):
+        if field.name in exact and pa.types.is_string(field.type) and not all(map(_is_text, values)):
+            raise MisfitError(field.name)
         try:
             arrays.append(to_arrow(values, field.type))
         except MismatchError as error:
             raise MisfitError(field.name) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _is_text(value: Any) -> bool:
+    """Not for a blob, nor for text that is no UTF-8: their text form is the value of another row."""
+    if isinstance(value, str):
+        return value.isascii() or text_form(value) is value
+    return not isinstance(value, bytes)

@@ -21,7 +21,7 @@ from lakefeed.capture.poll.crew import Crew
 from lakefeed.capture.poll.drift import reseed_notice, text_columns
 from lakefeed.capture.poll.event import Events, change_batches
 from lakefeed.capture.poll.findings import FindingsDirectory
-from lakefeed.capture.poll.followed import Followed, follow
+from lakefeed.capture.poll.followed import Followed, follow, unordered
 from lakefeed.capture.poll.follower import Follower, Step
 from lakefeed.capture.poll.reading import Cursor
 from lakefeed.change.change_set import ChangeSet, ReseedNeeded, TableBlocked, TableDropped, TableNotice
@@ -211,12 +211,8 @@ class PollStream:
     def _retype(self, follower: Follower, column: str, cycle: _Cycle) -> None:
         """Values of several types make a column text for good, so that nothing is rounded, cut or nulled."""
         old = follower.followed
-        if column in (*old.key, old.updated_at, old.soft_time, old.soft_flag) or column not in old.schema.names:
-            error = ConfigError(
-                f"{old.id}: the column {column} holds values of several types, so that rows cannot be put in order",
-                remedy="Correct the values in the source, then sync again.",
-            )
-            self._block(old.id, error, cycle)
+        if column in old.ordering or column not in old.schema.names:
+            self._block(old.id, unordered(old.id, column), cycle)
             return
         texts = text_columns(self.known[old.id], old.table) | {column}
         new = follow(old.table, old.rule, texts)

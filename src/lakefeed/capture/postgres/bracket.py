@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 
 from lakefeed.capture.postgres.database import Connection
+from lakefeed.capture.postgres.slot import inserted
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.errors import SourceUnavailableError
 
 _WAIT_SECONDS = 30.0
 
-_INSERTED = "SELECT pg_current_wal_insert_lsn()::text"
 # Every transaction with an id holds a lock on it until its rows are visible, and everybody may look at locks.
 _RUNNING = "SELECT transactionid::text FROM pg_locks WHERE locktype = 'transactionid' AND granted"
 # An open transaction whose client is idle is not committing. A prepared one (its lock has no process) is committed by
@@ -34,7 +34,7 @@ def bracketed(connection: Connection) -> tuple[PostgresLsn, PostgresLsn]:
 
     SourceUnavailableError if transactions that were active before do not come to an end.
     """
-    low = _lsn(connection)
+    low = inserted(connection)
     running = [str(xid) for (xid,) in connection.execute(_RUNNING)]
     until = time.monotonic() + _WAIT_SECONDS
     while _still_committing(connection, running):
@@ -46,20 +46,10 @@ def bracketed(connection: Connection) -> tuple[PostgresLsn, PostgresLsn]:
         time.sleep(0.01)
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     connection.execute("SELECT pg_current_snapshot()")  # the first statement takes the snapshot
-    return low, _lsn(connection)
+    return low, inserted(connection)
 
 
 def _still_committing(connection: Connection, running: list[str]) -> bool:
     """Whether some of the transactions in ``running`` are not over, and not known to be idle."""
     row = connection.execute(_COMMITTING, (running,)).fetchone() if running else None
     return row is not None and row[0] > 0
-
-
-def _lsn(connection: Connection) -> PostgresLsn:
-    return PostgresLsn.parse(_text(connection, _INSERTED))
-
-
-def _text(connection: Connection, query: str) -> str:
-    row = connection.execute(query.encode()).fetchone()
-    assert row is not None  # noqa: S101  # functions always answer
-    return str(row[0])

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from lakefeed.capture.base import Capabilities, Continuity, Finding, Lag, SnapshotPlan
-from lakefeed.capture.patterns import is_literal, match_tables
+from lakefeed.capture.patterns import is_literal, is_wanted, match_tables
 from lakefeed.capture.postgres.assemble import Assembler, Resolved
 from lakefeed.capture.postgres.catalog import FULL, SourceTable, not_whole, read_table, read_tables, with_columns
 from lakefeed.capture.postgres.catchup import Window
@@ -34,8 +34,8 @@ from lakefeed.capture.postgres.message import Relation
 from lakefeed.capture.postgres.names import Names, quoted
 from lakefeed.capture.postgres.plan import plan_chunks
 from lakefeed.capture.postgres.preflight import CheckOptions, check_source
-from lakefeed.capture.postgres.preparation import prepare_tables
-from lakefeed.capture.postgres.publication import published
+from lakefeed.capture.postgres.preparation import Preparation
+from lakefeed.capture.postgres.publication import published, read_coverage
 from lakefeed.capture.postgres.relations import Relations
 from lakefeed.capture.postgres.server import read_identity
 from lakefeed.capture.postgres.slot import (
@@ -90,6 +90,7 @@ class PostgresLog:
         self._names = Names(pipeline)
         self._patterns = tuple(tables)
         self._provision = provision
+        self._preparation = Preparation(database, self._names, provision=provision)
         self._before_images = before_images
         self._limits = limits or Limits()
         self._relations = Relations(text_columns)
@@ -132,7 +133,7 @@ class PostgresLog:
                     raise missing_slot(self._names, _own(position))
                 return Continuity.FRESH
             require_position(connection, slot, _own(position) if position is not None else slot.confirmed)
-            self._drift.expect(connection, tables, published(connection, self._names.publication) or ())
+            self._drift.expect(connection, tables, read_coverage(connection, self._names.publication))
             return Continuity.RESUMED
 
     def recall(self, schemas: Sequence[TableSchema]) -> None:
@@ -144,27 +145,31 @@ class PostgresLog:
             chosen = self._choose(there)
             known = [table for table in there if table not in chosen and self._relations.known(table) is not None]
             sources = with_columns(connection, [there[table] for table in (*chosen, *known)])
-            self._drift.look(connection, there, sources)
+            self._drift.look(connection, there, sources, read_coverage(connection, self._names.publication))
             return tuple(source.schema(self._text_columns) for source in sources[: len(chosen)])
+
+    def wants(self, table: TableId) -> bool:
+        return is_wanted(self._patterns, table, default_schema=DEFAULT_SCHEMA, folds_case=False)
 
     def prepare(self, tables: Sequence[TableId]) -> PostgresLsn:
         with self._working() as connection:
             sources = [self._source(connection, table) for table in tables]
-            made = prepare_tables(connection, self._database, self._names, sources, provision=self._provision)
+            made = self._preparation.prepare(connection, sources)
             if made is not None:
                 self._holds.add(made, tables)
             for source in sources:
                 self._relations.learn(source)
                 if self._feed is not None:
                     self._feed.unblock(source.id)
-            self._drift.prepared(tables)
+            self._drift.prepared(sources, read_coverage(connection, self._names.publication))
             return self._slot(connection).confirmed
 
     def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
         with self._working() as connection:
             source = self._source(connection, table)
             self._slot(connection)
-            hold = self._holds.for_copy(table, self._feed.position if self._feed is not None else PostgresLsn(0))
+            delivered = self._feed.position if self._feed is not None else PostgresLsn(0)
+            hold = self._holds.for_copy(connection, source, max(delivered, self._preparation.since(table)))
             schema = self._relations.learn(source)
             origin = Origin(hold.snapshot, hold.content, hold.position)
             whole = TableChunk(self._database, self._names, schema, origin, source.kind == "r")
@@ -241,7 +246,9 @@ class PostgresLog:
                 change_set = self._next(feed, wait_seconds)
             if self._closed.is_set():
                 return
-            self._relations.settle()
+            if feed.is_empty:  # else some of what was resolved waits for its transaction's end
+                self._relations.settle()
+                self._drift.settle(feed.position)
             yield change_set
 
     def _next(self, feed: ChangeFeed, wait_seconds: float) -> ChangeSet:
@@ -263,6 +270,7 @@ class PostgresLog:
             self._feed.close()
             self._feed = None
         self._relations.rewind()
+        self._drift.rewind(start)
         resolve = partial(self._resolve, connection)
         assembler = Assembler(start, resolve, before_images=self._before_images)
         self._feed = ChangeFeed(self._database, self._names, connection, assembler, self._limits, self._window)

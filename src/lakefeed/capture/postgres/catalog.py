@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 import pyarrow as pa
 
 from lakefeed.capture.postgres.database import Connection
+from lakefeed.capture.postgres.partition import Leaf, read_leaves
 from lakefeed.capture.postgres.types import SourceType, arrow_type
 from lakefeed.change.table import Column, TableId, TableSchema
 
+# An index that is not immediate (PRIMARY KEY ... DEFERRABLE) or not valid is no replica identity. Nor is it a key for
+# the lake: inside a transaction two rows may have the same.
 _TABLES = """
 SELECT c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.relpersistence::text, c.relkind::text,
        (SELECT array_agg(a.attname::text ORDER BY k.place)
           FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place), pg_attribute a
          WHERE i.indrelid = c.oid AND a.attrelid = c.oid AND a.attnum = k.number AND k.place <= i.indnkeyatts
+           AND i.indimmediate AND i.indisvalid
            AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
@@ -51,7 +55,9 @@ SELECT c.oid::int8, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON 
   LEFT JOIN pg_partition_tree(%s::oid::regclass) p ON p.relid = c.oid
  WHERE (c.oid = %s OR p.isleaf) AND c.relreplident <> 'f' ORDER BY p.level DESC, 2, 3"""
 
-FULL, INDEX, NOTHING = "f", "i", "n"
+FULL, INDEX, NOTHING, DEFAULT = "f", "i", "n", "d"
+PARTITIONED = "p"
+_REFUSING = "once it is published, PostgreSQL would refuse its UPDATEs and DELETEs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,8 @@ class SourceTable:
     key: tuple[str, ...]
     attributes: tuple[SourceColumn, ...] = ()
     """Every column that ever was, by number. Generated ones are left out: the stream does not carry them."""
+    leaves: tuple[Leaf, ...] = field(default=(), compare=False)
+    """Of a partitioned table: the partitions that have its rows."""
 
     @property
     def columns(self) -> tuple[SourceColumn, ...]:
@@ -91,9 +99,19 @@ class SourceTable:
         if self.identity == NOTHING:
             return "its replica identity is NOTHING", f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;"
         if self.identity != FULL and not self.key:
-            reason = "it has no primary key: once it is published, PostgreSQL would refuse its UPDATEs and DELETEs"
-            return reason, f"ALTER TABLE {name} REPLICA IDENTITY FULL;"
+            reason = f"it has no primary key, or only a deferrable one: {_REFUSING}"
+            return reason, _to_full(*self._unfit, name)
+        if self._unfit:
+            reason = f"the replica identity of its partition {self._unfit[0]} is another one, without its key"
+            return f"{reason}: each partition has its own", _to_full(*self._unfit)
         return None
+
+    @property
+    def _unfit(self) -> list[str]:
+        """Partitions whose old rows are logged without what tells the table's rows apart. Each has an identity of its
+        own, which ALTER TABLE on the table above does not change."""
+        enough = {FULL} if not self.key else {FULL, INDEX} if self.identity == INDEX else {FULL, DEFAULT}
+        return [leaf.name for leaf in self.leaves if leaf.identity not in enough]
 
     def schema(self, text_columns: Sequence[str] = ()) -> TableSchema:
         columns = tuple(column_of(self, column, text_columns) for column in self.columns)
@@ -109,6 +127,10 @@ def not_whole(connection: Connection, relation: int) -> dict[int, str]:
     """
     rows = connection.execute(_NOT_WHOLE, (relation, relation)).fetchall()
     return {oid: _as_sql(schema, name) for oid, schema, name in rows}
+
+
+def _to_full(*names: str) -> str:
+    return " ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL;" for name in names)
 
 
 def sql_name(table: TableId) -> str:
@@ -150,7 +172,10 @@ def read_tables(connection: Connection) -> dict[TableId, SourceTable]:
             table = TableId(schema, name)
             usable = () if identity == NOTHING else tuple(key or ())
             found[table] = SourceTable(oid, table, identity, persistence, kind, usable)
-    return found
+    if all(one.kind != PARTITIONED for one in found.values()):
+        return found
+    leaves = read_leaves(connection)
+    return {table: replace(one, leaves=leaves.get(one.oid, ())) for table, one in found.items()}
 
 
 def with_columns(connection: Connection, tables: Sequence[SourceTable]) -> list[SourceTable]:

@@ -2,7 +2,9 @@
 """CatchUp: the way through a large backlog, in windows that are read with COPY from the peek function.
 
 Peeking moves nothing: the same window would be read again until it is confirmed, so the next one is read only after
-that. It was measured twice as fast and more than the replication protocol, which sends each message on its own.
+that. A stream that is read in gulps is faster (docs/decisions/0007-postgres-copy.md). Windows are for what is very
+far behind: no connection has to live for as long as the whole backlog takes, and a window that the server cancels is
+tried again at half the size (T23).
 """
 
 from __future__ import annotations
@@ -10,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import psycopg
-from psycopg.pq import ExecStatus
 
 from lakefeed.capture.postgres.assemble import Assembler
+from lakefeed.capture.postgres.copyrows import read_copy
 from lakefeed.capture.postgres.database import Connection, Database
-from lakefeed.capture.postgres.message import make_run
+from lakefeed.capture.postgres.message import run_of
 from lakefeed.capture.postgres.names import Names, quoted
 from lakefeed.capture.postgres.slot import head, read_slot
 from lakefeed.change.change_set import ChangeSet
@@ -23,9 +25,7 @@ from lakefeed.errors import SourceUnavailableError
 
 _WINDOW_BYTES = 64 << 20
 _LEAST_BYTES = 1 << 20
-_PIECE_BYTES = 8 << 20
-_SIGNATURE = b"PGCOPY\n\xff\r\n\0"
-_SIGNATURE_BYTES = 19
+_PIECE_BYTES, _PIECE_MESSAGES = 4 << 20, 12_000
 _FIELD = 6  # one field (int16), its length (int32)
 
 
@@ -94,36 +94,15 @@ class CatchUp:
                     raise
                 if not self._assembler.is_empty or self._assembler.in_transaction:
                     raise  # a part of the window is taken in already: the smaller one begins with a new connection
-                upto = PostgresLsn(self._assembler.position.value + self._window.bytes)
+                upto = min(upto, PostgresLsn(self._assembler.position.value + self._window.bytes))
             else:
                 return upto
 
     def _copy(self, connection: Connection, upto: PostgresLsn) -> None:
         publication = quoted(self._names.publication).replace("'", "''")
-        pgconn = connection.pgconn
-        result = pgconn.exec_(
-            f"COPY (SELECT data FROM pg_logical_slot_peek_binary_changes('{self._names.slot}', '{upto.text()}', NULL,"
-            f" 'proto_version', '1', 'publication_names', '{publication}')) TO STDOUT (FORMAT binary)".encode()
+        query = (
+            f"SELECT data FROM pg_logical_slot_peek_binary_changes('{self._names.slot}', '{upto.text()}', NULL,"
+            f" 'proto_version', '1', 'publication_names', '{publication}')"
         )
-        if result.status != ExecStatus.COPY_OUT:
-            raise psycopg.errors.error_from_result(result)
-        messages: list[bytes] = []
-        size = 0
-        while True:
-            count, data = pgconn.get_copy_data(0)
-            if count <= 0:
-                break
-            if count < _FIELD + 1 or (count >= len(_SIGNATURE) and bytes(data[: len(_SIGNATURE)]) == _SIGNATURE):
-                data = data[_SIGNATURE_BYTES:] if count > _SIGNATURE_BYTES else data[:0]
-                if len(data) <= _FIELD:
-                    continue  # the header alone, or the trailer
-            messages.append(data)  # type: ignore[arg-type]  # a memoryview, which join takes as well
-            size += count
-            if size >= _PIECE_BYTES:
-                self._assembler.add(make_run(messages, skip=_FIELD))
-                messages, size = [], 0
-        while (result := pgconn.get_result()) is not None:  # type: ignore[assignment]
-            if result.status == ExecStatus.FATAL_ERROR:
-                raise psycopg.errors.error_from_result(result)
-        if messages:
-            self._assembler.add(make_run(messages, skip=_FIELD))
+        for rows in read_copy(connection, query, piece_bytes=_PIECE_BYTES, piece_rows=_PIECE_MESSAGES):
+            self._assembler.add(run_of(rows.data, rows.begins + _FIELD, rows.ends))

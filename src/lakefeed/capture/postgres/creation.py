@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import select
 import time
 from contextlib import suppress
 
@@ -11,6 +10,7 @@ import psycopg
 
 from lakefeed.capture.postgres.database import Connection, Database, rows_of
 from lakefeed.capture.postgres.names import quoted
+from lakefeed.capture.postgres.readiness import wait_readable
 from lakefeed.capture.postgres.slot import PLUGIN
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.errors import LakefeedError, SourceUnavailableError
@@ -52,7 +52,7 @@ def _wait(database: Database, connection: Connection, name: str) -> None:
     pgconn = connection.pgconn
     began = said_at = time.monotonic()
     while pgconn.flush() or pgconn.is_busy():
-        select.select([pgconn.socket], [], [], 0.5)
+        wait_readable(pgconn.socket, seconds=0.5)
         pgconn.consume_input()
         now = time.monotonic()
         if pgconn.is_busy() and now - said_at >= _SAY_SECONDS:

@@ -27,7 +27,10 @@ SESSION = (
 """``search_path`` because regclass and its kin print a schema only where the path does not have it; ``row_security``
 because rows that a policy hides must be an error, not a shorter copy."""
 
-_REFUSED = ("password", "authentication", "pg_hba.conf", "does not exist", "permission denied", "SSL", "certificate")
+_REFUSED = (
+    "password", "authentication", "pg_hba.conf", "does not exist", "permission denied", "certificate",
+    "does not support SSL",  # and not "SSL" alone: the loss of a connection begins so, too
+)  # fmt: skip
 _SETUP = (
     psycopg.errors.InsufficientPrivilege,
     psycopg.errors.ObjectNotInPrerequisiteState,  # wal_level is not logical, for one
@@ -102,6 +105,8 @@ class Database:
             if error.sqlstate is None and any(word in text for word in _REFUSED):
                 return SourceSetupError(message, remedy="Correct the connection string, or give the role the right.")
             return SourceUnavailableError(message)
+        if type(error) is psycopg.DatabaseError and error.sqlstate is None:
+            return SourceUnavailableError(message)  # libpq's own word and not the server's: the connection is lost
         return SourceError(message)
 
 

@@ -49,6 +49,11 @@ class ChangeFeed:
     def reached(self) -> PostgresLsn:
         return self._assembler.reached
 
+    @property
+    def is_empty(self) -> bool:
+        """Everything that was taken in has been handed out."""
+        return self._assembler.is_empty
+
     def tell(self, found: Resolved) -> None:
         """Say something about a table with the next change set."""
         self._assembler.tell(found)

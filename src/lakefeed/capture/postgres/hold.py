@@ -17,6 +17,11 @@ from lakefeed.capture.postgres.database import Connection, Database
 from lakefeed.capture.postgres.names import Names
 from lakefeed.change.lsn import PostgresLsn
 
+_FILES = """
+WITH RECURSIVE tree(part) AS (
+  SELECT %s::oid UNION ALL SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.part)
+SELECT c.oid::int8, c.relfilenode::int8 FROM tree t JOIN pg_class c ON c.oid = t.part"""
+
 IDLE_SECONDS = 300.0
 """How long a snapshot is kept while nobody reads from it. Losing it is no error: chunks then read under their own."""
 
@@ -54,6 +59,18 @@ class Hold:
         """A snapshot of this moment."""
         name = f"{names.slot[:46]}_tmp_{secrets.token_hex(6)}"
         return cls.take_over(database, names, create_slot(database, name, temporary=True))
+
+    def shows(self, connection: Connection, table: int) -> bool:
+        """Whether a table, by its oid, and its partitions are still those of the snapshot.
+
+        One that was rewritten or attached since would be read with the catalog of now and the rows of then: an ALTER
+        TABLE that rewrites leaves none to be seen.
+        """
+        try:
+            then = set(self._transaction.execute(_FILES, (table,)))
+        except psycopg.Error:
+            return False  # the snapshot is gone with its connection
+        return then == set(connection.execute(_FILES, (table,)))
 
     def is_idle(self, connection: Connection, names: Names) -> bool:
         """Nobody has read chunks for a while, as far as pg_stat_activity tells."""

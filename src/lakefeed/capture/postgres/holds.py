@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from lakefeed.capture.postgres.catalog import SourceTable
 from lakefeed.capture.postgres.database import Connection, Database
 from lakefeed.capture.postgres.hold import Hold
 from lakefeed.capture.postgres.names import Names
@@ -35,16 +36,18 @@ class Holds:
         """A snapshot that ``tables`` are going to be copied from."""
         self._kept.append((hold, set(tables)))
 
-    def for_copy(self, table: TableId, delivered: PostgresLsn) -> Hold:
-        """The newest snapshot, or one of now if changes after it have been delivered: a copy must have all of those.
+    def for_copy(self, connection: Connection, source: SourceTable, least: PostgresLsn) -> Hold:
+        """The newest snapshot, or one of now if that is not at ``least`` or behind it, or shows another table.
 
-        What the table was to be copied from before is not kept for it any longer.
+        A copy must have all changes that were delivered, and all from before the table was published. What the table
+        was to be copied from before is not kept for it any longer.
         """
-        if not self._kept or delivered > self._kept[-1][0].position:
+        newest = self._kept[-1][0] if self._kept else None
+        if newest is None or least > newest.position or not newest.shows(connection, source.oid):
             self.add(Hold.now(self._database, self._names), ())
         hold, tables = self._kept[-1]
-        self.release(table, but=hold)
-        tables.add(table)
+        self.release(source.id, but=hold)
+        tables.add(source.id)
         return hold
 
     def release(self, table: TableId, *, but: Hold | None = None) -> None:

@@ -8,7 +8,6 @@ listens until the server is ready again, or closes the connection.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import struct
 import time
@@ -17,6 +16,7 @@ import psycopg
 
 from lakefeed.capture.postgres.database import Connection
 from lakefeed.capture.postgres.frames import Frames, Inbox
+from lakefeed.capture.postgres.readiness import wait_readable, wait_writable
 
 _SEND_SECONDS = 10.0
 _LISTEN_SECONDS = 60.0
@@ -45,7 +45,7 @@ class Line:
             try:
                 left = left[self._socket.send(left) :]
             except BlockingIOError:
-                if not select.select([], [self._socket], [], _SEND_SECONDS)[1]:
+                if not wait_writable(self._socket.fileno(), _SEND_SECONDS):
                     raise psycopg.OperationalError("the server takes no more messages") from None
             except OSError as error:
                 raise psycopg.OperationalError(f"{_CLOSED} ({error})") from error
@@ -62,7 +62,7 @@ class Line:
         """What comes next; nothing if the time is over."""
         frames = self.received()
         while not len(frames) and (left := until - time.monotonic()) > 0:
-            select.select([self._socket], [], [], left)
+            wait_readable(self._socket.fileno(), seconds=left)
             frames = self.received()
         return frames
 
@@ -70,7 +70,7 @@ class Line:
         """About that much or more, or what comes until the server is ready again. Waits for ever."""
         self._inbox.fill(self._socket)
         while self._inbox.size < least_bytes and not self._inbox.is_over:
-            select.select([self._socket], [], [], _LISTEN_SECONDS)
+            wait_readable(self._socket.fileno(), seconds=_LISTEN_SECONDS)
             self._inbox.fill(self._socket)
         return self.wait(time.monotonic() + _LISTEN_SECONDS)
 

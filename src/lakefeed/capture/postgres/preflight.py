@@ -158,15 +158,20 @@ def _of_publication(
     connection: Connection, names: Names, chosen: Sequence[TableId], *, provision: bool
 ) -> Iterator[Finding]:
     """What ``prepare`` will make; without ``provision`` somebody else has to, so each statement is an error."""
-    for problem, remedy in shortcomings(connection, names.publication):
-        yield _finding(Level.ERROR, problem, remedy)
+    for one in shortcomings(connection, names.publication):
+        yield _finding(Level.ERROR, one.problem, one.remedy)
     covered = published(connection, names.publication)
     level = Level.WARNING if provision else Level.ERROR
     missing = [table for table in chosen if covered is None or table not in covered]
     if covered is not None or not provision:
         for statement in publication_statements(names.publication, covered, missing):
             yield _finding(level, f"{len(missing)} tables are not published yet", f"{statement};")
-    if not provision and read_slot(connection, names.slot) is None:
+    slot = read_slot(connection, names.slot)
+    if provision and covered is None and slot is not None:
+        problem = f"the publication {names.publication} was dropped, so that changes are in no stream since then"
+        remedy = "Start the pipeline: it is made again, and every table is copied anew. Or begin again: uninstall."
+        yield _finding(Level.WARNING, problem, remedy)
+    if not provision and slot is None:
         statement = slot_statement(names.slot)
         yield _finding(level, "there is no replication slot, and source.provision is off", f"{statement};")
 

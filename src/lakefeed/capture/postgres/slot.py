@@ -112,6 +112,13 @@ def head(connection: Connection) -> PostgresLsn:
     return PostgresLsn.parse(str(row[0]))
 
 
+def inserted(connection: Connection) -> PostgresLsn:
+    """How far the log is written, flushed or not: every commit that is visible now lies before it."""
+    row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+    assert row is not None  # noqa: S101  # a function always answers
+    return PostgresLsn.parse(str(row[0]))
+
+
 def require_position(connection: Connection, slot: Slot, position: PostgresLsn) -> None:
     """PositionLostError unless everything strictly after ``position`` can still be read."""
     if slot.lost is not None:

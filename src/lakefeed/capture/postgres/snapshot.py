@@ -179,9 +179,11 @@ def _imported(connection: Connection, origin: Origin) -> bool:
         row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
         if row is not None and row[0] == origin.content:
             return True
+    except psycopg.errors.ObjectNotInPrerequisiteState:  # it is of a transaction that is over
+        pass
     except psycopg.OperationalError:
         raise
-    except psycopg.DatabaseError:  # no such snapshot, or it is of a transaction that is over
+    except psycopg.DatabaseError:  # no such snapshot
         pass
     connection.execute("ROLLBACK")
     return False

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from lakefeed.errors import JournalFullError
+
 MEMORY_BYTES = 64 << 20
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +45,18 @@ class Parts:
             self._held += batch.nbytes
             self._items.append(batch)
             return
+        with _room():
+            self._items.append(self._spill(batch))
+
+    def _spill(self, batch: pa.RecordBatch) -> _Spilled:
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="lakefeed-")  # noqa: SIM115  # lives as long as the parts
-            weakref.finalize(self, self._file.close)
+            weakref.finalize(self, _close, self._file)
         offset = self._file.seek(0, 2)
         with pa.ipc.new_stream(pa.PythonFile(self._file, mode="w"), batch.schema) as writer:
             writer.write_batch(batch)
-        self._items.append(_Spilled(offset, self._file.tell() - offset))
+        self._file.flush()  # what there is no room for must be known now
+        return _Spilled(offset, self._file.tell() - offset)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -62,3 +72,23 @@ class Parts:
         self._file.seek(item.offset)
         with pa.ipc.open_stream(pa.py_buffer(self._file.read(item.size))) as reader:
             return reader.read_next_batch()
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    """A full disk comes out as an error that is tried again, as the journal's does."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise JournalFullError(
+            f"no room left in {tempfile.gettempdir()} for the temporary file of a large transaction: {error.strerror}",
+            remedy="Free space there, or set TMPDIR to a larger disk; Lakefeed goes on by itself.",
+        ) from error
+
+
+def _close(file: Any) -> None:
+    """What could not be written is tried once more, in vain; the file goes anyway."""
+    with suppress(OSError):
+        file.close()

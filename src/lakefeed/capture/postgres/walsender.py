@@ -7,7 +7,6 @@ consumer is busy. It never confirms anything by itself: ``confirm`` is the only 
 from __future__ import annotations
 
 import os
-import select
 import struct
 import threading
 import time
@@ -18,6 +17,7 @@ import psycopg
 from lakefeed.capture.postgres.database import Database
 from lakefeed.capture.postgres.message import EPOCH_MICROSECONDS, Run
 from lakefeed.capture.postgres.names import Names, quoted
+from lakefeed.capture.postgres.readiness import wait_readable
 from lakefeed.capture.postgres.wire import Arrival, Idle, open_wire
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.errors import LakefeedError, PositionLostError, SourceUnavailableError
@@ -43,6 +43,7 @@ class Walsender:
         self._wire = open_wire(self._connection)
         self._gulps = not (self._connection.info.host or "/").startswith("/")
         self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)  # a full pipe wakes as well as one byte more
         self._changed = threading.Condition()
         self._runs: list[Run] = []
         self._bytes = 0
@@ -145,6 +146,8 @@ class Walsender:
             self._fail(self._mapped(error))
         except LakefeedError as error:
             self._fail(error)
+        except BaseException as error:  # noqa: BLE001  # told to the consumer, who would wait for ever otherwise
+            self._fail(_failed(self._database, error))
 
     def _keep(self, arrival: Arrival) -> None:
         self._asked = self._asked or arrival.asked
@@ -160,7 +163,7 @@ class Walsender:
 
     def _sleep(self) -> None:
         """Until something comes, somebody wants something, or it is time to report."""
-        ready, _, _ = select.select([self._connection.pgconn.socket, self._wake_read], [], [], 1.0)
+        ready = wait_readable(self._connection.pgconn.socket, self._wake_read, seconds=1.0)
         if self._wake_read in ready:
             os.read(self._wake_read, 4096)
 
@@ -196,3 +199,9 @@ class Walsender:
     def _wake(self) -> None:
         with suppress(OSError):
             os.write(self._wake_write, b"x")
+
+
+def _failed(database: Database, error: BaseException) -> LakefeedError:
+    failed = SourceUnavailableError(f"{database}: reading the replication stream failed: {error!r}")
+    failed.__cause__ = error
+    return failed

@@ -7,7 +7,6 @@ libpq encrypts, and costs more CPU (docs/decisions/0009-socket.md).
 
 from __future__ import annotations
 
-import select
 import struct
 import time
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from lakefeed.capture.postgres.database import Connection
 from lakefeed.capture.postgres.frames import BOTH, COMPLETE, DONE, ERROR, READY, Frames, error_of
 from lakefeed.capture.postgres.line import Line, is_plain
 from lakefeed.capture.postgres.message import EPOCH_MICROSECONDS, Run, make_run, run_of
+from lakefeed.capture.postgres.readiness import wait_readable
 from lakefeed.change.lsn import PostgresLsn
 
 HEADER_BYTES = 25
@@ -193,7 +193,7 @@ class LibpqWire:
                     pass
                 return
             if count == 0:
-                select.select([self._pgconn.socket], [], [], 0.1)
+                wait_readable(self._pgconn.socket, seconds=0.1)
                 self._pgconn.consume_input()
 
     def close(self) -> None:

@@ -25,11 +25,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from lakefeed.capture.base import Capabilities, Continuity, Finding, Lag, SnapshotPlan
-from lakefeed.capture.patterns import is_literal, match_tables
+from lakefeed.capture.patterns import is_literal, is_wanted, match_tables
 from lakefeed.capture.trigger.catalog import SCHEMA, SourceTable, capturable, read_table, refusals
 from lakefeed.capture.trigger.confirmation import Confirmations
 from lakefeed.capture.trigger.continuity import own_position, require_position
 from lakefeed.capture.trigger.database import Database, transaction
+from lakefeed.capture.trigger.file import OpenedFile
 from lakefeed.capture.trigger.install import uninstall
 from lakefeed.capture.trigger.meta import load_meta, read_head
 from lakefeed.capture.trigger.names import OLD_ROW, Names
@@ -67,6 +68,7 @@ class SqliteTriggers:
         self._names = Names(pipeline)
         self._patterns = tuple(tables)
         self._before_images = before_images
+        self._file = OpenedFile.at(database.path)
         self._connection: sqlite3.Connection | None = None
         self._confirmations: Confirmations | None = None
         self._verified = 0
@@ -75,8 +77,9 @@ class SqliteTriggers:
 
     def open(self) -> None:
         if self._connection is None:
+            self._file = OpenedFile.at(self._database.path)
             self._connection = self._database.connect("rw")
-            self._confirmations = Confirmations(self._database, self._names)
+            self._confirmations = Confirmations(self._database, self._file, self._names)
             self._closed.clear()
 
     def close(self) -> None:
@@ -116,6 +119,9 @@ class SqliteTriggers:
                 for table, captured in found.items()
             )
 
+    def wants(self, table: TableId) -> bool:
+        return is_wanted(self._patterns, table, default_schema=SCHEMA, folds_case=True)
+
     def prepare(self, tables: Sequence[TableId]) -> SqliteSequence:
         with self._working() as connection:
             return prepare_tables(connection, self._names, tables, self._verified, before_images=self._before_images)
@@ -140,7 +146,7 @@ class SqliteTriggers:
 
     def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
         with self._working() as connection, transaction(connection, "DEFERRED"):
-            stream = LogStream(self._database, self._names, connection, before_images=self._before_images)
+            stream = LogStream(self._database, self._file, self._names, connection, before_images=self._before_images)
             start = stream.confirmed if after is None else own_position(after)
             require_position(connection, self._names, start)
         return self._change_sets(stream, start, wait_seconds)

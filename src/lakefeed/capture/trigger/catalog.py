@@ -14,6 +14,8 @@ SCHEMA = "main"
 OWN_PREFIX = "_lakefeed_"
 _ROWID_NAMES = ("rowid", "_rowid_", "oid")
 _EXPRESSION = -2  # the column number of an expression in PRAGMA index_xinfo
+_NAME = re.compile(r""""((?:[^"]|"")*)"|`([^`]*)`|\[([^\]]*)\]|([^\W\d]\w*)""")
+_CONSTANTS = frozenset({"NULL", "TRUE", "FALSE", "CURRENT_TIME", "CURRENT_DATE", "CURRENT_TIMESTAMP"})
 _TOKEN = re.compile(
     r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|[()]|.""",
     re.DOTALL,
@@ -129,6 +131,15 @@ def read_table(connection: sqlite3.Connection, name: str) -> SourceTable | None:
         opaque=opaque,
         indexed=bool(indexes),
     )
+
+
+def default_value(default: str) -> str:
+    """The SQL text of a DEFAULT clause as an expression. There, but only there, a name is a piece of text."""
+    name = _NAME.fullmatch(default)
+    if name is None or default.upper() in _CONSTANTS:
+        return f"({default}\n)"
+    text = next(part for part in name.groups() if part is not None)
+    return "'" + text.replace('""', '"').replace("'", "''") + "'"
 
 
 def _tables(connection: sqlite3.Connection) -> list[Row]:

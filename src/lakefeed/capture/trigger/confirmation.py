@@ -11,6 +11,7 @@ import sqlite3
 import time
 
 from lakefeed.capture.trigger.database import Database, transaction
+from lakefeed.capture.trigger.file import OpenedFile
 from lakefeed.capture.trigger.meta import put, read_head
 from lakefeed.capture.trigger.names import Names
 from lakefeed.change.position import SqliteSequence
@@ -25,10 +26,14 @@ _LOCK_SECONDS = 0.25
 
 
 class Confirmations:
-    """Owned by one capture; its own connection, opened when first needed."""
+    """Owned by one capture; its own connection, opened when first needed.
 
-    def __init__(self, database: Database, names: Names) -> None:
+    Written to is only the ``file`` that the capture reads: in another one the position means something else.
+    """
+
+    def __init__(self, database: Database, file: OpenedFile, names: Names) -> None:
         self._database = Database(database.path, min(_LOCK_SECONDS, database.busy_timeout_seconds))
+        self._file = file
         self._names = names
         self._connection: sqlite3.Connection | None = None
         self._wanted: SqliteSequence | None = None
@@ -53,7 +58,7 @@ class Confirmations:
     def close(self) -> None:
         """Write what is left. Idempotent."""
         try:
-            if self._wanted != self._written:
+            if self._wanted != self._written and self._file.is_there:
                 self._write(_CLOSING_SECONDS)
         finally:
             self._wanted = self._written = None
@@ -69,6 +74,7 @@ class Confirmations:
             try:
                 if self._connection is None:
                     self._connection = self._database.connect("rw")
+                self._file.require()
                 self._save(self._connection, position)
                 self._prune(self._connection, budget_seconds)
             except sqlite3.OperationalError as error:

@@ -105,6 +105,10 @@ class Database:
         if primary in _DAMAGED:
             remedy = "Check the path; if it is the right file, restore it from a backup."
             return SourceSetupError(f"{self.path} is not a usable SQLite database ({error})", remedy=remedy)
+        if primary == sqlite3.SQLITE_CANTOPEN and not Path(self.path).exists():
+            return SourceUnavailableError(
+                f"{self.path} is not there", remedy="Put the file back; Lakefeed then goes on."
+            )
         if primary in _REFUSED:
             remedy = f"Give this user the right to write: chmod u+rw {self.path}, and its directory."
             return SourceSetupError(f"{self.path} cannot be opened or written ({error})", remedy=remedy)

@@ -12,8 +12,9 @@ catalog:
 | table is there, a trigger is missing         | new triggers, ReseedNeeded: the table was re-created;               |
 |                                              | TableBlocked if it cannot be captured as it is now                  |
 | another key                                  | new triggers, ReseedNeeded                                          |
-| columns added, dropped, renamed              | new triggers, new schema announced; rows changed since the addition |
-|                                              | and logged without the new column are logged again                  |
+| columns added, dropped, renamed              | new triggers, new schema announced; what was logged without a new   |
+|                                              | column gets its default, and rows that may have been changed since  |
+|                                              | the addition are logged again                                       |
 | a unique index more, and rows logged since   | new triggers, ReseedNeeded: REPLACE may have removed rows unseen    |
 | rowid as key, no index, and VACUUM ran       | ReseedNeeded if its rowids can be those that VACUUM gave            |
 
@@ -27,7 +28,7 @@ Announcements are marks in the log, so that they are delivered in order, and aga
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lakefeed.capture.trigger.captured import Captured, State
 from lakefeed.capture.trigger.catalog import SourceTable, read_table
@@ -60,10 +61,10 @@ def follow_schema(
 ) -> None:
     """Bring every capture in line with the schema as it is. ``verified``: see Meta."""
     triggers = read_triggers(connection, names)
-    steps = schema_version(connection) - meta.schema_version
+    since = _Since(meta.confirmed.sequence, verified, schema_version(connection) - meta.schema_version)
     for captured in meta.tables:
         if captured.state is not State.DROPPED:
-            one = _Table(connection, names, captured, verified, steps)
+            one = _Table(connection, names, captured, since)
             one.follow(triggers_of(triggers, names, captured.number), before_images=before_images)
         elif not _has_rows(connection, names, captured.number):
             forget_table(connection, names, captured.number)
@@ -85,17 +86,28 @@ def _has_rows(connection: sqlite3.Connection, names: Names, number: int) -> bool
     return connection.execute(f"SELECT 1 FROM {names.log} WHERE tab = ? LIMIT 1", (number,)).fetchone() is not None
 
 
-class _Table:
-    """One captured table and the log since ``verified``. ``steps``: schema changes since then, each counts one."""
+@dataclass(frozen=True, slots=True)
+class _Since:
+    """From where in the log something may be: unread, or logged by triggers that were not right any more.
 
-    def __init__(
-        self, connection: sqlite3.Connection, names: Names, captured: Captured, verified: int, steps: int
-    ) -> None:
+    ``steps``: schema changes since ``verified``, each counts one.
+    """
+
+    confirmed: int
+    verified: int
+    steps: int
+
+
+class _Table:
+    """One captured table and the log since then."""
+
+    def __init__(self, connection: sqlite3.Connection, names: Names, captured: Captured, since: _Since) -> None:
         self._connection = connection
         self._names = names
         self._old = captured
-        self._steps = steps
-        self._since = f"seq > {verified} AND tab = {captured.number}"
+        self._steps = since.steps
+        self._unconfirmed = f"seq > {since.confirmed} AND tab = {captured.number}"
+        self._since = f"seq > {since.verified} AND tab = {captured.number}"
 
     def follow(self, installed: dict[str, Installed], *, before_images: bool) -> None:
         source = read_table(self._connection, self._old.name)
@@ -142,6 +154,7 @@ class _Table:
             install(self._connection, self._names, source, captured)
         if captured != self._old:
             put_table(self._connection, self._names, captured)
+        self._fill_in(new)
         self._log_again(source, new)
         missed = self._missed(source, wanted, have) or self._readded(source, new)
         if missed is not None:
@@ -169,6 +182,21 @@ class _Table:
         notice = ReseedNeeded(captured.table, reason, columns) if reason else None
         if schema or notice:
             add_mark(self._connection, self._names, schema=schema, notice=notice)
+
+    def _fill_in(self, new: Reshaped) -> None:
+        """What was logged before a column was added and is not confirmed yet is read as if the column had been there.
+
+        ``verified`` says nothing of that: it is about the triggers, and may be ahead of what has been read.
+        """
+        slot_of = new.captured.slot_of
+        defaults = {name: new.captured.schema.column(name).default for name in new.added}
+        filled = {f"c{slot_of[name]}": default for name, default in defaults.items() if default is not None}
+        if filled:
+            listed = ", ".join(f"{slot} = ?" for slot in filled)
+            images = f"op IN ({int(Operation.INSERT)}, {int(Operation.UPDATE)}, {int(Operation.BEFORE)})"
+            self._connection.execute(
+                f"UPDATE {self._names.log} SET {listed} WHERE {self._unconfirmed} AND {images}", tuple(filled.values())
+            )
 
     def _log_again(self, source: SourceTable, new: Reshaped) -> None:
         """Rows that were logged while the triggers did not know the added columns: their images as they are now."""

@@ -5,26 +5,30 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakefeed.capture.trigger.captured import Captured
-from lakefeed.capture.trigger.database import Database, Row
+from lakefeed.capture.trigger.database import Database
+from lakefeed.capture.trigger.fetch import Portion, portions
+from lakefeed.capture.trigger.file import OpenedFile
 from lakefeed.capture.trigger.names import Names
-from lakefeed.capture.trigger.values import MismatchError, lenient_text, misfit, to_arrow
+from lakefeed.capture.trigger.values import MismatchError, misfit, to_arrow
 from lakefeed.change.batch import ABSENT, METADATA, TIME, TXN, ChangeBatch, Operation, change_schema
 from lakefeed.change.position import SqliteSequence
 from lakefeed.errors import DecodeError
 
 WINDOW_ROWS = 50_000
-"""Rows of the log that are read at once, in one short read transaction: writers without WAL wait for no longer."""
+"""Rows of the log that are read at once at most, in a short read transaction: writers without WAL wait no longer."""
 _FEW_TABLES = 2
-_WINDOW_BYTES = 64 * 1024 * 1024
 _DELIVERED = (Operation.INSERT, Operation.UPDATE, Operation.DELETE, Operation.BEFORE)
 _ROWS = f"op IN ({', '.join(str(int(operation)) for operation in _DELIVERED)})"
+_READ_TYPES = (pa.int64(), pa.int8(), pa.int64())  # seq, op, ts
 _META = {field.name: field.type for field in METADATA}
 
 
@@ -40,13 +44,15 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """The changes in (start, end] as batches: one for each table and window.
+    """The changes in (start, end] as batches: one for each table and window, or more where values are large.
 
-    Rows of the log up to a head that was once read never change, so the range can be read lazily and again, each time
-    on a connection of its own and from any thread, until ``end`` is confirmed.
+    ``file`` is the one that the range was found in. Rows of the log up to a head that was once read never change, so
+    the range can be read lazily and again, each time on a connection of its own and from any thread, until ``end`` is
+    confirmed.
     """
 
     database: Database
+    file: OpenedFile
     names: Names
     start: int
     end: SqliteSequence
@@ -55,42 +61,45 @@ class LogRange:
     def __iter__(self) -> Iterator[ChangeBatch]:
         connection = self.database.connect("ro")
         try:
-            rows, low = WINDOW_ROWS, self.start
-            while low < self.end.sequence:
-                high = min(low + rows, self.end.sequence)
-                with self.database.errors():
-                    batches = self._window(connection, low, high)
-                yield from batches
-                size = sum(batch.bytes for batch in batches)
-                rows = max(100, min(WINDOW_ROWS, (high - low) * _WINDOW_BYTES // max(size, 1)))
-                low = high
+            self.file.require()
+            for low in range(self.start, self.end.sequence, WINDOW_ROWS):
+                high = min(low + WINDOW_ROWS, self.end.sequence)
+                for captured in self._tables(connection, low, high):
+                    yield from self._table(connection, captured, low, high)
         finally:
             connection.close()
 
-    def _window(self, connection: sqlite3.Connection, low: int, high: int) -> list[ChangeBatch]:
-        tables = self.tables
-        if len(tables) > _FEW_TABLES:  # worth a look first, instead of a scan for each
+    def _tables(self, connection: sqlite3.Connection, low: int, high: int) -> tuple[Captured, ...]:
+        if len(self.tables) <= _FEW_TABLES:
+            return self.tables
+        with self.database.errors():  # worth a look first, instead of a scan for each
             present = _present(connection, self.names, low, high)
-            tables = tuple(one for one in tables if one.number in present)
-        read = [(captured, self._read(connection, captured, low, high)) for captured in tables]
-        return [self._batch(captured, rows) for captured, rows in read if rows]
+        return tuple(one for one in self.tables if one.number in present)
 
-    def _read(self, connection: sqlite3.Connection, captured: Captured, low: int, high: int) -> list[Row]:
+    def _table(self, connection: sqlite3.Connection, captured: Captured, low: int, high: int) -> Iterator[ChangeBatch]:
+        """Each batch is a query of its own: none is open while the caller works, so writers without WAL go on."""
+        while low < high:
+            with self.database.errors():
+                portion = self._read(connection, captured, low, high)
+            if portion is None:
+                return
+            yield self._batch(captured, portion.columns)
+            low = high if portion.is_last else portion.columns[0][-1]
+
+    def _read(self, connection: sqlite3.Connection, captured: Captured, low: int, high: int) -> Portion | None:
+        """The first of the table's rows in (low, high]."""
         slots = ", ".join(f"c{slot}" for slot in captured.slots)
         query = (
             f"SELECT seq, op, ts, {slots} FROM {self.names.log}"
             f" WHERE seq > ? AND seq <= ? AND tab = {captured.number} AND {_ROWS} ORDER BY seq"
         )
-        try:
-            return connection.execute(query, (low, high)).fetchall()
-        except sqlite3.OperationalError as error:
-            if not is_undecodable(error):
-                raise
-            connection.text_factory = lenient_text
-            return connection.execute(query, (low, high)).fetchall()
+        kinds = [*_READ_TYPES, *(column.type for column in captured.schema.columns)]
+        with closing(portions(connection, query, (low, high), kinds)) as found:
+            return next(found, None)
 
-    def _batch(self, captured: Captured, rows: list[Row]) -> ChangeBatch:
-        sequence, operation, stamp, *values = zip(*rows, strict=True)
+    def _batch(self, captured: Captured, columns: list[list[Any]]) -> ChangeBatch:
+        sequence, operation, stamp, *values = columns
+        count = len(sequence)
         own = []
         for column, data in zip(captured.schema.columns, values, strict=True):
             try:
@@ -101,10 +110,10 @@ class LogRange:
         meta = [
             pa.array(operation, pa.int8()),
             pc.subtract(pa.array(sequence, pa.int64()), self.start + 1),
-            pa.DictionaryArray.from_arrays(np.zeros(len(rows), dtype=np.int32), pa.array([self.end.encode()])),
+            pa.DictionaryArray.from_arrays(np.zeros(count, dtype=np.int32), pa.array([self.end.encode()])),
             pc.multiply(milliseconds, 1000).cast(_META[TIME]),
-            pa.nulls(len(rows), _META[TXN]),
-            pa.nulls(len(rows), _META[ABSENT]),
+            pa.nulls(count, _META[TXN]),
+            pa.nulls(count, _META[ABSENT]),
         ]
         schema = change_schema(captured.schema)
         return ChangeBatch(captured.schema, pa.RecordBatch.from_arrays([*own, *meta], schema=schema))
@@ -116,11 +125,6 @@ def inspect(
     """Look through (after, upto] of the log: which tables, how many rows, which values do not fit their columns."""
     present = _present(connection, names, after, upto)
     return [_inspect(connection, names, one, after, upto) for one in tables if one.number in present]
-
-
-def is_undecodable(error: sqlite3.OperationalError) -> bool:
-    """Python's module says so when text is not valid UTF-8."""
-    return str(error).startswith("Could not decode to UTF-8")
 
 
 def _present(connection: sqlite3.Connection, names: Names, low: int, high: int) -> set[int]:

@@ -16,12 +16,13 @@ from lakefeed.capture.trigger.meta import (
     create_meta,
     forget_table,
     load_meta,
+    put_table,
     put_verified,
     read_head,
     schema_version,
 )
 from lakefeed.capture.trigger.names import Names
-from lakefeed.capture.trigger.shape import mixed_columns
+from lakefeed.capture.trigger.shape import as_text, mixed_columns
 from lakefeed.change.position import SqliteSequence
 from lakefeed.change.table import TableId
 from lakefeed.errors import SourceSetupError
@@ -39,8 +40,7 @@ def prepare_tables(
     version = schema_version(connection)
     if meta is not None and not missing and meta.is_right(version, before_images=before_images):
         return read_head(connection, names)
-    with transaction(connection, "DEFERRED"):  # reads whole tables, so it comes before the lock
-        mixed = {table: mixed_columns(connection, _source(connection, table)) for table in missing}
+    mixed, seen = _looked_through(connection, missing)  # reads whole tables, so it comes before the lock
     with transaction(connection, "IMMEDIATE"):
         if load_meta(connection, names) is None:
             create_meta(connection, names)
@@ -48,7 +48,41 @@ def prepare_tables(
         for table in missing:
             _capture(connection, names, table, mixed[table], before_images=before_images)
         put_verified(connection, names)
-        return read_head(connection, names)
+        head, is_same = read_head(connection, names), _data_version(connection) == seen
+    if missing and not is_same:
+        _look_again(connection, names, missing)
+    return head
+
+
+def _looked_through(
+    connection: sqlite3.Connection, tables: Sequence[TableId]
+) -> tuple[dict[TableId, frozenset[str]], int]:
+    """The columns of each table that hold values of several types, and the state of the database that shows them."""
+    with transaction(connection, "DEFERRED"):
+        mixed = {table: mixed_columns(connection, _source(connection, table)) for table in tables}
+        return mixed, _data_version(connection)
+
+
+def _look_again(connection: sqlite3.Connection, names: Names, tables: Sequence[TableId]) -> None:
+    """Somebody wrote between the look and the triggers: a value of then is in no log, and the copy would stumble on it.
+
+    From the triggers on every value is in the log, so that now one look is enough, and it needs no lock.
+    """
+    mixed, _ = _looked_through(connection, tables)
+    if not any(mixed.values()):
+        return
+    with transaction(connection, "IMMEDIATE"):
+        meta = load_meta(connection, names)
+        for table, wrong in mixed.items():
+            captured = meta.captured(table) if meta else None
+            if captured is not None and (new := as_text(captured, wrong)) != captured:
+                put_table(connection, names, new)
+                add_mark(connection, names, schema=new.schema)
+
+
+def _data_version(connection: sqlite3.Connection) -> int:
+    """Another number after every commit of another connection."""
+    return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
 
 def _bring_up_to_date(connection: sqlite3.Connection, names: Names, verified: int, *, before_images: bool) -> None:

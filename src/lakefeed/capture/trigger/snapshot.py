@@ -12,17 +12,17 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from lakefeed.capture.trigger.aside import put_aside
 from lakefeed.capture.trigger.catalog import SourceTable
-from lakefeed.capture.trigger.database import Database, Row, quoted
-from lakefeed.capture.trigger.log import is_undecodable
+from lakefeed.capture.trigger.database import Database, quoted
+from lakefeed.capture.trigger.fetch import portions
 from lakefeed.capture.trigger.meta import read_head
 from lakefeed.capture.trigger.names import Names
-from lakefeed.capture.trigger.values import MismatchError, lenient_text, to_arrow
+from lakefeed.capture.trigger.values import MismatchError, to_arrow
 from lakefeed.change.position import SqliteSequence
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import SourceError, StateError, TableStoppedError
 
-BATCH_ROWS = 65_536
 _COPY_AGAIN = "Run `lakefeed sync` again: it plans the copy of this table anew."
 
 Key = tuple[Any, ...]
@@ -73,7 +73,7 @@ class TableChunk:
 class TableChunkReader:
     """An open chunk: one read transaction sees the log's head and the rows, so the bracket is a point.
 
-    A writer in rollback-journal mode waits while the transaction is open; there, the rows are taken into memory first.
+    A writer in rollback-journal mode waits while the transaction is open; there, the rows are put aside first.
     """
 
     def __init__(self, chunk: TableChunk) -> None:
@@ -107,9 +107,9 @@ class TableChunkReader:
         if mode == "wal":
             yield from self._batches(connection)
             return
-        batches = list(self._batches(connection))
-        connection.execute("COMMIT")
-        yield from batches
+        with put_aside(self._batches(connection)) as batches:
+            connection.execute("COMMIT")
+            yield from batches
 
     @property
     def low(self) -> SqliteSequence:
@@ -127,39 +127,21 @@ class TableChunkReader:
         return self._connection
 
     def _batches(self, connection: sqlite3.Connection) -> Iterator[pa.RecordBatch]:
-        for rows in self._rows(connection):
-            yield self._batch(rows)
-
-    def _rows(self, connection: sqlite3.Connection) -> Iterator[list[Row]]:
         sql, parameters = self._chunk.query()
-        done = 0
+        kinds = [column.type for column in self._chunk.schema.columns]
         with self._chunk.database.errors():
             try:
-                cursor = connection.execute(sql, parameters)
+                for portion in portions(connection, sql, parameters, kinds):
+                    yield self._batch(portion.columns)
             except sqlite3.OperationalError as error:
                 if not str(error).startswith("no such"):
                     raise
                 raise self._stopped(f"its definition changed ({error})") from error
-        while True:
-            with self._chunk.database.errors():
-                try:
-                    rows = cursor.fetchmany(BATCH_ROWS)
-                except sqlite3.OperationalError as error:
-                    if not is_undecodable(error) or connection.text_factory is lenient_text:
-                        raise
-                    # The same transaction gives the same rows in the same order, so go on where it failed.
-                    connection.text_factory = lenient_text
-                    cursor = connection.execute(f"{sql} LIMIT -1 OFFSET {done}", parameters)
-                    continue
-            if not rows:
-                return
-            done += len(rows)
-            yield rows
 
-    def _batch(self, rows: list[Row]) -> pa.RecordBatch:
+    def _batch(self, columns: list[list[Any]]) -> pa.RecordBatch:
         schema = self._chunk.schema
         arrays = []
-        for column, values in zip(schema.columns, zip(*rows, strict=True), strict=True):
+        for column, values in zip(schema.columns, columns, strict=True):
             try:
                 array = to_arrow(values, column.type)
             except MismatchError as error:

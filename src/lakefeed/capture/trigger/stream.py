@@ -2,8 +2,8 @@
 """LogStream: cuts change sets from the log, following the schema and the values as they change.
 
 Steps of one cut:
-  1. one read transaction: schema version and head. Another schema version, or triggers that do not log what is asked
-     for: follow it (drift), then again
+  1. the file is the one that was opened; one read transaction: schema version and head. Another schema version, or
+     triggers that do not log what is asked for: follow it (drift), then again
   2. inspect (after, head]: values that do not fit their column, NULLs in keys. Any: announce, then again
   3. read the announcements in (after, head] and hand out the range, to be read lazily
 """
@@ -17,6 +17,7 @@ from lakefeed.capture.trigger.captured import Captured, State
 from lakefeed.capture.trigger.catalog import read_table
 from lakefeed.capture.trigger.database import Database, quoted, transaction
 from lakefeed.capture.trigger.drift import follow_schema
+from lakefeed.capture.trigger.file import OpenedFile
 from lakefeed.capture.trigger.log import Inspection, LogRange, inspect
 from lakefeed.capture.trigger.meta import (
     Meta,
@@ -39,9 +40,16 @@ class LogStream:
     """Reads on the capture's connection. ``verified``: see Meta."""
 
     def __init__(
-        self, database: Database, names: Names, connection: sqlite3.Connection, *, before_images: bool
+        self,
+        database: Database,
+        file: OpenedFile,
+        names: Names,
+        connection: sqlite3.Connection,
+        *,
+        before_images: bool,
     ) -> None:
         self._database = database
+        self._file = file
         self._names = names
         self._connection = connection
         self._before_images = before_images
@@ -69,10 +77,11 @@ class LogStream:
     def _change_set(self, after: SqliteSequence, head: SqliteSequence, found: Sequence[Inspection]) -> ChangeSet:
         schemas, notices = read_marks(self._connection, self._names, after.sequence, head.sequence)
         tables = tuple(one.captured for one in found)
-        batches = LogRange(self._database, self._names, after.sequence, head, tables)
+        batches = LogRange(self._database, self._file, self._names, after.sequence, head, tables)
         return ChangeSet(after, head, batches, sum(one.rows for one in found), schemas, notices)
 
     def _verified_head(self) -> SqliteSequence:
+        self._file.require()
         while True:
             with transaction(self._connection, "DEFERRED"):
                 version = schema_version(self._connection)

@@ -14,8 +14,11 @@ Five facts of SQLite shape them.
 3. REPLACE removes rows that conflict in another unique index, and fires no delete triggers (unless the writer has
    recursive_triggers on). Where there are such indexes, a BEFORE trigger logs the keys of conflicting rows as
    candidates; the AFTER trigger turns those that are gone into deletes, ahead of the new row. Candidates of an INSERT
-   that was then ignored stay behind for a while; readers skip them. Since such an index's columns have to be named
-   with NEW., they can be dropped only after the index is dropped *and* the capture has noticed that.
+   that was then ignored stay behind for a while; readers skip them, and the row's own trigger removes them. A row that
+   is found through two indexes is a candidate twice and a delete once. Since such an index's columns have to be named
+   with NEW., they can be dropped only after the index is dropped *and* the capture has noticed that. In a BEFORE
+   trigger NEW. is not what will be stored: a rowid that is not given is -1 there, and a NULL that REPLACE makes the
+   column's default is still NULL.
 4. 'a' and 'A' may be one key by the column's collation, 1 and 1.0 by value: a key has changed if its bytes or its
    type have.
 5. Fact 1 holds for OLD. as well, and in an AFTER trigger the old row is in the table no more. So where before images
@@ -29,7 +32,7 @@ from __future__ import annotations
 import re
 
 from lakefeed.capture.trigger.captured import Captured
-from lakefeed.capture.trigger.catalog import SourceTable, UniqueIndex
+from lakefeed.capture.trigger.catalog import SourceTable, UniqueIndex, default_value
 from lakefeed.capture.trigger.database import quoted
 from lakefeed.capture.trigger.names import CANDIDATE, NOW, OLD_ROW, Names
 from lakefeed.change.batch import Operation
@@ -77,8 +80,8 @@ class _Writer:
             "ai": ("AFTER INSERT", [*resolve, self._image(str(int(Operation.INSERT)))]),
             "au": ("AFTER UPDATE", [*self._no_victim(), *resolve, *self._update()]),
             "ad": ("AFTER DELETE", [*self._before(self._gone(self._old_key)), self._delete("1"), *self._no_victim()]),
-            "bi": ("BEFORE INSERT", self._candidates("NEW")),
-            "bu": ("BEFORE UPDATE", [*self._candidates("OLD"), *self._old_row()]),
+            "bi": ("BEFORE INSERT", self._candidates(self._other_than("NEW", self._not_given()))),
+            "bu": ("BEFORE UPDATE", [*self._candidates(self._other_than("OLD", [])), *self._old_row()]),
             "bd": ("BEFORE DELETE", self._old_row()),
         }
         return {event: self._create(event, when, body) for event, (when, body) in bodies.items() if body}
@@ -155,7 +158,7 @@ class _Writer:
 
     def _no_victim(self) -> list[str]:
         """This row is told by its own trigger, and what was logged of it for an INSERT that was ignored is outdated."""
-        if not self._captured.before_images or not self._source.conflicts:
+        if not self._source.conflicts:
             return []
         return [f"DELETE FROM {self._names.log} WHERE {self._mine} AND {self._logged()}"]
 
@@ -180,15 +183,22 @@ class _Writer:
         )
         return f"NOT EXISTS (SELECT 1 FROM {self._table} WHERE {same})"
 
-    def _candidates(self, itself: str) -> list[str]:
-        """Log the keys of rows that conflict with the new one; the row itself (by its key) is none."""
+    def _other_than(self, itself: str, unless: list[str]) -> str:
+        """SQL: a row of the table is not the very one of the statement, by its key."""
+        return " OR ".join([*(f"NOT ({_identical(name, f'{itself}.{name}')})" for name in self._key), *unless])
+
+    def _not_given(self) -> list[str]:
+        """SQL: the new row's key is a rowid that SQLite has yet to choose. A row that is there may have this one."""
+        return [f"NEW.{self._key[0]} = -1"] if self._source.key_is_rowid or self._captured.rowid_key else []
+
+    def _candidates(self, other: str) -> list[str]:
+        """Log the keys of rows that conflict with the new one."""
         if not self._source.conflicts:
             return []
-        other = " OR ".join(f"NOT ({_identical(name, f'{itself}.{name}')})" for name in self._key)
         log = self._names.log
         where = f"({other}) AND {self._known(list(self._key))}"
         found = [
-            self._candidate(f"FROM {self._table} WHERE {_conflict(index)} AND {where}")
+            self._candidate(f"FROM {self._table} WHERE {self._conflict(index)} AND {where}")
             for index in self._source.conflicts
         ]
         old = f"DELETE FROM {log} WHERE {self._mine} AND seq <= (SELECT max(seq) FROM {log}) - {_CANDIDATES_KEPT}"
@@ -203,13 +213,14 @@ class _Writer:
         return self._insert(str(CANDIDATE), self._slots, self._values(_VICTIM, self._here(_VICTIM)), rest)
 
     def _resolve(self) -> list[str]:
-        """Turn candidates that are gone into deletes."""
+        """Turn candidates that are gone into deletes, one for each row."""
         if not self._source.conflicts:
             return []
         log = self._names.log
         victims = [f"{log}.{slot}" for slot in self._key_slots]
         gone = f"{self._mine} AND {self._gone(victims)}"
-        delete = self._insert(str(int(Operation.DELETE)), self._key_slots, victims, f"FROM {log} WHERE {gone}")
+        once = f"FROM {log} WHERE {gone} GROUP BY {', '.join(victims)}"
+        delete = self._insert(str(int(Operation.DELETE)), self._key_slots, victims, once)
         told = self._pairs(gone) if self._captured.before_images else [delete]
         return [*told, f"DELETE FROM {log} WHERE {gone}"]
 
@@ -228,12 +239,19 @@ class _Writer:
             self._insert("kind", self._slots, values, pairs),
         ]
 
+    def _conflict(self, index: UniqueIndex) -> str:
+        same = [f"{quoted(name)} = {self._stored(name)} COLLATE {quoted(how)}" for name, how in index.columns]
+        # The line break ends a comment that the condition may end with.
+        return " AND ".join([*same, f"({index.where}\n)"] if index.where else same)
+
+    def _stored(self, name: str) -> str:
+        """SQL: what the new row will have in a column. REPLACE puts the default where NULL is not allowed."""
+        column = next(one for one in self._source.columns if one.name == name)
+        given = f"NEW.{quoted(name)}"
+        if not column.not_null or column.default is None:
+            return given
+        return f"coalesce({given}, {default_value(column.default)})"
+
 
 def _identical(a: str, b: str) -> str:
     return f"{a} IS {b} COLLATE BINARY AND typeof({a}) = typeof({b})"
-
-
-def _conflict(index: UniqueIndex) -> str:
-    same = [f"{quoted(name)} = NEW.{quoted(name)} COLLATE {quoted(collation)}" for name, collation in index.columns]
-    # The line break ends a comment that the condition may end with.
-    return " AND ".join([*same, f"({index.where}\n)"] if index.where else same)

@@ -67,6 +67,13 @@ def is_untyped(declared: str) -> bool:
     return declared.upper() in ("", "ANY") or ("BLOB" in declared.upper() and arrow_type(declared) == pa.binary())
 
 
+def stores_numbers(declared: str) -> bool:
+    """Whether a text column is one whose numbers SQLite stores as such (NUMERIC affinity: DATE and TIME)."""
+    words = ("CHAR", "CLOB", "TEXT")
+    is_text = arrow_type(declared) == pa.string() and not is_untyped(declared)
+    return is_text and not any(word in declared.upper() for word in words)
+
+
 def misfit(kind: pa.DataType, value: str) -> str | None:
     """SQL that is 1 where ``value`` (an SQL expression) does not fit ``kind``; None where everything fits."""
     if kind == pa.int64():
