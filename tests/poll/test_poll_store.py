@@ -17,7 +17,7 @@ from lakefeed.errors import (
     CheckpointError,
     LakefeedError,
     SourceChangedError,
-    SourceSetupError,
+    SourceUnavailableError,
 )
 from lakefeed.testing.capture_subject import changes, drain, row_dicts
 
@@ -110,7 +110,7 @@ def test_watermarks_of_another_database_are_refused(tmp_path: Path, clock: Clock
 
 
 def test_a30_every_error_is_typed_by_whose_it_is(tmp_path: Path) -> None:
-    with pytest.raises(SourceSetupError) as connector:
+    with pytest.raises(SourceUnavailableError) as connector:
         Polling(SqliteConnector(str(tmp_path / "none.db"))).open()
     (tmp_path / "w.json").write_text("?")
     with pytest.raises(CheckpointError) as store:

@@ -219,7 +219,10 @@ class _Writer:
         log = self._names.log
         victims = [f"{log}.{slot}" for slot in self._key_slots]
         gone = f"{self._mine} AND {self._gone(victims)}"
-        once = f"FROM {log} WHERE {gone} GROUP BY {', '.join(victims)}"
+        # Mostly there are no candidates: this is looked at for each one only, GROUP BY would cost every insert.
+        same = " AND ".join(f"twin.{slot} IS {log}.{slot}" for slot in self._key_slots)
+        twins = f"twin.op = {CANDIDATE} AND twin.tab = {self._captured.number} AND {same}"
+        once = f"FROM {log} WHERE {gone} AND {log}.seq = (SELECT max(twin.seq) FROM {log} AS twin WHERE {twins})"
         delete = self._insert(str(int(Operation.DELETE)), self._key_slots, victims, once)
         told = self._pairs(gone) if self._captured.before_images else [delete]
         return [*told, f"DELETE FROM {log} WHERE {gone}"]
