@@ -11,7 +11,7 @@ TESTS ?= tests
 # Each process has its own Spark and its own database servers; files are not split between them.
 WORKERS ?= 2
 
-.PHONY: help setup demo check test fmt lock schema points api clean
+.PHONY: help setup demo check test slow fmt lock schema points api clean
 
 help: ## Show this list
 	@echo "Lakefeed: databases into lakehouse tables. Try: make demo"
@@ -32,6 +32,9 @@ check: setup ## Format, lint, types and import layers: what CI checks before the
 
 test: setup ## Run the tests (TESTS=tests/app for some of them, WORKERS=0 in one process)
 	$(BIN)/python -m pytest $(TESTS) -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+slow: setup ## Run the longer forms of the tests, which make test leaves out
+	$(BIN)/python -m pytest tests -m slow -n 0
 
 fmt: setup ## Format the code and repair what ruff can repair
 	$(BIN)/ruff format $(SOURCES)

@@ -25,7 +25,8 @@ def test_a_benchmark_of_the_capture_side_runs_and_reports_ratios(name: str, tmp_
 @pytest.mark.parametrize(
     "name",
     [
-        *("merge", "cost", "growth", "tables", "pg_lake", "poll_snapshot", "poll_diff"),
+        *("merge", "growth", "tables", "pg_lake", "poll_snapshot", "poll_diff"),
+        pytest.param("cost", marks=pytest.mark.slow),  # every mode and format: two minutes in its quick form, too
         *("journal", "freshness", "endurance"),
     ],
 )

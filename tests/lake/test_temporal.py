@@ -14,6 +14,7 @@ class TestDeltaTemporal(OnDelta, TemporalContract):
     """See ``TemporalContract``."""
 
 
+@pytest.mark.slow  # a MERGE each; that of the mirror runs always
 class TestDeltaTemporalWithDeletionVectors(OnDelta, TemporalContract):
     """Versions are closed by MERGE, which masks rows; no files are exchanged."""
 
