@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,18 @@ import pytest
 
 from lakefeed import Pipeline, PipelineOptions, Sqlite
 from lakefeed.capture.base import ChangeCapture
+from lakefeed.change.change_set import TableDropped
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.flow import lake_side
+from lakefeed.flow.listener import Listener
+from lakefeed.flow.session import Session
 from lakefeed.journal.options import JournalOptions
 from lakefeed.lake.base import Seed
 from lakefeed.lake.mode import Mirror
 from lakefeed.lake.route import Rule
 from lakefeed.testing.builders import table
 from lakefeed.testing.memory_lake import MemoryLake, MemoryLakeTable
-from lakefeed.testing.scripted import COMMIT, SchemaChanged, ScriptedCapture, insert
+from lakefeed.testing.scripted import COMMIT, HEARTBEAT, SchemaChanged, ScriptedCapture, insert
 
 T, U = TableId("main", "t"), TableId("main", "u")
 OPTIONS = PipelineOptions(journal=JournalOptions(fsync=False))
@@ -248,6 +252,23 @@ def test_a_key_that_changed_and_that_the_capture_did_not_report_has_the_table_co
         assert (found.state, found.error) == ("live", None)
     assert lake.rows("main.people") == [{"id": 1, "code": "a"}, {"id": 1, "code": "b"}]
     assert lake.tables[PEOPLE.table].generation > first
+
+
+def test_a_source_that_takes_its_time_with_the_last_changes_of_a_dropped_table_is_waited_for(
+    tmp_path: Path, lake: MemoryLake
+) -> None:
+    """A server that decodes its log says nothing for a while: that is not the end."""
+    capture = ScriptedCapture(snapshot={PEOPLE: [{"id": 1, "code": "a"}]})
+    with Pipeline(Scripted(capture), lake, name="p", options=OPTIONS) as pipeline:
+        pipeline.sync_once()
+    capture.append(HEARTBEAT, insert(PEOPLE, id=2, code="last"), COMMIT, TableDropped(PEOPLE.table), COMMIT)
+    del capture.content.schemas[PEOPLE.table]
+    with closing(Session(capture, lake.bind("p"), pipeline.root, OPTIONS, Listener())) as session:
+        for _ in range(4):  # as ``run`` does, and the lake is quick
+            session.capture.take(wait_seconds=0.1)
+            session.lake.sync(session.lake.load())
+    assert pipeline.status().tables[PEOPLE.table].state == "dropped"
+    assert lake.rows("main.people") == [{"id": 1, "code": "a"}, {"id": 2, "code": "last"}]
 
 
 def test_what_waits_for_a_person_is_in_the_status(tmp_path: Path, lake: MemoryLake) -> None:

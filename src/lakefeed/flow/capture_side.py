@@ -130,6 +130,8 @@ class CaptureSide:
         assert self._runtime is not None  # noqa: S101  # open() comes first
         self._end_copies()
         delivery = self._runtime.poll(wait_seconds=wait_seconds)
+        if delivery is None and wait_seconds > 0 and self._leaving():
+            delivery = self._runtime.poll(wait_seconds=0.0)  # only without a wait "nothing" is all there is
         if delivery is None:
             self._end_leaving()
             return []
@@ -226,9 +228,12 @@ class CaptureSide:
 
     def _end_leaving(self) -> None:
         """The source has nothing more to give now: what has left by then has had its last change."""
-        for record in self._seeds.in_phase(Phase.LIVE):
-            if record.leaving and record.ends_at is None:
-                self._seeds.update_if(record, ends_at=self._journal.head)
+        for record in self._leaving():
+            self._seeds.update_if(record, ends_at=self._journal.head)
+
+    def _leaving(self) -> list[SeedRecord]:
+        """Tables that have left, and may have changes that the source has yet to give."""
+        return [record for record in self._seeds.in_phase(Phase.LIVE) if record.leaving and record.ends_at is None]
 
     def _stage_again(self, there: Collection[TableId]) -> None:
         """Tables that the lake has lost; and those that were blocked: a person may have followed the remedy."""
