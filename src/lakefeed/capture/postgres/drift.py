@@ -174,9 +174,9 @@ class Drift:
 
 
 def _flushed(connection: Connection) -> PostgresLsn:
-    """A place in the log behind every commit that is visible now."""
+    """A place in the log behind every commit that is visible now, where a record ends: the stream comes to no other."""
     written = inserted(connection)
     until = time.monotonic() + _FLUSH_SECONDS
     while (flushed := head(connection)) < written and time.monotonic() < until:
         time.sleep(0.02)
-    return flushed
+    return min(written, flushed)
