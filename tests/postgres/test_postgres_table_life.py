@@ -8,8 +8,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.postgres.rows import opened
 
 from lakefeed import Pipeline, PipelineOptions, Postgres
+from lakefeed.capture.postgres import drift
+from lakefeed.capture.postgres.database import Connection
+from lakefeed.capture.postgres.slot import head
+from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
 from lakefeed.journal.options import JournalOptions
 from lakefeed.testing.memory_lake import MemoryLake
@@ -72,3 +77,22 @@ def test_a_name_that_is_used_again_is_a_new_table(dsn: str, writer: Any, lake: M
         pipeline.sync_once()
         assert pipeline.status().tables[T].state == "live"
     assert rows(lake, "t") == {7: "new", 8: "newer", 9: "newer"}
+
+
+def test_that_a_table_left_is_said_behind_commits_that_are_visible_and_not_yet_flushed(
+    dsn: str, writer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after ``synchronous_commit = off``: the stream has them only once they are flushed."""
+    looks: list[int] = []
+
+    def late(connection: Connection) -> PostgresLsn:
+        looks.append(1)
+        return PostgresLsn(1) if len(looks) < 3 else head(connection)
+
+    with opened(Postgres(dsn)) as capture:
+        capture.prepare([T])
+        writer.execute(f"{_LAST}; ALTER TABLE t RENAME TO s")
+        (written,) = writer.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+        monkeypatch.setattr(drift, "head", late)
+        capture.discover()
+        assert capture._drift._lost[T].at >= PostgresLsn.parse(written)

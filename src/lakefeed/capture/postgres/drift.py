@@ -154,7 +154,7 @@ class Drift:
         """A dropped table says nothing in the stream."""
         for table in [table for table in self._captured if table not in there]:
             del self._captured[table]
-            self._lost[table] = _Lost(head(connection), TableDropped(table))
+            self._lost[table] = _Lost(_flushed(connection), TableDropped(table))
 
     def _find_missed(self, connection: Connection, source: SourceTable, coverage: Coverage) -> None:
         """Changes that the stream does not have: of a table that the publication leaves out, or did since the last
