@@ -19,8 +19,8 @@ from bench.bench import Bench
 from bench.pipeline import PIPELINE, open_session
 from bench.workload import TABLE, create, write_changes
 from lakefeed.change.table import TableId
-from lakefeed.flow.seed import SeedStore
 from lakefeed.flow.session import Session
+from lakefeed.flow.table_state import TableStates
 from lakefeed.lake.base import ChangeLog
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.engine import Engine, Enrolled
@@ -67,7 +67,7 @@ def backlog(bench: Bench, spark: SparkSession, rows: int, changes: int) -> Backl
 
 
 def _generation(session: Session) -> int:
-    record = SeedStore(session.root).get(ID)
+    record = TableStates(session.root).get(ID)
     assert record is not None
     return record.generation
 

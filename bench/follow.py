@@ -15,7 +15,7 @@ from bench.load import writing
 from bench.pipeline import PIPELINE, Progress, lake_of
 from bench.visible import Versions
 from bench.workload import connected, create
-from lakefeed.capture.trigger.source import Sqlite
+from lakefeed.capture.sqlite.source import Sqlite
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.pipeline import Pipeline
 

@@ -17,7 +17,7 @@ from bench.pipeline import lake_of
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, ChangeBatch, Operation, change_schema
 from lakefeed.change.position import Position
 from lakefeed.change.table import Column, TableId, TableSchema
-from lakefeed.lake.base import LakeTable, Seed
+from lakefeed.lake.base import LakeTable, TableCopy
 from lakefeed.lake.mode import Mode
 from lakefeed.testing.builders import at
 from lakefeed.testing.scripted_log import ScriptedLog
@@ -98,7 +98,7 @@ class Changing:
         self.rows = rows
         self._next, self._random, self._batches = rows, np.random.default_rng(7), 0
         chunks = [RangeChunk(start, min(start + _CHUNK_ROWS, rows)) for start in range(0, rows, _CHUNK_ROWS)]
-        seed = Seed(schema=self.schema, generation=1, base=0, position=at(1), chunks=chunks)
+        seed = TableCopy(schema=self.schema, generation=1, base=0, position=at(1), chunks=chunks)
         self.table.load(seed, lambda _: None)
 
     def batch(self, changes: int, keys: Keys, *, inserts_only: bool = False) -> ChangeBatch:

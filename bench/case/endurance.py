@@ -1,4 +1,4 @@
-"""Does freshness last? Every commit leaves a file, a version, an entry in a log: upkeep has to keep pace with them."""
+"""Does freshness last? Every commit leaves a file, a version, a log entry: maintenance has to keep pace."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from bench.bench import Bench, Contestant, in_turns, timed
 from bench.pipeline import PIPELINE
 from bench.report import Measure, Ratio, Report, Verdict, number, speed_ratio
 from bench.workload import create
-from lakefeed.capture.trigger.source import Sqlite
+from lakefeed.capture.sqlite.source import Sqlite
 from lakefeed.flow.pipeline import Pipeline
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.session import spark_session

@@ -13,7 +13,7 @@ from bench.backlog import ID, Backlog, backlog, content, table_in
 from bench.bench import Bench, Contestant, in_turns, timed
 from bench.pipeline import PIPELINE
 from bench.report import Measure, Report, speed_ratio
-from lakefeed.capture.trigger.source import Sqlite
+from lakefeed.capture.sqlite.source import Sqlite
 from lakefeed.change.batch import OP, SEQ
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.segment import Window

@@ -16,11 +16,11 @@ from bench.load import writing
 from bench.pipeline import PIPELINE, Progress
 from bench.report import Curve, Measure, Plot, Ratio, Report, Verdict, number
 from bench.workload import create
-from lakefeed.capture.trigger.source import Sqlite
+from lakefeed.capture.sqlite.source import Sqlite
 from lakefeed.flow.capture_side import CaptureSide
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.pipeline import Pipeline
-from lakefeed.flow.seed import SeedStore
+from lakefeed.flow.table_state import TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.session import spark_session
@@ -145,7 +145,7 @@ def _journal_only(bench: Bench, progress: Progress, load: Load) -> list[Sample]:
     lake = MemoryLake(str(bench.scratch / "lake"))
     root = bench.scratch / "state"
     with Journal.open(root) as journal:
-        side = CaptureSide(Sqlite(load.database).bind(PIPELINE), journal, SeedStore(root), lake, progress)
+        side = CaptureSide(Sqlite(load.database).bind(PIPELINE), journal, TableStates(root), lake, progress)
         side.open()
         try:
             with load.writer(), Sampler(progress, 0.05) as sampler:

@@ -9,7 +9,7 @@ from bench.bench import Bench, timed
 from bench.pipeline import FORMATS, PIPELINE, lake_of
 from bench.report import Curve, Measure, Plot, Ratio, Report
 from bench.workload import Mix, connected, create, transaction
-from lakefeed.capture.trigger.source import Sqlite
+from lakefeed.capture.sqlite.source import Sqlite
 from lakefeed.flow.pipeline import Pipeline
 from lakefeed.lake.session import spark_session
 

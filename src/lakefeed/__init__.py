@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from lakefeed.capture.poll.rule import FullDiff, SoftDelete, TableRule
     from lakefeed.capture.poll.source import PostgresPolling, SqlitePolling
     from lakefeed.capture.postgres.source import Postgres
-    from lakefeed.capture.trigger.source import Sqlite
+    from lakefeed.capture.sqlite.source import Sqlite
     from lakefeed.errors import LakefeedError, Retry
     from lakefeed.flow.listener import Listener
     from lakefeed.flow.options import PipelineOptions
@@ -97,7 +97,7 @@ _HOMES = {
     "Runtime": "lakefeed.flow.runtime",
     "RuntimeOptions": "lakefeed.flow.runtime_options",
     "SoftDelete": "lakefeed.capture.poll.rule",
-    "Sqlite": "lakefeed.capture.trigger.source",
+    "Sqlite": "lakefeed.capture.sqlite.source",
     "SqlitePolling": "lakefeed.capture.poll.source",
     "TableRule": "lakefeed.capture.poll.rule",
     "TableStatus": "lakefeed.flow.status",

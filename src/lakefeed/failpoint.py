@@ -31,7 +31,7 @@ NAMES = frozenset(
         "journal.during_trim",  # some of what is trimmed is gone, some is not
         "lake.before_load",  # a table's copy has been staged, nothing is in the lake
         "lake.during_load",  # one group of chunks is committed, others are not
-        "lake.after_load",  # all rows are there, the seed does not say so
+        "lake.after_load",  # all rows are there, the copy does not say so
         "lake.before_commit",  # before a table's merge
         "lake.during_commit",  # while a table's merge runs
         "lake.after_commit",  # the table has the change sets, nobody has been told

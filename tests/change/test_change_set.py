@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from lakefeed.change.batch import METADATA, ChangeBatch, change_schema
-from lakefeed.change.change_set import ChangeSet, ReseedNeeded, TableDropped
+from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableDropped
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.segment import Counts, Segment, Window
 from lakefeed.change.table import Column, TableId, TableSchema
@@ -56,7 +56,7 @@ def test_a_change_set_with_nothing_for_the_lake_is_a_heartbeat() -> None:
     assert not ChangeSet(None, end, rows=1).is_heartbeat
     assert not ChangeSet(None, end, schemas=(USERS,)).is_heartbeat
     assert not ChangeSet(None, end, notices=(TableDropped(TABLE),)).is_heartbeat
-    assert not ChangeSet(None, end, notices=(ReseedNeeded(TABLE, "trigger was missing"),)).is_heartbeat
+    assert not ChangeSet(None, end, notices=(RecopyNeeded(TABLE, "trigger was missing"),)).is_heartbeat
 
 
 def _segment(first: int, last: int, *, truncated_at: int | None = None, absent: tuple[str, ...] = ()) -> Segment:

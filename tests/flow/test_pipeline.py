@@ -30,10 +30,10 @@ from lakefeed.errors import (
 )
 from lakefeed.failpoint import armed
 from lakefeed.flow.capture_side import CaptureSide
-from lakefeed.flow.seed import Phase, SeedStore
+from lakefeed.flow.table_state import Phase, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
-from lakefeed.lake.base import Seed
+from lakefeed.lake.base import TableCopy
 from lakefeed.lake.mode import Append, Mirror
 from lakefeed.lake.route import Rule
 from lakefeed.testing.memory_lake import MemoryLake, MemoryLakeTable
@@ -495,7 +495,7 @@ def test_a_table_that_becomes_impossible_while_running_is_told_by_the_same_sync(
 def test_a_table_that_the_lake_refuses_keeps_its_error_in_the_status(
     make: Make, lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuses(self: MemoryLakeTable, seed: Seed, progress: object) -> None:
+    def refuses(self: MemoryLakeTable, seed: TableCopy, progress: object) -> None:
         raise TableStoppedError("no such column", remedy="Rename it.", table=str(seed.table))
 
     monkeypatch.setattr(MemoryLakeTable, "load", refuses)
@@ -532,13 +532,13 @@ def test_between_two_tries_the_status_says_stalled_and_why(make: Make, monkeypat
 def test_seeds_survive_and_a_damaged_one_is_named(make: Make) -> None:
     pipeline = make()
     pipeline.sync_once()
-    seeds = SeedStore(pipeline.root)
-    assert {record.phase for record in seeds.all().values()} == {Phase.LIVE}
+    states = TableStates(pipeline.root)
+    assert {record.phase for record in states.all().values()} == {Phase.LIVE}
     pipeline.close()
-    path = pipeline.root / "seeds" / "main.t.json"
+    path = pipeline.root / "tables" / "main.t.json"
     path.write_text(json.dumps({"table": "main.t"}))
     with pytest.raises(LakefeedError, match=r"main\.t\.json"):
-        SeedStore(pipeline.root)
+        TableStates(pipeline.root)
 
 
 def test_a_name_that_cannot_be_a_directory_is_refused(tmp_path: Path, lake: MemoryLake, make: Make) -> None:

@@ -154,7 +154,7 @@ class History(RuleBasedStateMachine):
             return
         try:
             self.pipeline.sync_once()
-            self.pipeline.sync_once()  # a reseed that the first one asked for
+            self.pipeline.sync_once()  # a recopy that the first one asked for
             for table in self.database.tables():
                 assert_equal(self.database, self.lake, table)
             again = self.pipeline.sync_once()

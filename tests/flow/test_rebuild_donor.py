@@ -14,7 +14,7 @@ from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import LakeError
 from lakefeed.flow.listener import Listener
 from lakefeed.journal.options import JournalOptions
-from lakefeed.lake.base import TableState
+from lakefeed.lake.base import TableVersion
 from lakefeed.lake.mode import Mirror
 from lakefeed.lake.route import Route, Rule
 from lakefeed.testing.memory_lake import MemoryLake, MemoryLakeTable, RowsChunk
@@ -30,10 +30,10 @@ class OldTable(MemoryLakeTable):
     lost: Callable[[TableId, int], bool]
     opened: list[tuple[TableId, int]]
 
-    def states(self, generation: int) -> tuple[TableState, ...]:
+    def states(self, generation: int) -> tuple[TableVersion, ...]:
         return tuple(replace(state, version=n) for state in super().states(generation) for n in range(VERSIONS))
 
-    def chunks(self, state: TableState, schema: TableSchema) -> tuple[RowsChunk, ...]:
+    def chunks(self, state: TableVersion, schema: TableSchema) -> tuple[RowsChunk, ...]:
         self.opened.append((self.route.table, state.version))
         if self.lost(self.route.table, state.version):
             raise LakeError(f"version {state.version} of {self.route.table} has lost a file")
@@ -131,7 +131,7 @@ def test_a_table_whose_states_cannot_be_listed_leaves_it_to_the_others(
 ) -> None:
     listed = OldTable.states
 
-    def gone(self: OldTable, generation: int) -> tuple[TableState, ...]:
+    def gone(self: OldTable, generation: int) -> tuple[TableVersion, ...]:
         if self.route.table == T:
             raise LakeError(f"there is no table {T}")
         return listed(self, generation)

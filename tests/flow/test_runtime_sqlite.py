@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lakefeed.capture.trigger.source import Sqlite
+from lakefeed.capture.sqlite.source import Sqlite
 from lakefeed.change.batch import OP, Operation
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.table import TableId

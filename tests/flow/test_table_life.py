@@ -20,7 +20,7 @@ from lakefeed.flow import lake_side
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.session import Session
 from lakefeed.journal.options import JournalOptions
-from lakefeed.lake.base import Seed
+from lakefeed.lake.base import TableCopy
 from lakefeed.lake.mode import Mirror
 from lakefeed.lake.route import Rule
 from lakefeed.testing.builders import table
@@ -163,7 +163,7 @@ def test_an_error_that_nobody_foresaw_in_one_copy_does_not_hold_up_the_others(
 ) -> None:
     load = MemoryLakeTable.load
 
-    def full(self: MemoryLakeTable, seed: Seed, progress: Any) -> Any:
+    def full(self: MemoryLakeTable, seed: TableCopy, progress: Any) -> Any:
         if seed.schema.table == T:
             raise OSError(28, "No space left on device")
         return load(self, seed, progress)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, ChangeBatch, Operation, change_schema
-from lakefeed.change.change_set import ChangeSet, ReseedNeeded, TableBlocked, TableDropped
+from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked, TableDropped
 from lakefeed.change.segment import Counts
 from lakefeed.errors import ConfigError, JournalError, JournalFullError, SourceChangedError, StateError
 from lakefeed.failpoint import FailpointError, armed
@@ -68,9 +68,9 @@ def test_everything_is_there_again_after_a_reopen(tmp_path: Path) -> None:
         notices = (
             TableDropped(ORDERS.table),
             TableBlocked(ORDERS.table, "it has no key", "Give it one."),
-            ReseedNeeded(PEOPLE.table, "triggers were gone"),
-            ReseedNeeded(PEOPLE.table, "the type of name changed", ("name",)),
-            ReseedNeeded(PEOPLE.table, "its key changed", ()),
+            RecopyNeeded(PEOPLE.table, "triggers were gone"),
+            RecopyNeeded(PEOPLE.table, "the type of name changed", ("name",)),
+            RecopyNeeded(PEOPLE.table, "its key changed", ()),
         )
         journal.append(change_set(None, 10, people(1, 2), notices=notices))
         before = journal.commit(1)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from lakefeed.change.batch import ChangeBatch
-from lakefeed.change.change_set import ReseedNeeded
+from lakefeed.change.change_set import RecopyNeeded
 from lakefeed.change.segment import Doubt
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import JournalError
@@ -77,9 +77,9 @@ def test_a_window_has_what_was_said_against_the_rows_of_before_and_the_version_t
     journal: Journal,
 ) -> None:
     journal.append(change_set(None, 1, row(A)))
-    journal.append(change_set(1, 2, schemas=[B], notices=[ReseedNeeded(NAME, "filled", ("b",))]))
-    others = ReseedNeeded(TableId("main", "u"), "another table's")
-    journal.append(change_set(2, 3, notices=[others, ReseedNeeded(NAME, "missed")]))
+    journal.append(change_set(1, 2, schemas=[B], notices=[RecopyNeeded(NAME, "filled", ("b",))]))
+    others = RecopyNeeded(TableId("main", "u"), "another table's")
+    journal.append(change_set(2, 3, notices=[others, RecopyNeeded(NAME, "missed")]))
     assert journal.window(NAME, 0, 3).doubts == (Doubt(2, "filled", ("b",)), Doubt(2, "missed"))
     assert journal.window(NAME, 1, 2).doubts == (Doubt(2, "filled", ("b",)),)
     assert journal.window(NAME, 0, 1).doubts == ()

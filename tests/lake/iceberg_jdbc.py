@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
-from tests.lake.test_delta import seed_of
+from tests.lake.test_delta import copy_of
 
 from lakefeed.change.table import Column, TableSchema
 from lakefeed.lake.base import Applied
@@ -33,7 +33,7 @@ def main(root: Path, driver: str) -> None:
     found = one(lake.bind("shop"), schema)
     assert found.location == "prod.raw.main.t"
     assert found.applied(1) is None
-    found.load(seed_of(schema, [{"id": 1, "v": "0"}, {"id": 2, "v": "0"}], root), lambda _: None)
+    found.load(copy_of(schema, [{"id": 1, "v": "0"}, {"id": 2, "v": "0"}], root), lambda _: None)
     noted = log.schema_of(TableSchema(schema.table, (*schema.columns, Column("note", pa.string())), schema.key))
     log.add(batch(noted, [("update", {"id": 1, "v": "1", "note": "n"}), ("delete", {"id": 2})]))
     found.apply(log.window(schema.table, 0, 1), 1)

@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import DecodeError, TableStoppedError
-from lakefeed.lake.base import Applied, Seed
+from lakefeed.lake.base import Applied, TableCopy
 from lakefeed.lake.delta import Delta, DeltaFormat
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.format_contract import one
@@ -41,9 +41,9 @@ TWO: dict[str, Any] = {**dict.fromkeys(EVERY_TYPE), "id": -(2**63)}
 THREE = {**ONE, "id": 3, "real": float("inf"), "text": "", "blob": b"", "tags": []}
 
 
-def seed_of(schema: TableSchema, rows: list[dict[str, Any]], marks: Path, generation: int = 1) -> Seed:
+def copy_of(schema: TableSchema, rows: list[dict[str, Any]], marks: Path, generation: int = 1) -> TableCopy:
     chunks = [ListChunk.of(schema, rows, read_at=1, marks=marks)]
-    return Seed(schema=schema, generation=generation, base=0, position=at(1), chunks=chunks)
+    return TableCopy(schema=schema, generation=generation, base=0, position=at(1), chunks=chunks)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_every_type_is_the_same_through_copy_and_through_merge_for_both_readers(
     spark: SparkSession, tables: DeltaFormat, log: ScriptedLog, tmp_path: Path
 ) -> None:
     schema = log.schema_of(table("main.kinds", EVERY_TYPE, key=("id",)))
-    one(tables, schema).load(seed_of(schema, [ONE, TWO], tmp_path), lambda _: None)
+    one(tables, schema).load(copy_of(schema, [ONE, TWO], tmp_path), lambda _: None)
     log.add(batch(schema, [("insert", THREE), ("update", {**ONE, "whole": 5})]))
     one(tables, schema).apply(log.window(schema.table, 0, 1), 1)
     expected = by_id([{**ONE, "whole": 5}, TWO, THREE])
@@ -79,7 +79,7 @@ def test_acceptance_1_each_commit_names_change_sets_and_source_position(
     tables: DeltaFormat, log: ScriptedLog, tmp_path: Path
 ) -> None:
     schema = log.schema_of(table("main.t", {"id": pa.int64(), "v": pa.string()}, key=("id",)))
-    one(tables, schema).load(seed_of(schema, [{"id": 1, "v": "x"}], tmp_path), lambda _: None)
+    one(tables, schema).load(copy_of(schema, [{"id": 1, "v": "x"}], tmp_path), lambda _: None)
     log.add(batch(schema, [("insert", {"id": 2, "v": "y"})]))
     window = log.window(schema.table, 0, 1)
     one(tables, schema).apply(window, 1)
@@ -97,7 +97,7 @@ def test_b03_delta_itself_refuses_a_replay_when_nobody_looked_first(
 ) -> None:
     """Two processes may both have read the old number: the table's own transaction decides."""
     schema = log.schema_of(table("main.t", {"id": pa.int64(), "v": pa.string()}, key=("id",)))
-    one(tables, schema).load(seed_of(schema, [], tmp_path), lambda _: None)
+    one(tables, schema).load(copy_of(schema, [], tmp_path), lambda _: None)
     log.add(batch(schema, [("insert", {"id": 1, "v": "first"})]))
     window = log.window(schema.table, 0, 1)
     one(tables, schema).apply(window, 1)
@@ -110,7 +110,7 @@ def test_acceptance_6_a_partial_update_of_an_unknown_row_stops_the_table(
     tables: DeltaFormat, log: ScriptedLog, tmp_path: Path
 ) -> None:
     schema = log.schema_of(table("main.t", {"id": pa.int64(), "v": pa.string()}, key=("id",)))
-    one(tables, schema).load(seed_of(schema, [{"id": 1, "v": "x"}], tmp_path), lambda _: None)
+    one(tables, schema).load(copy_of(schema, [{"id": 1, "v": "x"}], tmp_path), lambda _: None)
     log.add(batch(schema, [("update", {"id": 1, "v": "y"}), ("update", {"id": 2})], absent={1: ["v"]}))
     with pytest.raises(TableStoppedError, match="did not carry all columns") as stopped:
         one(tables, schema).apply(log.window(schema.table, 0, 1), 1)
@@ -129,7 +129,7 @@ def test_hostile_names_of_tables_and_columns_are_only_names(
         "né'": pa.string(),
     }
     schema = log.schema_of(table("main.../or%2Fders [x] *{é}", columns, key=("a`b", "select")))
-    one(tables, schema).load(seed_of(schema, [dict.fromkeys(columns, "0")], tmp_path), lambda _: None)
+    one(tables, schema).load(copy_of(schema, [dict.fromkeys(columns, "0")], tmp_path), lambda _: None)
     log.add(batch(schema, [("update", {**dict.fromkeys(columns, "0"), "s.t": "1"})]))
     one(tables, schema).apply(log.window(schema.table, 0, 1), 1)
     place = Path(one(tables, schema).location)
@@ -140,7 +140,7 @@ def test_hostile_names_of_tables_and_columns_are_only_names(
 def test_null_in_a_key_is_a_key_like_any_other(tables: DeltaFormat, log: ScriptedLog, tmp_path: Path) -> None:
     made = table("main.t", {"id": pa.string(), "v": pa.string()})
     schema = log.schema_of(TableSchema(made.table, made.columns, ("id",)))
-    one(tables, schema).load(seed_of(schema, [{"id": None, "v": "0"}, {"id": "a", "v": "0"}], tmp_path), lambda _: None)
+    one(tables, schema).load(copy_of(schema, [{"id": None, "v": "0"}, {"id": "a", "v": "0"}], tmp_path), lambda _: None)
     log.add(batch(schema, [("update", {"id": None, "v": "1"}), ("delete", {"id": "a"})]))
     one(tables, schema).apply(log.window(schema.table, 0, 1), 1)
     assert DeltaTable(one(tables, schema).location).to_pyarrow_table().to_pylist() == [{"id": None, "v": "1"}]
@@ -150,7 +150,7 @@ def test_a_table_of_somebody_else_is_not_replaced(tables: DeltaFormat, log: Scri
     schema = log.schema_of(table("main.t", {"id": pa.int64()}, key=("id",)))
     write_deltalake(one(tables, schema).location, pa.table({"precious": [1]}))
     with pytest.raises(TableStoppedError, match="did not make"):
-        one(tables, schema).load(seed_of(schema, [], tmp_path), lambda _: None)
+        one(tables, schema).load(copy_of(schema, [], tmp_path), lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_what_delta_cannot_hold_stops_the_table_before_anything_is_written(
 ) -> None:
     schema = log.schema_of(table("main.t", columns, key=("id",)))
     with pytest.raises(TableStoppedError, match=said):
-        one(tables, schema).load(seed_of(schema, [], tmp_path), lambda _: None)
+        one(tables, schema).load(copy_of(schema, [], tmp_path), lambda _: None)
     assert not Path(one(tables, schema).location).exists()
 
 
@@ -178,11 +178,11 @@ def test_an_error_inside_a_task_arrives_as_what_it_is_and_leaves_no_table(
     other = table("main.t", {"id": pa.string()}, key=("id",))
     good = ListChunk.of(schema, [{"id": 1}], read_at=1, marks=tmp_path)
     bad = ListChunk.of(other, [{"id": "x"}], read_at=1, marks=tmp_path)
-    seed = Seed(schema=schema, generation=1, base=0, position=at(1), chunks=[good, bad])
+    copy = TableCopy(schema=schema, generation=1, base=0, position=at(1), chunks=[good, bad])
     with pytest.raises(DecodeError, match="a chunk has the columns"):
-        one(tables, schema).load(seed, lambda _: None)
+        one(tables, schema).load(copy, lambda _: None)
     assert one(tables, schema).applied(1) is None
-    fine = Seed(schema=schema, generation=1, base=0, position=at(1), chunks=[good])
+    fine = TableCopy(schema=schema, generation=1, base=0, position=at(1), chunks=[good])
     assert one(tables, schema).load(fine, lambda _: None).rows == 1
     assert DeltaTable(one(tables, schema).location).to_pyarrow_table().to_pylist() == [{"id": 1}]
 
@@ -192,7 +192,7 @@ def test_deletion_vectors_can_be_had_and_then_rows_are_not_counted(
 ) -> None:
     tables = Delta(spark, tmp_path / "lake", deletion_vectors=True).bind("shop")
     schema = log.schema_of(table("main.t", {"id": pa.int64(), "v": pa.string()}, key=("id",)))
-    one(tables, schema).load(seed_of(schema, [{"id": one, "v": "x"} for one in range(100)], tmp_path), lambda _: None)
+    one(tables, schema).load(copy_of(schema, [{"id": one, "v": "x"} for one in range(100)], tmp_path), lambda _: None)
     log.add(batch(schema, [("update", {"id": 1, "v": "y"}), ("delete", {"id": 2})]))
     one(tables, schema).apply(log.window(schema.table, 0, 1), 1)
     assert one(tables, schema).applied(1) == Applied(number=1, schema_version=1, rows=None)

@@ -1,4 +1,4 @@
-"""What upkeep removes from a Delta table and its directory, and above all what it does not."""
+"""What maintenance removes from a Delta table and its directory, and above all what it does not."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from deltalake import DeltaTable, write_deltalake
 from tests.lake.on_delta import read_delta
 
 from lakefeed.change.table import TableSchema
-from lakefeed.lake.base import LakeTable, Seed
+from lakefeed.lake.base import LakeTable, TableCopy
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.delta_cleanup import remove_stray_checksums
 from lakefeed.lake.delta_log import DeltaLog
-from lakefeed.lake.upkeep import UpkeepOptions
+from lakefeed.lake.maintenance import MaintenanceOptions
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.format_contract import one
 from lakefeed.testing.scripted_log import ListChunk, ScriptedLog
@@ -156,7 +156,7 @@ def masked(spark: SparkSession, tmp_path: Path) -> tuple[LakeTable, ScriptedLog,
     schema = log.schema_of(table("main.t", {"id": pa.int64(), "v": pa.string()}, key=("id",)))
     found = one(Delta(spark, tmp_path / "lake", deletion_vectors=True).bind("shop"), schema)
     chunk = ListChunk.of(schema, [{"id": n, "v": "0"} for n in range(10)], read_at=1, marks=tmp_path)
-    found.load(Seed(schema=schema, generation=1, base=0, position=at(1), chunks=[chunk]), lambda _: None)
+    found.load(TableCopy(schema=schema, generation=1, base=0, position=at(1), chunks=[chunk]), lambda _: None)
     log.add(batch(schema, [("delete", {"id": 3})]))
     found.apply(log.window(schema.table, 0, 1), 1)
     return found, log, schema
@@ -174,7 +174,7 @@ def test_deletion_vectors_in_use_stay_and_strays_go_all_the_same(
         age(path)
     orphan, old = put(root, "orphan.parquet"), put(root, "deletion_vector_61d16c75-6994-46b7-a15b-8b538852e50e.bin")
     young = put(root, "young.parquet", hours=1)
-    found.upkeep(UpkeepOptions(), ("id",))
+    found.maintain(MaintenanceOptions(), ("id",))
     assert all(path.exists() for path in (*vectors, young))
     assert not orphan.exists()
     assert not old.exists()
@@ -182,7 +182,7 @@ def test_deletion_vectors_in_use_stay_and_strays_go_all_the_same(
 
 
 @pytest.mark.spark
-def test_checksums_of_a_merge_go_when_upkeep_removes_its_files(
+def test_checksums_of_a_merge_go_when_maintenance_removes_its_files(
     masked: tuple[LakeTable, ScriptedLog, TableSchema],
 ) -> None:
     found, log, schema = masked
@@ -200,7 +200,7 @@ def test_checksums_of_a_merge_go_when_upkeep_removes_its_files(
         path.write_text("\n".join(map(json.dumps, lines)))
     for side in root.glob("_delta_log/.*.crc"):
         side.unlink()
-    found.upkeep(UpkeepOptions(), ("id",))
+    found.maintain(MaintenanceOptions(), ("id",))
     left = {path.name for path in root.glob(".*.crc")}
     assert left <= {f".{path.name}.crc" for path in root.iterdir()}
     assert len(left) < len(sides)

@@ -15,7 +15,7 @@ from lakefeed.change.table import TableSchema
 from lakefeed.errors import CommitFailedError
 from lakefeed.failpoint import FailpointError, armed
 from lakefeed.lake import delta_load, delta_log, delta_store, spark_table
-from lakefeed.lake.base import LakeTable, Seed
+from lakefeed.lake.base import LakeTable, TableCopy
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.delta_files import takes_files, write_files
 from lakefeed.lake.mode import Mode, Temporal
@@ -46,8 +46,8 @@ class World:
             ListChunk.of(self.schema, [self.row(n, "0") for n in range(low, low + 10)], read_at=1, marks=place)
             for low in (0, 10, 20)
         ]
-        seed = Seed(schema=self.schema, generation=1, base=0, position=at(1), chunks=chunks)
-        self.table.load(seed, lambda _: None)
+        copy = TableCopy(schema=self.schema, generation=1, base=0, position=at(1), chunks=chunks)
+        self.table.load(copy, lambda _: None)
 
     def other_process(self) -> LakeTable:
         """The table as a process sees it that believes the pipeline to be its own."""
@@ -191,8 +191,8 @@ def test_b03_a_table_of_another_life_takes_nothing(world: World, monkeypatch: py
     """Another process has begun to copy the table anew."""
     world.log.add(batch(world.schema, [("insert", world.row(40, "1"))]))
     other = world.other_process()
-    seed = Seed(schema=world.schema, generation=2, base=0, position=at(1), chunks=[])
-    between(monkeypatch, delta_store, "write_files", lambda: other.load(seed, lambda _: None))
+    copy = TableCopy(schema=world.schema, generation=2, base=0, position=at(1), chunks=[])
+    between(monkeypatch, delta_store, "write_files", lambda: other.load(copy, lambda _: None))
     with pytest.raises(CommitFailedError, match="is not of generation 1 any more"):
         world.table.apply(world.window(0, 1), 1)
     assert world.keys() == []
@@ -210,16 +210,16 @@ def test_b03_chunks_that_another_process_has_copied_are_not_added_again(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     chunks = [ListChunk.of(world.schema, [world.row(n, "0")], read_at=1, marks=tmp_path) for n in range(3)]
-    seed = Seed(schema=world.schema, generation=2, base=0, position=at(1), chunks=chunks)
+    copy = TableCopy(schema=world.schema, generation=2, base=0, position=at(1), chunks=chunks)
     monkeypatch.setattr(delta_load, "GROUP_CHUNKS", 1)
     with armed("lake.during_load", "raise"), pytest.raises(FailpointError):
-        world.table.load(seed, lambda _: None)
+        world.table.load(copy, lambda _: None)
     other = world.other_process()
-    between(monkeypatch, delta_load, "written_chunks", lambda: other.load(seed, lambda _: None))
+    between(monkeypatch, delta_load, "written_chunks", lambda: other.load(copy, lambda _: None))
     with pytest.raises(CommitFailedError, match="another process copies"):
-        world.table.load(seed, lambda _: None)
+        world.table.load(copy, lambda _: None)
     assert world.keys() == [0, 1, 2]
-    assert world.table.load(seed, lambda _: None).rows == 3
+    assert world.table.load(copy, lambda _: None).rows == 3
 
 
 def test_a_lake_path_that_looks_like_a_pattern_means_itself(spark: SparkSession, tmp_path: Path) -> None:

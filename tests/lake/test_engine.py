@@ -14,7 +14,7 @@ from lakefeed.change.segment import Counts, Window
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import ConfigError, SparkSetupError, TableStoppedError
 from lakefeed.failpoint import armed
-from lakefeed.lake.base import Applied, Seed, SyncResult
+from lakefeed.lake.base import Applied, SyncResult, TableCopy
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.engine import Engine, Enrolled
 from lakefeed.lake.mode import Mirror, mode_named
@@ -76,8 +76,8 @@ class Bench:
         self.engine = self.new_engine()
 
     def seed(self, schema: TableSchema) -> None:
-        seed = Seed(schema=schema, generation=GENERATION, base=self.log.head, position=None, chunks=[])
-        self.lake.table(Route.same(schema.table)).load(seed, lambda _: None)
+        copy = TableCopy(schema=schema, generation=GENERATION, base=self.log.head, position=None, chunks=[])
+        self.lake.table(Route.same(schema.table)).load(copy, lambda _: None)
 
     def new_engine(self) -> Engine:
         return Engine(self.lake, self.log, lambda: self.enrolled, parallel=2)

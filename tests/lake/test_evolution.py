@@ -21,7 +21,7 @@ from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.errors import RebuildNeededError, TableStoppedError
 from lakefeed.failpoint import FailpointError, armed
 from lakefeed.journal.options import JournalOptions
-from lakefeed.lake.base import Applied, LakeTable, Seed
+from lakefeed.lake.base import Applied, LakeTable, TableCopy
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.engine import Engine, Enrolled
 from lakefeed.lake.iceberg import Iceberg
@@ -60,8 +60,8 @@ class World:
 
     def load(self, *rows: dict[str, Any], mode: Mode, name: str = "main.t") -> None:
         chunk = ListChunk.of(self.schema, rows, read_at=1, marks=self._root)
-        seed = Seed(schema=self.schema, generation=1, base=0, position=at(1), chunks=[chunk])
-        self.table(Evolution(), mode, name).load(seed, lambda _: None)
+        copy = TableCopy(schema=self.schema, generation=1, base=0, position=at(1), chunks=[chunk])
+        self.table(Evolution(), mode, name).load(copy, lambda _: None)
 
     def become(self, *columns: Column, key: tuple[str, ...] = ("id",)) -> TableSchema:
         self.schema = self.log.schema_of(TableSchema(self.schema.table, columns, key))

@@ -11,7 +11,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import TableStoppedError
-from lakefeed.lake.base import Seed
+from lakefeed.lake.base import TableCopy
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.iceberg import Iceberg
 from lakefeed.testing.builders import at, table
@@ -25,9 +25,9 @@ def no_spark() -> object:
     raise AssertionError("nothing of this needs Spark")
 
 
-def seed(place: Path) -> Seed:
+def seed(place: Path) -> TableCopy:
     chunk = ListChunk.of(SCHEMA, [{"id": 1}], read_at=1, marks=place)
-    return Seed(schema=SCHEMA, generation=1, base=0, position=at(1), chunks=[chunk])
+    return TableCopy(schema=SCHEMA, generation=1, base=0, position=at(1), chunks=[chunk])
 
 
 def refused(lake: Delta | Iceberg, schema: TableSchema, place: Path) -> TableStoppedError:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from tests.lake.iceberg_reader import history, metadata_file, read_iceberg, static_table
-from tests.lake.test_delta import EVERY_TYPE, ONE, THREE, TWO, by_id, seed_of
+from tests.lake.test_delta import EVERY_TYPE, ONE, THREE, TWO, by_id, copy_of
 
 from lakefeed.change.table import Column, TableSchema
 from lakefeed.errors import CommitFailedError, DecodeError, TableStoppedError
-from lakefeed.lake.base import Applied, LakeTable, Seed
+from lakefeed.lake.base import Applied, LakeTable, TableCopy
 from lakefeed.lake.iceberg import Iceberg, IcebergFormat
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.format_contract import one
@@ -49,7 +49,7 @@ def tables(spark: SparkSession, tmp_path: Path) -> IcebergFormat:
 def lake_table(tables: IcebergFormat, schema: TableSchema, tmp_path: Path) -> LakeTable:
     """Rows 1 to 3, with the value 0."""
     rows = [{"id": number, "v": "0"} for number in (1, 2, 3)]
-    one(tables, schema).load(seed_of(schema, rows, tmp_path), lambda _: None)
+    one(tables, schema).load(copy_of(schema, rows, tmp_path), lambda _: None)
     return one(tables, schema)
 
 
@@ -67,7 +67,7 @@ def test_every_type_is_the_same_through_copy_and_through_merge_for_both_readers(
     spark: SparkSession, tables: IcebergFormat, log: ScriptedLog, tmp_path: Path
 ) -> None:
     schema = log.schema_of(table("main.kinds", EVERY_TYPE, key=("id",)))
-    one(tables, schema).load(seed_of(schema, [ONE, TWO], tmp_path), lambda _: None)
+    one(tables, schema).load(copy_of(schema, [ONE, TWO], tmp_path), lambda _: None)
     log.add(batch(schema, [("insert", THREE), ("update", {**ONE, "whole": 5})]))
     one(tables, schema).apply(log.window(schema.table, 0, 1), 1)
     expected = by_id([{**ONE, "whole": 5}, TWO, THREE])
@@ -218,7 +218,7 @@ def test_hostile_names_of_tables_and_columns_are_only_names(
     schema = log.schema_of(
         table("main.../or%2Fders [x] *{é}", dict.fromkeys(names, pa.string()), key=("a`b", "select"))
     )
-    one(tables, schema).load(seed_of(schema, [dict.fromkeys(names, "0")], tmp_path), lambda _: None)
+    one(tables, schema).load(copy_of(schema, [dict.fromkeys(names, "0")], tmp_path), lambda _: None)
     log.add(batch(schema, [("update", {**dict.fromkeys(names, "0"), "s.t": "1"})]))
     one(tables, schema).apply(log.window(schema.table, 0, 1), 1)
     place = one(tables, schema).location
@@ -229,7 +229,7 @@ def test_hostile_names_of_tables_and_columns_are_only_names(
 def test_null_in_a_key_is_a_key_like_any_other(tables: IcebergFormat, log: ScriptedLog, tmp_path: Path) -> None:
     made = table("main.t", {"id": pa.string(), "v": pa.string()})
     schema = log.schema_of(TableSchema(made.table, made.columns, ("id",)))
-    one(tables, schema).load(seed_of(schema, [{"id": None, "v": "0"}, {"id": "a", "v": "0"}], tmp_path), lambda _: None)
+    one(tables, schema).load(copy_of(schema, [{"id": None, "v": "0"}, {"id": "a", "v": "0"}], tmp_path), lambda _: None)
     log.add(batch(schema, [("update", {"id": None, "v": "1"}), ("delete", {"id": "a"})]))
     one(tables, schema).apply(log.window(schema.table, 0, 1), 1)
     assert read_iceberg(one(tables, schema).location) == [{"id": None, "v": "1"}]
@@ -240,7 +240,7 @@ def test_a_table_of_somebody_else_is_not_replaced(
 ) -> None:
     other = one(Iceberg(spark, tmp_path / "lake").bind("other"), schema)
     with pytest.raises(TableStoppedError, match="did not make"):
-        other.load(seed_of(schema, [], tmp_path, generation=5), lambda _: None)
+        other.load(copy_of(schema, [], tmp_path, generation=5), lambda _: None)
     assert len(content(lake_table)) == 3
 
 
@@ -249,11 +249,11 @@ def test_an_error_inside_a_task_arrives_as_what_it_is_and_leaves_no_table(
 ) -> None:
     good = ListChunk.of(schema, [{"id": 1, "v": "0"}], read_at=1, marks=tmp_path)
     bad = ListChunk.of(table("main.t", {"id": pa.string()}, key=("id",)), [{"id": "x"}], read_at=1, marks=tmp_path)
-    seed = Seed(schema=schema, generation=1, base=0, position=at(1), chunks=[good, bad])
+    copy = TableCopy(schema=schema, generation=1, base=0, position=at(1), chunks=[good, bad])
     with pytest.raises(DecodeError, match="a chunk has the columns"):
-        one(tables, schema).load(seed, lambda _: None)
+        one(tables, schema).load(copy, lambda _: None)
     assert one(tables, schema).applied(1) is None
-    fine = Seed(schema=schema, generation=1, base=0, position=at(1), chunks=[good])
+    fine = TableCopy(schema=schema, generation=1, base=0, position=at(1), chunks=[good])
     assert one(tables, schema).load(fine, lambda _: None).rows == 1
 
 
@@ -290,7 +290,7 @@ def test_a_widened_type_is_read_in_place_where_iceberg_can_and_rewritten_in_one_
     schema = log.schema_of(table("main.t", {"id": pa.int64(), "n": narrow}, key=("id",)))
     before = pa.scalar(value, wide).cast(narrow).as_py()
     lake_table: Any = one(tables, schema)
-    lake_table.load(seed_of(schema, [{"id": 1, "n": before}, {"id": 2, "n": None}], tmp_path), lambda _: None)
+    lake_table.load(copy_of(schema, [{"id": 1, "n": before}, {"id": 2, "n": None}], tmp_path), lambda _: None)
     files = data_files(lake_table)
     wider = log.schema_of(table("main.t", {"id": pa.int64(), "n": wide}, key=("id",)))
     log.add(batch(wider, [("insert", {"id": 3, "n": value})]))

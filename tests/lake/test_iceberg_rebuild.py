@@ -10,7 +10,7 @@ import pytest
 from tests.lake.iceberg_reader import read_iceberg, static_table
 
 from lakefeed.lake import iceberg_load, iceberg_store
-from lakefeed.lake.base import Seed
+from lakefeed.lake.base import TableCopy
 from lakefeed.lake.iceberg import Iceberg
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.format_contract import one
@@ -33,7 +33,7 @@ def test_a_copy_of_many_commits_is_made_of_the_very_table_that_it_replaces(
     schema = log.schema_of(table("main.t", {"id": pa.int64(), "v": pa.string()}, key=("id",)))
     found = one(Iceberg(spark, tmp_path / "lake").bind("shop"), schema)
     chunks = [ListChunk.of(schema, [{"id": n, "v": "0"}], read_at=1, marks=tmp_path) for n in range(FILES)]
-    found.load(Seed(schema=schema, generation=1, base=0, position=at(1), chunks=chunks), lambda _: None)
+    found.load(TableCopy(schema=schema, generation=1, base=0, position=at(1), chunks=chunks), lambda _: None)
     log.add(batch(schema, [("update", {"id": 0, "v": "1"})]))
     found.apply(log.window(schema.table, 0, 1), 1)
     state = found.states(1)[-1]
@@ -42,8 +42,8 @@ def test_a_copy_of_many_commits_is_made_of_the_very_table_that_it_replaces(
     assert len(own) >= FILES
     donor = Path(own[0].metadata_file.removeprefix("file://"))  # type: ignore[attr-defined]
     monkeypatch.setattr(iceberg_load, "GROUP_CHUNKS", 1)
-    seed = Seed(schema=schema, generation=2, base=1, position=state.position, chunks=own)
-    assert found.load(seed, lambda _: None).rows == FILES
+    copy = TableCopy(schema=schema, generation=2, base=1, position=state.position, chunks=own)
+    assert found.load(copy, lambda _: None).rows == FILES
     rows = {row["id"]: row["v"] for row in read_iceberg(found.location)}
     assert rows == {0: "1", **dict.fromkeys(range(1, FILES), "0")}
     assert static_table(found.location).properties[KEPT] == "2"

@@ -15,13 +15,13 @@ from tests.lake.iceberg_rest import rest_catalog
 from lakefeed import Iceberg, Pipeline, PipelineOptions, Rule, Sqlite, Temporal, read_at
 from lakefeed.app.command.verify import verify
 from lakefeed.journal.journal import Journal
-from lakefeed.lake.upkeep import UpkeepOptions
+from lakefeed.lake.maintenance import MaintenanceOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]  # the server's jars may have to be fetched first
-EAGER = PipelineOptions(upkeep=UpkeepOptions(most_files=0, keep_hours=0.0))
+EAGER = PipelineOptions(maintenance=MaintenanceOptions(most_files=0, keep_hours=0.0))
 HISTORY = Rule("orders", Temporal(), "{table}_history")
 Rows = list[tuple[int, str | None]]
 
@@ -38,7 +38,7 @@ class Shop:
             self._spark, self.place / "lake", rules=[HISTORY], catalog=self.catalog, namespace="raw.{schema}"
         )
 
-    def sync(self, *steps: str, upkeep: bool = False) -> dict[int, Rows]:
+    def sync(self, *steps: str, maintenance: bool = False) -> dict[int, Rows]:
         """What a new process does; each step is one change set. Returns what the source had at each of them."""
         seen = {}
         with Pipeline(Sqlite(self.place / "shop.db"), self.lake(), name="shop", options=EAGER) as pipeline:
@@ -47,8 +47,8 @@ class Shop:
                 result = pipeline.sync_once()
                 assert all(table.error is None for table in result.tables.values()), result
                 seen[Journal.read(self.place / "lake" / "_lakefeed" / "shop").head] = self.source()
-            if upkeep:
-                assert all(one.packed for one in pipeline.upkeep().values())
+            if maintenance:
+                assert all(one.packed for one in pipeline.maintain().values())
         return seen
 
     def execute(self, script: str) -> None:
@@ -75,7 +75,7 @@ class Shop:
             return list(connection.execute("SELECT id, v FROM orders ORDER BY id"))
 
 
-def test_a_mirror_and_a_history_live_in_a_rest_catalog_through_restarts_upkeep_and_expiry(
+def test_a_mirror_and_a_history_live_in_a_rest_catalog_through_restarts_maintenance_and_expiry(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     (tmp_path / "server").mkdir()
@@ -92,7 +92,7 @@ def test_a_mirror_and_a_history_live_in_a_rest_catalog_through_restarts_upkeep_a
             found = read_at(spark, shop.lake(), "main.orders", change_set=number).orderBy("id").collect()
             assert [(row.id, row.v) for row in found] == seen[number]
         snapshots = len(shop.table("orders").metadata.snapshots)
-        assert max(shop.sync(upkeep=True)) == head
+        assert max(shop.sync(maintenance=True)) == head
         assert len(shop.table("orders").metadata.snapshots) < snapshots
         assert shop.applied("orders") == shop.applied("orders_history") == head
     with rest_catalog(tmp_path / "server") as address:  # the server, too, starts again

@@ -24,7 +24,7 @@ from lakefeed.flow import full_diff as flow
 from lakefeed.flow.full_diff import FullDiffs, Interrupted
 from lakefeed.flow.full_diff_record import DiffStore
 from lakefeed.flow.listener import Listener
-from lakefeed.flow.seed import SeedStore
+from lakefeed.flow.table_state import TableStates
 from lakefeed.journal.options import JournalOptions
 from lakefeed.lake import full_diff as lake_side
 from lakefeed.lake.mode import Mirror, Mode, Temporal
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 
-QUICK = PipelineOptions(interval_seconds=0.05, upkeep_seconds=0, journal=JournalOptions(fsync=False))
+QUICK = PipelineOptions(interval_seconds=0.05, maintenance_seconds=0, journal=JournalOptions(fsync=False))
 PACE = Pace(poll_seconds=0.05)
 T = TableId("main", "t")
 ROWS = 200
@@ -174,7 +174,7 @@ def test_a25_an_interrupted_comparison_goes_on_with_its_plan(
         pipeline.sync_once()
         shop.writer.execute("DELETE FROM t WHERE id IN (1, 199)")
         capture = source.bind("p")
-        seeds = SeedStore(pipeline.root)
+        seeds = TableStates(pipeline.root)
         first = FullDiffs.of(pipeline.root, capture, seeds, lake.bind("p"), listener)
         with pytest.raises(ConfigError):
             FullDiffs.of(pipeline.root, object(), seeds, lake.bind("p"), listener)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from lakefeed.capture.poll.source import SqlitePolling
 from lakefeed.capture.poll.stream import Pace
 from lakefeed.change.table import TableId
 from lakefeed.errors import CheckpointDamagedError
-from lakefeed.flow.seed import SeedStore
+from lakefeed.flow.table_state import TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
 from lakefeed.testing import memory_lake
@@ -87,12 +87,12 @@ def test_a17_a_first_copy_that_is_interrupted_before_the_journal_has_anything_go
         with pytest.raises(KeyboardInterrupt):
             first.sync_once()
         root = first.root
-    before = {table: record.generation for table, record in SeedStore(root).all().items()}
+    before = {table: record.generation for table, record in TableStates(root).all().items()}
     assert Journal.read(root).head == 0
     database.execute(f"UPDATE t SET v = 'meanwhile', updated_at = '{at()}' WHERE id = 1")
     with pipeline(tmp_path, lake) as second:
         second.sync_once()
-    assert {table: record.generation for table, record in SeedStore(root).all().items()} == before
+    assert {table: record.generation for table, record in TableStates(root).all().items()} == before
     assert values(lake) == {1: "meanwhile", 2: "b"}
     (root / "watermark.json").write_text("{}")
     with pytest.raises(CheckpointDamagedError):

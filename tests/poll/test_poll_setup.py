@@ -28,7 +28,7 @@ from lakefeed.capture.poll.source import PollingSource, PostgresPolling, SqliteP
 from lakefeed.capture.poll.sqlite import SqliteConnector
 from lakefeed.capture.poll.stream import Pace
 from lakefeed.change.batch import METADATA
-from lakefeed.change.change_set import ReseedNeeded, TableBlocked, TableDropped
+from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakefeedError
 from lakefeed.testing.capture_subject import changes, drain, row_dicts
@@ -339,7 +339,7 @@ def test_a_schema_change_is_announced_and_a_filled_column_is_copied_anew(tmp_pat
         assert world.notices == []  # nobody has a value in it
         world.sql("ALTER TABLE t ADD COLUMN x INTEGER DEFAULT 5")
         world.sets()
-        assert world.notices == [ReseedNeeded(T, "rows have values in the new column x", ("x",))]
+        assert world.notices == [RecopyNeeded(T, "rows have values in the new column x", ("x",))]
         world.sql("DROP TABLE t")
         world.sets()
         assert isinstance(world.notices[-1], TableDropped)
@@ -355,7 +355,7 @@ def test_what_changed_while_no_process_ran_is_noticed_by_what_was_delivered_last
         world.sql("ALTER TABLE t ADD COLUMN x INTEGER DEFAULT 5")
         world.capture.recall([delivered])
         world.sets()
-        assert [type(notice) for notice in world.notices] == [ReseedNeeded]
+        assert [type(notice) for notice in world.notices] == [RecopyNeeded]
 
 
 def test_a_table_made_anew_with_another_key_while_no_process_ran_is_read_from_its_beginning(
@@ -372,7 +372,7 @@ def test_a_table_made_anew_with_another_key_while_no_process_ran_is_read_from_it
         world.capture.recall([world.replica.schemas[T]])
         world.replica = Replica()
         world.pull()
-        assert [type(notice) for notice in world.notices] == [ReseedNeeded]
+        assert [type(notice) for notice in world.notices] == [RecopyNeeded]
         assert world.values() == {1: "b"}
         assert before is not None
         assert world.position is not None
@@ -386,7 +386,7 @@ def test_a_column_with_values_of_several_types_becomes_text(tmp_path: Path, cloc
         world.seed()
         world.sql(f"INSERT INTO t VALUES (2, 'many', '{clock.tick(10)}')")
         world.pull()
-        assert [notice.columns for notice in world.notices if isinstance(notice, ReseedNeeded)] == [("v",)]
+        assert [notice.columns for notice in world.notices if isinstance(notice, RecopyNeeded)] == [("v",)]
         world.capture.prepare([T])
         world.replica.copy(world.capture.snapshot(T))
         assert world.values() == {1: "5", 2: "many"}

@@ -12,8 +12,8 @@ from lakefeed.capture.poll import reading
 from lakefeed.capture.poll.capture import Polling
 from lakefeed.capture.poll.rule import NullPolicy, SoftDelete, TableRule
 from lakefeed.capture.poll.sqlite import SqliteConnector
-from lakefeed.capture.trigger import aside, fetch
-from lakefeed.change.change_set import ReseedNeeded, TableBlocked
+from lakefeed.capture.sqlite import aside, fetch
+from lakefeed.change.change_set import RecopyNeeded, TableBlocked
 from lakefeed.errors import ConfigError, Retry, SourceUnavailableError, TableStoppedError
 from lakefeed.testing.capture_subject import drain, row_dicts
 
@@ -125,7 +125,7 @@ def test_a_value_that_does_not_fit_is_found_before_the_copy_however_old_its_row_
         world.sql(f"UPDATE t SET v = 6, updated_at = '{clock.tick(10)}' WHERE id = 2")
         assert world.pull() == [("update", 2)]
         assert world.values() == {1: "", 2: "6"}
-        assert not any(isinstance(notice, ReseedNeeded) for notice in world.notices)
+        assert not any(isinstance(notice, RecopyNeeded) for notice in world.notices)
 
 
 def large(world: World, clock: Clock) -> None:

@@ -18,7 +18,7 @@ from lakefeed.capture.poll.postgres import PostgresConnector
 from lakefeed.capture.poll.rule import NullPolicy, TableRule
 from lakefeed.capture.poll.sqlite import SqliteSession
 from lakefeed.change.batch import OP, TXN, Operation
-from lakefeed.change.change_set import ReseedNeeded, TableBlocked
+from lakefeed.change.change_set import RecopyNeeded, TableBlocked
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId
 from lakefeed.change.watermark import Watermark
@@ -248,7 +248,7 @@ def test_a12_a_clock_that_goes_back_is_noticed_and_the_table_is_copied_anew(tmp_
         world.sql(insert([(2, clock.tick(1))]))
         world.pull()
         (notice,) = world.notices
-        assert isinstance(notice, ReseedNeeded)
+        assert isinstance(notice, RecopyNeeded)
         assert "clock went back" in notice.reason
         assert world.position is not None
         assert before is not None

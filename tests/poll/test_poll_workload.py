@@ -27,7 +27,7 @@ from lakefeed.capture.poll.rule import SoftDelete, TableRule
 from lakefeed.capture.poll.sqlite import SqliteConnector
 from lakefeed.capture.poll.stream import Pace
 from lakefeed.capture.postgres.source import Postgres
-from lakefeed.capture.trigger.source import Sqlite
+from lakefeed.capture.sqlite.source import Sqlite
 from lakefeed.change.position import Position
 from lakefeed.change.suspect import DELETED, FOUND
 from lakefeed.change.table import TableId

@@ -19,7 +19,7 @@ from lakefeed.capture.postgres.layout import Layout
 from lakefeed.capture.postgres.message import Relation, make_run
 from lakefeed.capture.postgres.types import SourceType, arrow_type
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TXN, Operation
-from lakefeed.change.change_set import ReseedNeeded, TableBlocked
+from lakefeed.change.change_set import RecopyNeeded, TableBlocked
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.position import decode_position
 from lakefeed.change.table import Column, TableId, TableSchema
@@ -144,7 +144,7 @@ def test_t06_a_key_change_without_all_values_asks_for_a_new_copy() -> None:
     moved = wire.update(1, ["2", UNCHANGED, None], key=["1", None, None])
     made.add(make_run([wire.begin(), T, moved, wire.commit()]))
     (notice,) = made.cut().notices
-    assert isinstance(notice, ReseedNeeded)
+    assert isinstance(notice, RecopyNeeded)
 
 
 def test_t04_a_part_of_a_composite_key_is_never_a_key() -> None:

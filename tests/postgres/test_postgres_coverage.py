@@ -15,7 +15,7 @@ from tests.postgres.rows import drain, opened
 
 from lakefeed import Pipeline, PipelineOptions, Postgres
 from lakefeed.capture.postgres.slot import head
-from lakefeed.change.change_set import ReseedNeeded, TableDropped, TableNotice
+from lakefeed.change.change_set import RecopyNeeded, TableDropped, TableNotice
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, PositionLostError
@@ -202,12 +202,12 @@ def test_a_publication_that_leaves_changes_out_stops_the_pipeline_and_they_are_n
 
 def test_what_the_publication_leaves_out_while_it_runs_is_said_of_each_table_once(dsn: str, writer: Any) -> None:
     reason = f'publication "{NAME}" has a column list or a row filter for public.t'
-    assert told(dsn, writer, f"ALTER PUBLICATION {NAME} SET TABLE t (id, v), u") == [ReseedNeeded(T, reason)]
+    assert told(dsn, writer, f"ALTER PUBLICATION {NAME} SET TABLE t (id, v), u") == [RecopyNeeded(T, reason)]
 
 
 def test_a_table_that_was_taken_out_and_put_back_between_two_looks_is_copied_anew(dsn: str, writer: Any) -> None:
     found = told(dsn, writer, f"ALTER PUBLICATION {NAME} DROP TABLE t; ALTER PUBLICATION {NAME} ADD TABLE t")
-    assert found == [ReseedNeeded(T, "it was taken out of the publication and put back")]
+    assert found == [RecopyNeeded(T, "it was taken out of the publication and put back")]
 
 
 def test_a_publication_that_was_made_anew_between_two_looks_is_noticed(dsn: str, writer: Any) -> None:

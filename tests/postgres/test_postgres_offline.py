@@ -11,7 +11,7 @@ from tests.postgres.rows import changes, drain, opened
 from lakefeed.capture.base import Continuity
 from lakefeed.capture.postgres.capture import PostgresLog
 from lakefeed.capture.postgres.source import Postgres
-from lakefeed.change.change_set import ChangeSet, ReseedNeeded, TableBlocked, TableDropped, TableNotice
+from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.position import Position
 from lakefeed.change.schema_change import AddColumn, DropColumn, RenameColumn, SchemaChange, diff
 from lakefeed.change.table import TableId, TableSchema
@@ -133,22 +133,22 @@ def test_what_may_have_changed_rows_without_a_trace_is_told_once_with_the_column
     if row is not None:
         writer.execute(row if "(id, v)" not in reason else "INSERT INTO t VALUES (2, 'b')")
     for crash in (True, False):
-        assert notices(life.start(crash=crash)) == [ReseedNeeded(T, reason, columns)]
+        assert notices(life.start(crash=crash)) == [RecopyNeeded(T, reason, columns)]
     assert notices(life.start()) == []
 
 
 def test_a_table_that_was_made_anew_is_copied_anew_once(life: Life, writer: Any) -> None:
     writer.execute("DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (9, 'new')")
     (notice,) = notices(life.start())
-    assert isinstance(notice, ReseedNeeded)
+    assert isinstance(notice, RecopyNeeded)
 
 
 def test_a_table_that_was_made_anew_under_a_publication_of_all_tables_is_copied_anew(life: Life, writer: Any) -> None:
     writer.execute("DROP PUBLICATION lakefeed_test; CREATE PUBLICATION lakefeed_test FOR ALL TABLES")
     writer.execute("DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, v text)")
-    assert notices(life.start(crash=True)) == [ReseedNeeded(T, "the table was dropped and created again")]
+    assert notices(life.start(crash=True)) == [RecopyNeeded(T, "the table was dropped and created again")]
     writer.execute("INSERT INTO t VALUES (9, 'new')")
-    assert notices(life.start()) == [ReseedNeeded(T, "the table was dropped and created again")]
+    assert notices(life.start()) == [RecopyNeeded(T, "the table was dropped and created again")]
 
 
 def test_a_dropped_table_is_told_after_its_last_row(life: Life, writer: Any) -> None:
@@ -183,13 +183,13 @@ def test_full_replica_identity_is_no_reason_for_a_new_copy(life: Life, writer: A
 def test_another_replica_identity_index_is_another_key(life: Life, writer: Any) -> None:
     writer.execute("ALTER TABLE t ALTER v SET NOT NULL; CREATE UNIQUE INDEX u ON t (v)")
     writer.execute("ALTER TABLE t REPLICA IDENTITY USING INDEX u")
-    assert notices(life.start()) == [ReseedNeeded(T, "its key changed from (id) to (v)", ())]
+    assert notices(life.start()) == [RecopyNeeded(T, "its key changed from (id) to (v)", ())]
 
 
 def test_text_columns_that_say_otherwise_now_put_the_column_in_doubt(life: Life, writer: Any) -> None:
     life.options = {"text_columns": ["public.t.id"]}
     reason = "source.text_columns says otherwise than before about id"
-    assert notices(life.start()) == [ReseedNeeded(T, reason, ("id",))]
+    assert notices(life.start()) == [RecopyNeeded(T, reason, ("id",))]
 
 
 def test_rows_of_before_a_change_keep_their_shape(life: Life, writer: Any) -> None:
@@ -239,4 +239,4 @@ def test_a_change_between_plan_and_rows_of_before_it_asks_for_a_new_copy(dsn: st
         writer.execute("ALTER TABLE t ADD n int DEFAULT 7")
         plan = capture.snapshot(T)
         assert plan.schema.names == ("id", "v", "n")
-        assert notices(drain(capture, start)) == [ReseedNeeded(T, "its columns changed while it was being copied")]
+        assert notices(drain(capture, start)) == [RecopyNeeded(T, "its columns changed while it was being copied")]

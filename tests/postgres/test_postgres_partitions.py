@@ -13,7 +13,7 @@ from tests.postgres.rows import changes, copied, drain, opened
 
 from lakefeed import Pipeline, Postgres
 from lakefeed.capture.postgres.capture import PostgresLog
-from lakefeed.change.change_set import ReseedNeeded
+from lakefeed.change.change_set import RecopyNeeded
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId
 from lakefeed.errors import SourceSetupError
@@ -44,8 +44,8 @@ def reasons(capture: PostgresLog, position: Position) -> list[str]:
     sets = drain(capture, position)
     sets += drain(capture, sets[-1].end if sets else position)
     notices = [notice for one in sets for notice in one.notices]
-    assert all(isinstance(notice, ReseedNeeded) and notice.columns is None for notice in notices)
-    return [notice.reason for notice in notices if isinstance(notice, ReseedNeeded)]
+    assert all(isinstance(notice, RecopyNeeded) and notice.columns is None for notice in notices)
+    return [notice.reason for notice in notices if isinstance(notice, RecopyNeeded)]
 
 
 @pytest.mark.usefixtures("table")

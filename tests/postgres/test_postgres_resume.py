@@ -15,7 +15,7 @@ from lakefeed.capture.base import Continuity
 from lakefeed.capture.postgres.capture import PostgresLog
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.capture.postgres.stream import Limits
-from lakefeed.change.change_set import ChangeSet, ReseedNeeded, TableDropped
+from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableDropped
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, PositionLostError, SourceSetupError, SourceUnavailableError
@@ -296,4 +296,4 @@ def test_a_table_that_is_not_published_any_more_must_be_copied_anew(dsn: str, wr
     with opened(Postgres(dsn)) as capture:
         assert capture.continuity(start, [T]) is Continuity.RESUMED
         first = next(capture.live(start, wait_seconds=0))
-        assert [type(notice) for notice in first.notices] == [ReseedNeeded]
+        assert [type(notice) for notice in first.notices] == [RecopyNeeded]

@@ -11,7 +11,7 @@ from tests.postgres.rows import changes, drain, opened
 
 from lakefeed.capture.postgres.capture import PostgresLog
 from lakefeed.capture.postgres.source import Postgres
-from lakefeed.change.change_set import ChangeSet, ReseedNeeded, TableDropped
+from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableDropped
 from lakefeed.change.schema_change import AddColumn, DropColumn, RenameColumn, diff
 from lakefeed.change.table import TableId, TableSchema
 
@@ -47,7 +47,7 @@ def only(sets: list[ChangeSet]) -> TableSchema:
 
 
 def reasons(sets: list[ChangeSet]) -> list[str]:
-    return [notice.reason for one in sets for notice in one.notices if isinstance(notice, ReseedNeeded)]
+    return [notice.reason for one in sets for notice in one.notices if isinstance(notice, RecopyNeeded)]
 
 
 def test_a_new_column_comes_with_the_first_row_that_has_it(capture: PostgresLog, writer: Any) -> None:

@@ -77,7 +77,7 @@ def test_of_an_iceberg_table_what_is_not_there_yet_or_was_expired_is_said(spark:
     assert rows(read_at(spark, shop.lake, "main.goods", change_set=newest)) == [(1, "bulb")]
     with pytest.raises(LakeError, match=rf"its log begins with change set {newest}") as expired:
         read_at(spark, shop.lake, "main.goods", change_set=first)
-    assert "upkeep.keep_hours" in expired.value.remedy
+    assert "maintenance.keep_hours" in expired.value.remedy
 
 
 @pytest.mark.spark
@@ -143,7 +143,7 @@ def test_a_copy_that_is_not_complete_shows_nothing() -> None:
     assert (older.version, older.is_newest) == (1, False), "the old rows, not a half of the new copy"
 
 
-def test_changed_columns_belong_to_the_change_set_that_changed_them_and_upkeep_to_what_is_before_it() -> None:
+def test_changed_columns_belong_to_the_change_set_that_changed_them_and_maintenance_to_what_is_before_it() -> None:
     log = [commit(0, 1), commit(1, 5, applied=False), LogCommit(version=2), commit(3, 9)]
     versions = {number: state_at(log, upto(number)) for number in (0, 1, 5, 9)}
     assert versions[0] is None

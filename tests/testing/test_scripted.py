@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from lakefeed.capture.base import Continuity
-from lakefeed.change.change_set import ReseedNeeded
+from lakefeed.change.change_set import RecopyNeeded
 from lakefeed.change.custom import Custom
 from lakefeed.errors import PositionLostError, SourceSetupError, SourceUnavailableError, StateError
 from lakefeed.testing.builders import at, table
@@ -79,7 +79,7 @@ def test_the_end_of_the_script_can_end_the_iterator() -> None:
 
 
 def test_schema_changes_notices_and_truncation_are_carried() -> None:
-    notice = ReseedNeeded(PEOPLE.table, "test")
+    notice = RecopyNeeded(PEOPLE.table, "test")
     change_set = next(opened(SchemaChanged(PEOPLE), notice, truncate(PEOPLE), COMMIT).live(None))
     assert (change_set.schemas, change_set.notices, change_set.rows) == ((PEOPLE,), (notice,), 1)
 

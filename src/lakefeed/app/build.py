@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _sqlite_trigger(config: SqliteSource) -> Source:
-    from lakefeed.capture.trigger.source import Sqlite
+    from lakefeed.capture.sqlite.source import Sqlite
 
     return Sqlite(config.path, tables=tuple(config.tables), before_images=config.before_images)
 
@@ -183,7 +183,7 @@ def build_pipeline(config: Config, *, listener: Listener | None = None) -> Pipel
     from lakefeed.flow.options import PipelineOptions
     from lakefeed.flow.pipeline import Pipeline
     from lakefeed.journal.options import JournalOptions
-    from lakefeed.lake.upkeep import UpkeepOptions
+    from lakefeed.lake.maintenance import MaintenanceOptions
 
     _refuse_misplaced(config.source)
     source = SOURCES[config.source.kind, config.source.capture](config.source)
@@ -192,12 +192,12 @@ def build_pipeline(config: Config, *, listener: Listener | None = None) -> Pipel
         interval_seconds=config.sync.interval_seconds,
         max_backlog_bytes=config.journal.max_backlog_bytes,
         journal=JournalOptions(keep_change_sets=config.journal.keep_change_sets),
-        upkeep_seconds=config.upkeep.every_seconds,
-        upkeep=UpkeepOptions(
-            file_bytes=config.upkeep.file_megabytes << 20,
-            keep_hours=config.upkeep.keep_hours,
-            keep_versions=config.upkeep.keep_versions,
-            cluster=config.upkeep.cluster,
+        maintenance_seconds=config.maintenance.every_seconds,
+        maintenance=MaintenanceOptions(
+            file_bytes=config.maintenance.file_megabytes << 20,
+            keep_hours=config.maintenance.keep_hours,
+            keep_versions=config.maintenance.keep_versions,
+            cluster=config.maintenance.cluster,
         ),
     )
     return Pipeline(source, lake, name=config.pipeline, options=options, listener=listener)

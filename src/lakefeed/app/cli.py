@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from lakefeed.app.command import demo, full_diff, look, prepare, rebuild, sync, upkeep, verify
+from lakefeed.app.command import demo, full_diff, look, maintain, prepare, rebuild, sync, verify
 from lakefeed.app.output import show_error, show_text
 from lakefeed.errors import ConfigError, LakefeedError
 from lakefeed.failpoint import arm_from_environment
@@ -45,7 +45,7 @@ _COMMANDS: dict[str, tuple[Callable[..., int], str, str]] = {
     "verify": (verify.verify, "Compare lake and source.", "lakefeed verify shop.yaml"),
     "rebuild": (rebuild.rebuild, "Make a lake table anew.", "lakefeed rebuild shop.yaml main.orders"),
     "diff": (full_diff.diff, "Find deleted rows of polled tables.", "lakefeed diff shop.yaml main.orders"),
-    "upkeep": (upkeep.upkeep, "Pack small files, remove old ones.", "lakefeed upkeep shop.yaml"),
+    "maintain": (maintain.maintain, "Pack small files, remove old ones.", "lakefeed maintain shop.yaml"),
     "uninstall": (prepare.uninstall, "Remove what is in the source.", "lakefeed uninstall shop.yaml"),
     "demo": (demo.demo, "A live shop, from SQLite to Delta.", "lakefeed demo --seconds 30"),
 }

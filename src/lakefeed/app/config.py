@@ -199,7 +199,7 @@ class JournalConfig(_Section):
     )
 
 
-class UpkeepConfig(_Section):
+class MaintenanceConfig(_Section):
     """What keeps the lake's tables fast and small."""
 
     every_seconds: float = Field(
@@ -223,7 +223,7 @@ class Config(_Section):
     lake: LakeConfig
     sync: SyncConfig = SyncConfig()
     journal: JournalConfig = JournalConfig()
-    upkeep: UpkeepConfig = UpkeepConfig()
+    maintenance: MaintenanceConfig = MaintenanceConfig()
 
     @property
     def state_path(self) -> Path:

@@ -24,7 +24,7 @@ class Continuity(Enum):
 
     RESUMED = "resumed"
     FRESH = "fresh"
-    """There is no resume point yet: every earlier seed of the lake is stale."""
+    """There is no resume point yet: every earlier copy of the lake is stale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ class ChangeCapture(Protocol):
 
         RESUMED or FRESH (nothing was prepared, or the source has forgotten that it was). Raises PositionLostError
         if the source has moved back, lost its log or is behind ``position``: never a silent fresh start. A table in
-        ``tables`` whose own resume point is missing is not an error here; ``live`` reports it as ReseedNeeded.
+        ``tables`` whose own resume point is missing is not an error here; ``live`` reports it as RecopyNeeded.
         """
 
     def recall(self, schemas: Sequence[TableSchema]) -> None:

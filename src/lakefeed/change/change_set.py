@@ -18,7 +18,7 @@ class TableDropped:
 
 
 @dataclass(frozen=True, slots=True)
-class ReseedNeeded:
+class RecopyNeeded:
     """What the lake has of this table may not be what the source has. What is done about it is the lake's policy.
 
     ``columns`` None: changes may have been missed, so that any row may differ and only a copy tells. Otherwise no
@@ -40,7 +40,7 @@ class TableBlocked:
     remedy: str
 
 
-TableNotice = TableDropped | ReseedNeeded | TableBlocked
+TableNotice = TableDropped | RecopyNeeded | TableBlocked
 
 
 @dataclass(frozen=True, slots=True)

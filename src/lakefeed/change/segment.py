@@ -54,7 +54,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """What a ReseedNeeded said, and the version that the table's schema had from then on. See there."""
+    """What a RecopyNeeded said, and the version that the table's schema had from then on. See there."""
 
     version: int
     reason: str

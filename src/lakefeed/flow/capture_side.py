@@ -3,10 +3,10 @@
 Belongs to one thread at a time. The order at the start is the one of ``ChangeCapture``; between any two steps the
 process may die, and the next start goes on from what is durable:
   1. continuity       a position that the source has lost stops the pipeline, loudly
-  2. stage            tables that the lake does not have get a seed, before the source is touched
-  3. prepare, plan    the resume point exists, then the plan of the copy; both durable (seed COPYING)
+  2. stage            tables that the lake does not have get a copy, before the source is touched
+  3. prepare, plan    the resume point exists, then the plan of the copy; both durable (copy COPYING)
   4. poll, append     a change set is durable in the journal …
-  5. notices          … what it says about tables is in the seeds …
+  5. notices          … what it says about tables is in the states …
   6. commit           … and only then is the source told that it may forget
 """
 
@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection, Iterator
 
 from lakefeed.capture.base import ChangeCapture, Continuity
-from lakefeed.change.change_set import ReseedNeeded, TableBlocked, TableDropped, TableNotice
+from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId
 from lakefeed.errors import (
@@ -31,7 +31,7 @@ from lakefeed.errors import (
 from lakefeed.flow.journal_checkpoint import JournalCheckpoint
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.runtime import Runtime
-from lakefeed.flow.seed import Phase, SeedRecord, SeedStore
+from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.commit import Commit
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableFormat
@@ -57,11 +57,11 @@ class CaptureSide:
     """See the module. ``tables`` is only asked what it has: whether a table needs a copy is the lake's answer."""
 
     def __init__(
-        self, capture: ChangeCapture, journal: Journal, seeds: SeedStore, tables: TableFormat, listener: Listener
+        self, capture: ChangeCapture, journal: Journal, states: TableStates, tables: TableFormat, listener: Listener
     ) -> None:
         self._capture = capture
         self._journal = journal
-        self._seeds = seeds
+        self._states = states
         self._tables = tables
         self._listener = listener
         self._runtime: Runtime | None = None
@@ -96,10 +96,10 @@ class CaptureSide:
         routes = {route.table: route for table in sorted(there) for route in self._tables.routes(table)}
         for route in routes.values():
             self._take_in(route)
-        for record in self._seeds.in_phase(*_FOLLOWED):
+        for record in self._states.in_phase(*_FOLLOWED):
             if record.source in there and record.table not in routes and not record.leaving:
                 self._leave(record, "it is no longer in the configuration", ends_at=self._journal.head)
-        staged = self._seeds.in_phase(Phase.STAGED)
+        staged = self._states.in_phase(Phase.STAGED)
         for record in staged:
             if record.source not in there:
                 self._end(record)
@@ -108,11 +108,11 @@ class CaptureSide:
         return any(planned)
 
     def _take_in(self, route: Route) -> None:
-        record = self._seeds.get(route.table)
+        record = self._states.get(route.table)
         if record is None:
-            self._seeds.stage(route, reason="new in the pipeline")
+            self._states.stage(route, reason="new in the pipeline")
         elif record.phase is Phase.DROPPED:
-            self._seeds.stage(route, reason=_AGAIN)
+            self._states.stage(route, reason=_AGAIN)
         elif record.route != route:
             raise ConfigError(
                 f"lake table {route.table} was made as {described(record.mode)} of {record.source}; the configuration "
@@ -123,7 +123,7 @@ class CaptureSide:
     @property
     def has_staged(self) -> bool:
         """Some table waits for ``enrol``: a change set said that it must be copied anew."""
-        return bool(self._seeds.in_phase(Phase.STAGED))
+        return bool(self._states.in_phase(Phase.STAGED))
 
     def take(self, *, wait_seconds: float) -> list[Commit]:
         """Steps 4 to 6, once: what the source has to give now, or nothing after the wait."""
@@ -158,13 +158,13 @@ class CaptureSide:
 
     def _end_copies(self) -> None:
         """Tell the source which of the copies planned here are over: the lake's side, in another thread, ends them."""
-        copying = {record.source for record in self._seeds.in_phase(Phase.COPYING)}
+        copying = {record.source for record in self._states.in_phase(Phase.COPYING)}
         for table in self._copying - copying:
             self._capture.copied(table)
         self._copying &= copying
 
     def _resume(self) -> None:
-        captured = sorted({record.source for record in self._seeds.in_phase(Phase.COPYING, Phase.LIVE)})
+        captured = sorted({record.source for record in self._states.in_phase(Phase.COPYING, Phase.LIVE)})
         continuity = self._capture.continuity(self._journal.end, captured)
         if continuity is Continuity.FRESH and self._journal.head > 0:
             raise PositionLostError(
@@ -172,8 +172,8 @@ class CaptureSide:
                 remedy="Restore the source, or move the pipeline's state directory away to copy every table anew.",
             )
         if continuity is Continuity.FRESH:
-            for record in self._seeds.in_phase(Phase.COPYING, Phase.LIVE):
-                self._seeds.stage(record.route, reason="the source has no resume point")
+            for record in self._states.in_phase(Phase.COPYING, Phase.LIVE):
+                self._states.stage(record.route, reason="the source has no resume point")
         self._recall(Phase.COPYING, Phase.LIVE, Phase.BLOCKED)
         if self._journal.head > 0:
             # The process may have died between the append of the newest change set and its notices.
@@ -181,7 +181,7 @@ class CaptureSide:
 
     def _recall(self, *phases: Phase) -> None:
         """A blocked table too: the source then knows that it is one of ours, and says what is wrong with it now."""
-        sources = sorted({record.source for record in self._seeds.in_phase(*phases)})
+        sources = sorted({record.source for record in self._states.in_phase(*phases)})
         self._capture.recall([schema for schema in map(self._journal.latest_schema, sources) if schema is not None])
 
     def _adopt(self) -> None:
@@ -199,54 +199,54 @@ class CaptureSide:
         A table that is dropped while we run is told by the stream, after its last changes. Returns those there are.
         """
         there = {schema.table for schema in self._capture.discover()}
-        for record in self._seeds.in_phase(Phase.COPYING, Phase.LIVE, Phase.BLOCKED):
+        for record in self._states.in_phase(Phase.COPYING, Phase.LIVE, Phase.BLOCKED):
             if record.ends_at is None and record.source not in there:
                 self._end(record)
             elif record.ends_at is None and record.leaving:  # there again, and a new table: this one has ended
-                self._seeds.update(record.table, ends_at=self._journal.head)
+                self._states.update(record.table, ends_at=self._journal.head)
         return there
 
-    def _end(self, record: SeedRecord) -> None:
+    def _end(self, record: TableState) -> None:
         """A table that the source does not offer: it waits for a person if the source says what is wrong with it.
 
         The source may have changes of it yet to give, and the journal some that the lake table does not have.
         """
         found = [finding for finding in self._capture.check() if finding.table == record.source]
         if found:
-            self._seeds.update(record.table, phase=Phase.BLOCKED, reason=found[0].problem, remedy=found[0].remedy)
+            self._states.update(record.table, phase=Phase.BLOCKED, reason=found[0].problem, remedy=found[0].remedy)
         else:
             # One that is not wanted any more gets no more than what was captured while it was.
             self._leave(record, _NOT_THERE, ends_at=None if self._capture.wants(record.source) else self._journal.head)
 
-    def _leave(self, record: SeedRecord, reason: str, *, ends_at: int | None, **noticed: int) -> None:
+    def _leave(self, record: TableState, reason: str, *, ends_at: int | None, **noticed: int) -> None:
         """The table is not followed any more; one that is live first gets its changes up to ``ends_at``, or all."""
         if record.phase is Phase.LIVE:
-            self._seeds.update(record.table, leaving=True, ends_at=ends_at, reason=reason, **noticed)
+            self._states.update(record.table, leaving=True, ends_at=ends_at, reason=reason, **noticed)
         else:
             log.warning("lake table %s stays as it is: %s", record.table, reason)
-            self._seeds.update(record.table, phase=Phase.DROPPED, reason=reason, **noticed)
+            self._states.update(record.table, phase=Phase.DROPPED, reason=reason, **noticed)
 
     def _end_leaving(self) -> None:
         """The source has nothing more to give now: what has left by then has had its last change."""
         for record in self._leaving():
-            self._seeds.update_if(record, ends_at=self._journal.head)
+            self._states.update_if(record, ends_at=self._journal.head)
 
-    def _leaving(self) -> list[SeedRecord]:
+    def _leaving(self) -> list[TableState]:
         """Tables that have left, and may have changes that the source has yet to give."""
-        return [record for record in self._seeds.in_phase(Phase.LIVE) if record.leaving and record.ends_at is None]
+        return [record for record in self._states.in_phase(Phase.LIVE) if record.leaving and record.ends_at is None]
 
     def _stage_again(self, there: Collection[TableId]) -> None:
         """Tables that the lake has lost; and those that were blocked: a person may have followed the remedy."""
-        for record in self._seeds.in_phase(Phase.LIVE, Phase.BLOCKED):
+        for record in self._states.in_phase(Phase.LIVE, Phase.BLOCKED):
             if record.phase is Phase.BLOCKED and record.source not in there:
                 continue
             if record.phase is Phase.BLOCKED:
-                self._seeds.stage(record.route, reason=f"tried again after: {record.reason}")
+                self._states.stage(record.route, reason=f"tried again after: {record.reason}")
             elif self._tables.table(record.route).applied(record.generation) is None:
                 log.warning("table %s is gone from the lake; it is copied anew", record.table)
-                self._seeds.stage(record.route, reason="the lake table is gone")
+                self._states.stage(record.route, reason="the lake table is gone")
 
-    def _prepared(self, staged: list[SeedRecord]) -> Iterator[tuple[SeedRecord, Position]]:
+    def _prepared(self, staged: list[TableState]) -> Iterator[tuple[TableState, Position]]:
         """All at once if the source lets us; one by one to find the table that it does not."""
         if not staged:
             return
@@ -260,7 +260,7 @@ class CaptureSide:
             for record in staged:
                 yield from self._prepared([record])
 
-    def _plan(self, record: SeedRecord, low: Position) -> bool:
+    def _plan(self, record: TableState, low: Position) -> bool:
         try:
             plan = self._capture.snapshot(record.source)
         except _A_TABLES_OWN as error:
@@ -268,7 +268,7 @@ class CaptureSide:
             return False
         schema = self._journal.record_schema(plan.schema, low)
         self._capture.recall([schema])
-        self._seeds.update(
+        self._states.update(
             record.table,
             phase=Phase.COPYING,
             schema=schema,
@@ -280,26 +280,26 @@ class CaptureSide:
         self._copying.add(record.source)
         return True
 
-    def _block(self, record: SeedRecord, error: LakefeedError) -> None:
-        self._seeds.update(record.table, phase=Phase.BLOCKED, reason=error.message, remedy=error.remedy)
+    def _block(self, record: TableState, error: LakefeedError) -> None:
+        self._states.update(record.table, phase=Phase.BLOCKED, reason=error.message, remedy=error.remedy)
 
     def _act_on_notices(self, commit: Commit) -> None:
-        """Idempotent: a seed remembers up to which change set it has been told."""
+        """Idempotent: a copy remembers up to which change set it has been told."""
         for notice in commit.notices:
-            fed = [record for record in self._seeds.all().values() if record.source == notice.table]
+            fed = [record for record in self._states.all().values() if record.source == notice.table]
             for record in fed:
                 if record.noticed < commit.number:
                     self._act_on(notice, record, commit.number)
 
-    def _act_on(self, notice: TableNotice, record: SeedRecord, number: int) -> None:
-        if isinstance(notice, ReseedNeeded):
+    def _act_on(self, notice: TableNotice, record: TableState, number: int) -> None:
+        if isinstance(notice, RecopyNeeded):
             # A table that is live has the notice in its next window, and the lake's policy says what becomes of it.
             outdated = record.phase is Phase.COPYING and record.base < number
             if outdated or record.phase is Phase.BLOCKED:
                 log.warning("table %s is copied anew: %s", record.table, notice.reason)
-                self._seeds.stage(record.route, reason=notice.reason, noticed=number)
+                self._states.stage(record.route, reason=notice.reason, noticed=number)
         elif isinstance(notice, TableDropped):
             self._leave(record, _GONE, ends_at=number, noticed=number)
         elif isinstance(notice, TableBlocked):
             blocked = {"phase": Phase.BLOCKED, "reason": notice.reason, "remedy": notice.remedy}
-            self._seeds.update(record.table, noticed=number, **blocked)
+            self._states.update(record.table, noticed=number, **blocked)

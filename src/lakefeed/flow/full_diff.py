@@ -26,7 +26,7 @@ from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import ConfigError, LakefeedError, LeaseError, Retry, StateError
 from lakefeed.flow.full_diff_record import Compared, DiffPlan, DiffRecord, DiffStore
 from lakefeed.flow.listener import Listener
-from lakefeed.flow.seed import Phase, SeedRecord, SeedStore
+from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableFormat
 from lakefeed.lake.full_diff import Comparison, FullDiffResult, full_diff
@@ -49,41 +49,41 @@ class FullDiffs:
     """The comparisons of one pipeline. ConfigError from ``of`` for a capture that has nothing to compare."""
 
     def __init__(
-        self, root: Path, capture: Comparable, seeds: SeedStore, tables: TableFormat, listener: Listener
+        self, root: Path, capture: Comparable, states: TableStates, tables: TableFormat, listener: Listener
     ) -> None:
         self._root = root
         self._capture = capture
-        self._seeds = seeds
+        self._states = states
         self._tables = tables
         self._listener = listener
         self._store = DiffStore(root)
 
     @classmethod
     def of(
-        cls, root: Path, capture: ChangeCapture, seeds: SeedStore, tables: TableFormat, listener: Listener
+        cls, root: Path, capture: ChangeCapture, states: TableStates, tables: TableFormat, listener: Listener
     ) -> FullDiffs:
         if not isinstance(capture, Comparable):
             raise ConfigError(
                 "this source tells every delete by itself, so that there is nothing to find by comparing",
                 remedy="Compare tables that are polled (capture: poll); to copy one anew: lakefeed rebuild.",
             )
-        return cls(root, capture, seeds, tables, listener)
+        return cls(root, capture, states, tables, listener)
 
-    def chosen(self, names: Sequence[str]) -> list[SeedRecord]:
+    def chosen(self, names: Sequence[str]) -> list[TableState]:
         """One lake table for each source table that is named, by either name; all without a name."""
         found = self._comparable()
         if not names:
             return list(found.values())
         return [self._named(name, found) for name in names]
 
-    def due(self) -> list[SeedRecord]:
+    def due(self) -> list[TableState]:
         """Those whose rule says that they are to be compared by now."""
         now = time.time()
         return [record for record in self._comparable().values() if self._due_at(record) <= now]
 
     def compare(
         self,
-        record: SeedRecord,
+        record: TableState,
         *,
         max_deleted_share: float | None = None,
         resume: bool = True,
@@ -113,12 +113,12 @@ class FullDiffs:
         self._listener.full_diff_done(table, result)
         return result
 
-    def _comparable(self) -> dict[TableId, SeedRecord]:
+    def _comparable(self) -> dict[TableId, TableState]:
         """By source table, one live lake table that keeps its current rows."""
-        live = [record for record in self._seeds.in_phase(Phase.LIVE) if not isinstance(record.mode, Append)]
+        live = [record for record in self._states.in_phase(Phase.LIVE) if not isinstance(record.mode, Append)]
         return {record.source: record for record in sorted(live, key=lambda record: record.table, reverse=True)}
 
-    def _named(self, name: str, found: dict[TableId, SeedRecord]) -> SeedRecord:
+    def _named(self, name: str, found: dict[TableId, TableState]) -> TableState:
         table = TableId.parse(name)
         record = found.get(table) or next((one for one in found.values() if one.table == table), None)
         if record is None:
@@ -128,7 +128,7 @@ class FullDiffs:
             )
         return record
 
-    def _due_at(self, record: SeedRecord) -> float:
+    def _due_at(self, record: TableState) -> float:
         """The copy itself was a comparison: its time counts like one."""
         rule = self._capture.full_diff(record.source)
         if rule is None:
@@ -138,7 +138,7 @@ class FullDiffs:
             return last.at + min(rule.every_seconds, _AGAIN_SECONDS)
         return max(last.began if last is not None else 0.0, record.generation / 1000) + rule.every_seconds
 
-    def _compare(self, record: SeedRecord, rule: FullDiff, over: threading.Event | None) -> FullDiffResult:
+    def _compare(self, record: TableState, rule: FullDiff, over: threading.Event | None) -> FullDiffResult:
         table = record.source
         schema = self._lake_schema(record)
         plan = self._plan(record, rule, schema)
@@ -165,14 +165,14 @@ class FullDiffs:
 
         return full_diff(lake, comparison, progress)
 
-    def _lake_schema(self, record: SeedRecord) -> TableSchema:
+    def _lake_schema(self, record: TableState) -> TableSchema:
         applied = self._tables.table(record.route).applied(record.generation)
         if applied is None:
             raise StateError(f"lake table {record.table} is gone", remedy="Run `lakefeed sync`: it copies it anew.")
         with Journal.read(self._root) as journal:
             return journal.schema(record.source, applied.schema_version)
 
-    def _plan(self, record: SeedRecord, rule: FullDiff, known: TableSchema) -> DiffPlan:
+    def _plan(self, record: TableState, rule: FullDiff, known: TableSchema) -> DiffPlan:
         """Step 1: the one that was interrupted, or a new one."""
         before, now = self._store.load(record.source), time.time_ns() // 1_000_000
         if before.plan is not None and self._fits(before.plan, record, rule, now):
@@ -189,7 +189,7 @@ class FullDiffs:
         self._store.save(record.source, replace(before, plan=plan))
         return plan
 
-    def _fits(self, plan: DiffPlan, record: SeedRecord, rule: FullDiff, now: int) -> bool:
+    def _fits(self, plan: DiffPlan, record: TableState, rule: FullDiff, now: int) -> bool:
         is_young = 0 <= now - plan.number < _PLAN_SECONDS * 1000
         return is_young and plan.generation == record.generation and plan.whole_rows == rule.compare_rows
 
@@ -234,7 +234,7 @@ class FullDiffThread:
                     if isinstance(error, LakefeedError):
                         self._listener.table_error(record.source, error.message, error.remedy)
 
-    def _due(self) -> list[SeedRecord]:
+    def _due(self) -> list[TableState]:
         assert self._diffs is not None  # noqa: S101
         try:
             return self._diffs.due()

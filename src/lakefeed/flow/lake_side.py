@@ -1,7 +1,7 @@
 """The lake's side of a pipeline: copies that are planned, then the journal onto the tables, then trim.
 
 Belongs to one thread at a time; it may run beside the capture side, which only ever adds to the journal and to the
-seeds. Nothing here moves progress by itself: a table's own commit does, and what is trimmed is what every table has.
+states. Nothing here moves progress by itself: a table's own commit does, and what is trimmed is what every table has.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from lakefeed.errors import DecodeError, LakefeedError, TableStoppedError
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.result import CycleResult
-from lakefeed.flow.seed import Phase, SeedRecord, SeedStore
+from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
-from lakefeed.lake.base import ChunkSource, Seed, SyncResult, TableFormat, TableResult
+from lakefeed.lake.base import ChunkSource, SyncResult, TableCopy, TableFormat, TableResult
 from lakefeed.lake.engine import CONCERNS_ALL, Engine, Enrolled, Known
 from lakefeed.lake.outcome import explained
 
 log = logging.getLogger(__name__)
 
 TRIM_EVERY = 64
-"""Change sets between two trims: trimming lists directories and writes the seeds, a sync should not."""
+"""Change sets between two trims: trimming lists directories and writes the states, a sync should not."""
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
 
@@ -38,14 +38,14 @@ class LakeSide:
         self,
         tables: TableFormat,
         journal: Journal,
-        seeds: SeedStore,
+        states: TableStates,
         chunk: Callable[[Mapping[str, Any]], ChunkSource],
         options: PipelineOptions,
         listener: Listener,
     ) -> None:
         self._tables = tables
         self._journal = journal
-        self._seeds = seeds
+        self._states = states
         self._chunk = chunk
         self._listener = listener
         self._keep = options.journal.keep_change_sets
@@ -69,7 +69,7 @@ class LakeSide:
     def load(self) -> dict[TableId, TableResult]:
         """Copy what is planned."""
         results: dict[TableId, TableResult] = {}
-        for record in self._seeds.in_phase(Phase.COPYING):
+        for record in self._states.in_phase(Phase.COPYING):
             if not self._paused(record.table):
                 results[record.table] = self._load(record)
                 self._note(record.table, results[record.table])
@@ -103,13 +103,15 @@ class LakeSide:
                 exact_at=record.high,
                 ends_at=record.ends_at,
             )
-            for record in self._seeds.in_phase(Phase.LIVE)
+            for record in self._states.in_phase(Phase.LIVE)
             if not self._paused(record.table)
         }
 
     def _newly_blocked(self) -> dict[TableId, TableResult]:
         """Tables that the source's side has blocked, each told once."""
-        blocked = {r.table: r for r in self._seeds.in_phase(Phase.BLOCKED) if (r.table, r.generation) not in self._told}
+        blocked = {
+            r.table: r for r in self._states.in_phase(Phase.BLOCKED) if (r.table, r.generation) not in self._told
+        }
         self._told |= {(record.table, record.generation) for record in blocked.values()}
         for record in blocked.values():
             self._listener.table_error(record.table, record.reason, record.remedy)
@@ -119,12 +121,12 @@ class LakeSide:
         until, _ = self._pauses.get(table, (0.0, 0.0))
         return until > time.monotonic()
 
-    def _load(self, record: SeedRecord) -> TableResult:
+    def _load(self, record: TableState) -> TableResult:
         try:
             return self._copy(record)
         except (DecodeError, TableStoppedError) as error:
             # The table may have changed under the plan: it is planned again, and that plan will know.
-            self._seeds.stage_if(record, reason=error.message)
+            self._states.stage_if(record, reason=error.message)
             return _failed(error)
         except Exception as error:  # one table must not hold up the others; it is tried again
             failed = explained(error, record.table)
@@ -132,11 +134,11 @@ class LakeSide:
                 raise failed from error
             return _failed(failed)
 
-    def _copy(self, record: SeedRecord) -> TableResult:
+    def _copy(self, record: TableState) -> TableResult:
         assert record.schema is not None  # noqa: S101  # a COPYING record has its plan
         started = time.monotonic()
         self._listener.snapshot_started(record.table, record.rows_estimate)
-        seed = Seed(
+        copy = TableCopy(
             schema=record.schema,
             generation=record.generation,
             base=record.base,
@@ -144,24 +146,24 @@ class LakeSide:
             chunks=[self._chunk(chunk) for chunk in record.chunks],
         )
         lake_table = self._tables.table(record.route)
-        loaded = lake_table.load(seed, lambda rows: self._listener.snapshot_progress(record.table, rows))
+        loaded = lake_table.load(copy, lambda rows: self._listener.snapshot_progress(record.table, rows))
         # If it was staged anew meanwhile, this copy is out of date.
-        self._seeds.update_if(record, phase=Phase.LIVE, rows=loaded.rows, high=loaded.high, chunks=())
+        self._states.update_if(record, phase=Phase.LIVE, rows=loaded.rows, high=loaded.high, chunks=())
         self._listener.snapshot_done(record.table, loaded.rows, time.monotonic() - started)
         return TableResult(applied=record.base, counts=Counts(inserted=loaded.rows))
 
     def _stage(self, table: TableId, result: TableResult) -> None:
         """A new life of the table, which the source's side plans in its next turn."""
-        record = self._seeds.get(table)
+        record = self._states.get(table)
         if record is not None and record.phase is Phase.LIVE:
-            self._seeds.stage_if(record, reason=result.error or "")
+            self._states.stage_if(record, reason=result.error or "")
         self._errors.pop(table, None)
         self._pauses.pop(table, None)
         self._listener.table_error(table, result.error or "", result.remedy or "")
 
     def _note(self, table: TableId, result: TableResult) -> None:
         """Remember what stopped a table and when to try it again; forget it once it works."""
-        record = self._seeds.get(table)
+        record = self._states.get(table)
         if result.error is None or record is None or record.phase in (Phase.BLOCKED, Phase.DROPPED):
             self._errors.pop(table, None)
             self._pauses.pop(table, None)
@@ -176,9 +178,9 @@ class LakeSide:
         self._listener.table_error(table, result.error, result.remedy or "")
 
     def _complete_everywhere(self) -> int:
-        """The change set up to which every live table is complete; seeds that are being copied start at their base."""
+        """The change set up to which every live table is complete; states that are being copied start at their base."""
         numbers = [self._journal.head]
-        for record in self._seeds.in_phase(Phase.LIVE, Phase.COPYING):
+        for record in self._states.in_phase(Phase.LIVE, Phase.COPYING):
             known = self._engine.known(record.table, record.generation)
             numbers.append(max(record.base, record.settled_effective, known.complete if known else 0))
         return min(numbers)
@@ -188,7 +190,7 @@ class LakeSide:
         if bound - self._journal.trimmed < (1 if force else TRIM_EVERY) + self._keep:
             return
         needed: dict[TableId, set[int]] = {}
-        for record in self._seeds.in_phase(Phase.LIVE, Phase.COPYING):
+        for record in self._states.in_phase(Phase.LIVE, Phase.COPYING):
             needed.setdefault(record.source, set()).update({record.schema.version} if record.schema else ())
             known = self._engine.known(record.table, record.generation)
             if known is not None:
@@ -196,21 +198,21 @@ class LakeSide:
                 needed[record.source].add(known.applied.schema_version)
         self._journal.trim(bound, needed=needed)
 
-    def _settle(self, record: SeedRecord, known: Known) -> None:
+    def _settle(self, record: TableState, known: Known) -> None:
         """What only the journal knows now is kept, before it is trimmed."""
         changes: dict[str, Any] = {"settled_recorded": known.applied.number, "settled_effective": known.complete}
         reached = self._journal.position(known.complete)
         if record.high is not None and reached is not None and reached >= record.high:
             changes["high"] = None  # the table is past its copy, for good
-        self._seeds.update_if(record, **changes)
+        self._states.update_if(record, **changes)
 
     def _end_tables(self) -> None:
         """Tables that have left, and have the last of their changes now."""
-        for record in self._seeds.in_phase(Phase.LIVE):
+        for record in self._states.in_phase(Phase.LIVE):
             complete = self._engine.complete(record.table, record.generation)
             if record.ends_at is not None and complete is not None and complete >= record.ends_at:
                 log.warning("lake table %s stays as it is: %s", record.table, record.reason)
-                self.ended = self._seeds.update_if(record, phase=Phase.DROPPED) or self.ended
+                self.ended = self._states.update_if(record, phase=Phase.DROPPED) or self.ended
 
     def _result(self, loaded: Mapping[TableId, TableResult], synced: SyncResult) -> CycleResult:
         tables = {**loaded, **synced.tables}

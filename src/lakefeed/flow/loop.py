@@ -70,7 +70,7 @@ class RunLoop:
             target=self._capture, args=(session, over, failed), name="lakefeed-capture", daemon=True
         )
         thread.start()
-        session.upkeep.start()
+        session.maintenance.start()
         session.full_diff.start()
         try:
             while not self._over() and not failed:
@@ -80,7 +80,7 @@ class RunLoop:
         finally:
             over.set()
             session.full_diff.stop()
-            session.upkeep.stop()
+            session.maintenance.stop()
             thread.join()
         if failed:
             raise failed[0]

@@ -26,18 +26,18 @@ from lakefeed.errors import ConfigError, LakefeedError, LeaseError, StateError
 from lakefeed.flow.full_diff import FullDiffs
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.loop import RunLoop
+from lakefeed.flow.maintenance import maintain_tables
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.rebuild import Rebuild, Rebuilt
 from lakefeed.flow.result import CycleResult
-from lakefeed.flow.seed import SeedStore
 from lakefeed.flow.session import Session
 from lakefeed.flow.status import PipelineStatus, Pulse, read_status
-from lakefeed.flow.upkeep import keep_up
+from lakefeed.flow.table_state import TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.lease import lease_holder
 from lakefeed.lake.base import Lake, TableResult
 from lakefeed.lake.full_diff import FullDiffResult
-from lakefeed.lake.upkeep import UpkeepResult
+from lakefeed.lake.maintenance import MaintenanceResult
 
 _ROUNDS = 3
 """Of copying and capturing in one sync: a table that changes faster than that is caught by the next sync."""
@@ -132,14 +132,14 @@ class Pipeline:
             self._close()
             journal = Journal.open(self.root, options=self._options.journal)
             try:
-                work = Rebuild(journal, SeedStore(self.root), self._tables, self._listener)
+                work = Rebuild(journal, TableStates(self.root), self._tables, self._listener)
                 return work.run(TableId.parse(table), from_source=from_source)
             finally:
                 journal.close()
 
-    def upkeep(self) -> Mapping[TableId, UpkeepResult]:
+    def maintain(self) -> Mapping[TableId, MaintenanceResult]:
         """Pack small files and remove old ones, of every live table, now. Beside a running process if need be."""
-        return keep_up(SeedStore(self.root), self._tables, self._options.upkeep)
+        return maintain_tables(TableStates(self.root), self._tables, self._options.maintenance)
 
     def full_diff(
         self, *tables: str, max_deleted_share: float | None = None, resume: bool = False
@@ -150,7 +150,7 @@ class Pipeline:
         ``max_deleted_share`` instead of the rule's. ``resume``: go on with a comparison that was interrupted, which
         finds what was deleted before that one began. A table that is refused is in the answer; an error is raised.
         """
-        diffs = FullDiffs.of(self.root, self._capture, SeedStore(self.root), self._tables, self._listener)
+        diffs = FullDiffs.of(self.root, self._capture, TableStates(self.root), self._tables, self._listener)
         chosen = diffs.chosen(tables)
         return {
             record.source: diffs.compare(record, max_deleted_share=max_deleted_share, resume=resume)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, JournalError, LakeError, LakefeedError
 from lakefeed.flow.listener import Listener
-from lakefeed.flow.seed import Phase, SeedRecord, SeedStore
+from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
-from lakefeed.lake.base import ChunkSource, Seed, TableFormat, TableState
+from lakefeed.lake.base import ChunkSource, TableCopy, TableFormat, TableVersion
 from lakefeed.lake.route import Route
 
 
@@ -34,8 +34,8 @@ class Rebuilt:
 
 @dataclass(frozen=True, slots=True)
 class _Donor:
-    record: SeedRecord
-    state: TableState
+    record: TableState
+    state: TableVersion
     number: int
     chunks: tuple[ChunkSource, ...]
 
@@ -43,9 +43,9 @@ class _Donor:
 class Rebuild:
     """Works while no process runs the pipeline; ``journal`` is open, so the caller has the lease."""
 
-    def __init__(self, journal: Journal, seeds: SeedStore, tables: TableFormat, listener: Listener) -> None:
+    def __init__(self, journal: Journal, states: TableStates, tables: TableFormat, listener: Listener) -> None:
         self._journal = journal
-        self._seeds = seeds
+        self._states = states
         self._tables = tables
         self._listener = listener
 
@@ -56,14 +56,14 @@ class Rebuild:
         """
         route = self._route(table)
         if from_source:
-            self._seeds.stage(route, reason="rebuilt by hand")
+            self._states.stage(route, reason="rebuilt by hand")
             return Rebuilt(table=table)
         donor = self._donor(route)
         started = time.monotonic()
         self._listener.snapshot_started(table, self._rows_estimate(donor.record))
         schema = self._journal.schema(route.source, donor.state.schema_version)
-        record = self._seeds.stage(route, reason="rebuilt by hand")
-        seed = Seed(
+        record = self._states.stage(route, reason="rebuilt by hand")
+        copy = TableCopy(
             schema=schema,
             generation=record.generation,
             base=donor.number,
@@ -71,13 +71,13 @@ class Rebuild:
             chunks=donor.chunks,
         )
         progress = self._listener.snapshot_progress
-        loaded = self._tables.table(route).load(seed, lambda rows: progress(table, rows))
-        self._seeds.update(table, phase=Phase.LIVE, schema=schema, base=seed.base, rows=loaded.rows)
+        loaded = self._tables.table(route).load(copy, lambda rows: progress(table, rows))
+        self._states.update(table, phase=Phase.LIVE, schema=schema, base=copy.base, rows=loaded.rows)
         self._listener.snapshot_done(table, loaded.rows, time.monotonic() - started)
-        return Rebuilt(table=table, start=seed.base, donor=donor.record.table, rows=loaded.rows)
+        return Rebuilt(table=table, start=copy.base, donor=donor.record.table, rows=loaded.rows)
 
     def _route(self, table: TableId) -> Route:
-        sources = {record.source for record in self._seeds.all().values()}
+        sources = {record.source for record in self._states.all().values()}
         routes = {route.table: route for source in sources for route in self._tables.routes(source)}
         if table not in routes:
             raise ConfigError(
@@ -89,7 +89,7 @@ class Rebuild:
     def _donor(self, route: Route) -> _Donor:
         """The oldest state that the journal still leads on from, over all lake tables of the source table."""
         wrong: list[LakefeedError] = []
-        records = [one for one in self._seeds.in_phase(Phase.LIVE, Phase.DROPPED) if one.source == route.source]
+        records = [one for one in self._states.in_phase(Phase.LIVE, Phase.DROPPED) if one.source == route.source]
         found = [donor for record in records if (donor := self._oldest(record, wrong)) is not None]
         if found:
             return min(found, key=lambda donor: donor.number)
@@ -100,14 +100,14 @@ class Rebuild:
             remedy=f"Copy it from the source: lakefeed rebuild FILE {route.table} --from-source.",
         ) from (wrong[-1] if wrong else None)
 
-    def _oldest(self, record: SeedRecord, wrong: list[LakefeedError]) -> _Donor | None:
+    def _oldest(self, record: TableState, wrong: list[LakefeedError]) -> _Donor | None:
         """The oldest state of one lake table that can still be read; what the others lack is added to ``wrong``.
 
         A table may have thousands of states, and each costs a look at its files. Files are cleaned up oldest first:
         where the oldest state cannot be read and the newest can, the first that can is between them, by halves.
         """
         try:
-            states = [one for one in self._states(record) if self._number(record, one) >= self._journal.trimmed]
+            states = [one for one in self._versions(record) if self._number(record, one) >= self._journal.trimmed]
         except LakeError as error:
             wrong.append(error)
             return None
@@ -122,7 +122,7 @@ class Rebuild:
             donor, unread, read = (older, unread, middle) if older is not None else (donor, middle, read)
         return donor
 
-    def _opened(self, record: SeedRecord, state: TableState, wrong: list[LakefeedError]) -> _Donor | None:
+    def _opened(self, record: TableState, state: TableVersion, wrong: list[LakefeedError]) -> _Donor | None:
         try:
             schema = self._journal.schema(record.source, state.schema_version)
             chunks = self._tables.table(record.route).chunks(state, schema)
@@ -131,14 +131,14 @@ class Rebuild:
             return None
         return _Donor(record, state, self._number(record, state), chunks) if chunks is not None else None
 
-    def _rows_estimate(self, record: SeedRecord) -> int:
+    def _rows_estimate(self, record: TableState) -> int:
         """The donor's rows of now; what its copy had where its statistics do not say."""
         applied = self._tables.table(record.route).applied(record.generation)
         return applied.rows if applied is not None and applied.rows is not None else record.rows
 
-    def _states(self, record: SeedRecord) -> tuple[TableState, ...]:
+    def _versions(self, record: TableState) -> tuple[TableVersion, ...]:
         return self._tables.table(record.route).states(record.generation)
 
-    def _number(self, record: SeedRecord, state: TableState) -> int:
+    def _number(self, record: TableState, state: TableVersion) -> int:
         """Up to where the state is complete: its own number, or more where nothing for it came after that."""
         return max(state.number, record.settled_effective if state.number == record.settled_recorded else 0)

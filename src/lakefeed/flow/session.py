@@ -11,10 +11,10 @@ from lakefeed.flow.capture_side import CaptureSide
 from lakefeed.flow.full_diff import FullDiffs, FullDiffThread
 from lakefeed.flow.lake_side import LakeSide
 from lakefeed.flow.listener import Listener
+from lakefeed.flow.maintenance import MaintenanceThread
 from lakefeed.flow.options import PipelineOptions
-from lakefeed.flow.seed import SeedStore
 from lakefeed.flow.status import Pulse
-from lakefeed.flow.upkeep import UpkeepThread
+from lakefeed.flow.table_state import TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableFormat
 
@@ -28,11 +28,11 @@ class Session:
         self.root = root
         self.journal = Journal.open(root, options=options.journal)
         try:
-            seeds = SeedStore(root)
-            self.capture = CaptureSide(capture, self.journal, seeds, tables, listener)
-            self.lake = LakeSide(tables, self.journal, seeds, capture.chunk, options, listener)
-            self.upkeep = UpkeepThread(seeds, tables, options.upkeep, options.upkeep_seconds)
-            self.full_diff = FullDiffThread(_full_diffs(capture, tables, root, seeds, listener), listener)
+            states = TableStates(root)
+            self.capture = CaptureSide(capture, self.journal, states, tables, listener)
+            self.lake = LakeSide(tables, self.journal, states, capture.chunk, options, listener)
+            self.maintenance = MaintenanceThread(states, tables, options.maintenance, options.maintenance_seconds)
+            self.full_diff = FullDiffThread(_full_diffs(capture, tables, root, states, listener), listener)
             self.capture.open()
         except BaseException:
             self.close()
@@ -52,7 +52,7 @@ class Session:
 
 
 def _full_diffs(
-    capture: ChangeCapture, tables: TableFormat, root: Path, seeds: SeedStore, listener: Listener
+    capture: ChangeCapture, tables: TableFormat, root: Path, states: TableStates, listener: Listener
 ) -> FullDiffs | None:
     """None for a capture that sees every delete."""
-    return FullDiffs(root, capture, seeds, tables, listener) if isinstance(capture, Comparable) else None
+    return FullDiffs(root, capture, states, tables, listener) if isinstance(capture, Comparable) else None

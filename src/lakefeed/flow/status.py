@@ -1,7 +1,7 @@
 """Status: one look at a pipeline, from inside or from another process, without Spark and without the lease.
 
 The process that runs a pipeline leaves a small pulse file beside the journal once a cycle. Everything else is read
-from where it lives: seeds, journal, the tables' own commits, the source.
+from where it lives: states, journal, the tables' own commits, the source.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lakefeed.capture.base import Lag
 from lakefeed.change.table import TableId
 from lakefeed.errors import LakefeedError
 from lakefeed.flow.full_diff_record import Compared, DiffStore
-from lakefeed.flow.seed import Phase, SeedRecord, SeedStore
+from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.lease import lease_holder
 from lakefeed.lake.base import Applied, TableFormat
@@ -91,11 +91,11 @@ def read_status(root: Path, tables: TableFormat, lag: Lag, *, now: float | None 
         return PipelineStatus(verdict="stopped", reason="the pipeline has never run", lag=lag)
     pulse, journal = Pulse.read(root), Journal.read(root)
     try:
-        seeds = SeedStore(root).all()
+        states = TableStates(root).all()
         diffs = DiffStore(root)
         found = {
             table: _with_comparison(_table_status(record, journal, tables, pulse), diffs, record)
-            for table, record in sorted(seeds.items())
+            for table, record in sorted(states.items())
         }
         verdict, reason = _verdict(root, pulse, found, journal.head, lag, time.time() if now is None else now)
         return PipelineStatus(verdict=verdict, reason=reason, journal_head=journal.head, lag=lag, tables=found)
@@ -103,7 +103,7 @@ def read_status(root: Path, tables: TableFormat, lag: Lag, *, now: float | None 
         journal.close()
 
 
-def _table_status(record: SeedRecord, journal: Journal, tables: TableFormat, pulse: Pulse) -> TableStatus:
+def _table_status(record: TableState, journal: Journal, tables: TableFormat, pulse: Pulse) -> TableStatus:
     error, remedy = pulse.tables.get(str(record.table), (None, None))
     if record.phase is Phase.BLOCKED:
         error, remedy = record.reason, record.remedy
@@ -119,7 +119,7 @@ def _table_status(record: SeedRecord, journal: Journal, tables: TableFormat, pul
     return TableStatus(state=state, applied=number, rows=applied.rows, error=error, remedy=remedy, reason=reason)
 
 
-def _with_comparison(status: TableStatus, diffs: DiffStore, record: SeedRecord) -> TableStatus:
+def _with_comparison(status: TableStatus, diffs: DiffStore, record: TableState) -> TableStatus:
     """A comparison that was refused, or fails, waits for a person as other errors of a table do."""
     last = diffs.load(record.source).last
     if last is None or record.phase is Phase.DROPPED:
@@ -129,7 +129,7 @@ def _with_comparison(status: TableStatus, diffs: DiffStore, record: SeedRecord) 
     return replace(status, compared=last)
 
 
-def effective(record: SeedRecord, applied: Applied, journal: Journal) -> int:
+def effective(record: TableState, applied: Applied, journal: Journal) -> int:
     """Up to which change set the table is complete: its own number, or more where nothing for it came after that."""
     settled = record.settled_effective if applied.number == record.settled_recorded else 0
     number = max(applied.number, settled)
@@ -141,7 +141,7 @@ def effective(record: SeedRecord, applied: Applied, journal: Journal) -> int:
     return number if something_new else journal.head
 
 
-def catching_up(record: SeedRecord, applied: int, journal: Journal) -> bool:
+def catching_up(record: TableState, applied: int, journal: Journal) -> bool:
     """True while a live table has not yet passed the newest state that its copy was read at."""
     if record.phase is not Phase.LIVE or record.high is None:
         return False

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lakefeed.change.change_set import ReseedNeeded, TableBlocked, TableDropped, TableNotice
+from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.position import Position, decode_position
 from lakefeed.change.segment import Counts, Segment
 from lakefeed.change.table import TableId
@@ -162,8 +162,8 @@ def _segment(table: TableId, data: dict[str, Any], root: Path) -> StoredSegment:
 
 def _notice_json(notice: TableNotice) -> dict[str, Any]:
     table = str(notice.table)
-    if isinstance(notice, ReseedNeeded):
-        return {"kind": "reseed_needed", "table": table, "reason": notice.reason, "columns": notice.columns}
+    if isinstance(notice, RecopyNeeded):
+        return {"kind": "recopy_needed", "table": table, "reason": notice.reason, "columns": notice.columns}
     if isinstance(notice, TableBlocked):
         return {"kind": "table_blocked", "table": table, "reason": notice.reason, "remedy": notice.remedy}
     return {"kind": "table_dropped", "table": table}
@@ -171,9 +171,9 @@ def _notice_json(notice: TableNotice) -> dict[str, Any]:
 
 def _notice(data: dict[str, Any]) -> TableNotice:
     table = TableId.parse(data["table"])
-    if data["kind"] == "reseed_needed":
+    if data["kind"] == "recopy_needed":
         columns = data.get("columns")  # older commits have none
-        return ReseedNeeded(table, data["reason"], tuple(columns) if columns is not None else None)
+        return RecopyNeeded(table, data["reason"], tuple(columns) if columns is not None else None)
     if data["kind"] == "table_blocked":
         return TableBlocked(table, data["reason"], data["remedy"])
     return TableDropped(table)

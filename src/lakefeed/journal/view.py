@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 
-from lakefeed.change.change_set import ReseedNeeded
+from lakefeed.change.change_set import RecopyNeeded
 from lakefeed.change.position import Position
 from lakefeed.change.segment import Doubt, Window
 from lakefeed.change.table import TableId, TableSchema
@@ -126,7 +126,7 @@ class JournalView:
             Doubt(self._known_version(table, commit.number), notice.reason, notice.columns)
             for commit in commits
             for notice in commit.notices
-            if isinstance(notice, ReseedNeeded) and notice.table == table
+            if isinstance(notice, RecopyNeeded) and notice.table == table
         )
 
     def _known_version(self, table: TableId, number: int) -> int:

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from lakefeed.change.position import Position
 from lakefeed.change.segment import Counts, Window
 from lakefeed.change.table import TableId, TableSchema
+from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.route import Route
-from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult
 
 
 class ChangeLog(Protocol):
@@ -40,7 +40,7 @@ class ChunkSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seed:
+class TableCopy:
     """The copy of one table: which generation of the lake table, from which place in the journal, which chunks.
 
     ``generation`` names one life of the lake table: a rebuilt table gets the next one, so that numbers recorded by
@@ -77,7 +77,7 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableState:
+class TableVersion:
     """A state that a lake table once had and that can still be read: after change set ``number``.
 
     ``version`` is the format's own name for it. ``position`` is that change set's end.
@@ -108,7 +108,7 @@ class LakeTable(Protocol):
     def applied(self, generation: int) -> Applied | None:
         """What the table's own commits say. None: there is no table, or it is of another generation."""
 
-    def load(self, seed: Seed, progress: Callable[[int], None]) -> Loaded:
+    def load(self, copy: TableCopy, progress: Callable[[int], None]) -> Loaded:
         """Copy a table: the first commit replaces whatever was there; groups of chunks are one commit each.
 
         Groups that an earlier, interrupted call has committed are not read again. ``progress`` is told rows added.
@@ -117,11 +117,11 @@ class LakeTable(Protocol):
     def apply(self, window: Window, generation: int) -> None:
         """Bring the table from ``window.after`` to ``window.upto`` in one commit, evolving its schema first."""
 
-    def states(self, generation: int) -> tuple[TableState, ...]:
+    def states(self, generation: int) -> tuple[TableVersion, ...]:
         """States of this generation that can still be read and are exact (past the copy), oldest first. No JVM."""
 
-    def chunks(self, state: TableState, schema: TableSchema) -> tuple[ChunkSource, ...] | None:
-        """The source's rows as the table had them at ``state``, to seed another table with; ``schema`` is theirs.
+    def chunks(self, state: TableVersion, schema: TableSchema) -> tuple[ChunkSource, ...] | None:
+        """The source's rows as the table had them at ``state``, to copy another table with; ``schema`` is theirs.
 
         They stay readable while this very table is replaced. None for a mode that does not keep the current rows.
         """
@@ -133,8 +133,8 @@ class LakeTable(Protocol):
         the beginning are left out. None for a mode that does not keep the current rows.
         """
 
-    def upkeep(self, options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:
-        """Pack small files and remove what nobody needs any more. Beside a sync, from another thread: see flow.upkeep.
+    def maintain(self, options: MaintenanceOptions, key: Sequence[str]) -> MaintenanceResult:
+        """Pack small files and remove what nobody needs any more. Runs beside syncs: see flow.maintenance.
 
         Changes no row and nothing that ``applied`` says. ``key`` is the source table's.
         """

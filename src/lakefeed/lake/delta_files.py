@@ -2,7 +2,7 @@
 
 A commit by Spark itself reads the table's whole log in a job of its own, to see which transactions it records, and
 looks for the rows of a merge in another: about a second and another two, whatever the batch
-(docs/decisions/0010-delta-files.md). Files that no commit names are not part of the table: upkeep removes them.
+(docs/decisions/0010-delta-files.md). Files that no commit names are not part of the table: maintenance removes them.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ What a table's commits record, as Delta application transactions (appId → vers
     lakefeed/<pipeline>/<table>                         the generation that the table is of
     lakefeed/<pipeline>/<table>/<generation>            applied change set number; there once the copy is complete
     lakefeed/<pipeline>/<table>/<generation>/schema     schema version
-    lakefeed/<pipeline>/<table>/<generation>/seed       chunks of the copy that are in the table
+    lakefeed/<pipeline>/<table>/<generation>/copy       chunks of the copy that are in the table
 
 Delta keeps these through overwrites, so each life of a table has ids of its own.
 """
@@ -55,8 +55,8 @@ class AppIds:
         return f"{self.applied}/schema"
 
     @property
-    def seed(self) -> str:
-        return f"{self.applied}/seed"
+    def copy(self) -> str:
+        return f"{self.applied}/copy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class DeltaLog:
             table = self._current()
             if table is None or table.transaction_version(ids.owner) != ids.generation:
                 return None
-            found: int | None = table.transaction_version(ids.seed)
+            found: int | None = table.transaction_version(ids.copy)
             return found
 
     def is_foreign(self, ids: AppIds) -> bool:
@@ -120,9 +120,9 @@ class DeltaLog:
     def loaded(self, generation: int) -> Loaded:
         """The sum of what the commits of this generation's copy say."""
         rows, high = 0, None
-        for seed in self._seed_commits(generation):
-            rows += seed["rows"]
-            high = highest(high, decode_position(seed["high"]) if seed["high"] else None)
+        for copy in self._copy_commits(generation):
+            rows += copy["rows"]
+            high = highest(high, decode_position(copy["high"]) if copy["high"] else None)
         return Loaded(rows=rows, high=high)
 
     def having(self, names: Sequence[str]) -> tuple[str, ...]:
@@ -179,7 +179,7 @@ class DeltaLog:
         with self._lock:
             table = self._at(removed.version if removed is not None else None)
             if not self._is_due(table, ids, stamp):
-                return  # the files are part of nothing: upkeep removes them
+                return  # the files are part of nothing: maintenance removes them
             actions = [*(_add_action(file) for file in added), *out]
             try:
                 table.create_write_transaction(actions, "append", table.schema(), commit_properties=properties)
@@ -264,7 +264,7 @@ class DeltaLog:
             table = self._current()
             if table is None:
                 raise LakeError(f"the table at {self._uri} is gone in the middle of its copy")
-            if table.transaction_version(group.ids.seed) != group.after:
+            if table.transaction_version(group.ids.copy) != group.after:
                 raise CommitFailedError(f"another process copies the same rows to {self.path}")
             table.create_write_transaction(actions, "append", schema, commit_properties=properties)
 
@@ -295,14 +295,14 @@ class DeltaLog:
             self._rows = (version, count_rows(table))
         return self._rows[1]
 
-    def _seed_commits(self, generation: int) -> Iterator[Mapping[str, Any]]:
+    def _copy_commits(self, generation: int) -> Iterator[Mapping[str, Any]]:
         with self._lock:
             table = self._current()
             history = table.history() if table is not None else []
         for commit in history:
             metadata = json.loads(commit.get("userMetadata") or "{}")
-            if isinstance(metadata, dict) and metadata.get("generation") == generation and "seed" in metadata:
-                yield metadata["seed"]
+            if isinstance(metadata, dict) and metadata.get("generation") == generation and "copy" in metadata:
+                yield metadata["copy"]
 
 
 def _add_action(file: ChunkFile | DataFile) -> Any:

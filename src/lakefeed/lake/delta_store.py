@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lakefeed.change.table import TableSchema
-from lakefeed.lake.base import Applied, ChunkSource, Loaded, Seed, TableState
+from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
 from lakefeed.lake.bounds import KeyBounds
 from lakefeed.lake.delta_cleanup import WRITE_HOURS, remove_stray_checksums
 from lakefeed.lake.delta_evolve import evolve_table
@@ -20,12 +20,12 @@ from lakefeed.lake.delta_log import AppIds, DeltaLog
 from lakefeed.lake.file_chunk import CurrentRows, FileChunk
 from lakefeed.lake.history import exact_states
 from lakefeed.lake.location import spark_path
+from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult, needs_packing
 from lakefeed.lake.route import Route
 from lakefeed.lake.shape import Shape
 from lakefeed.lake.sparktype import quoted
 from lakefeed.lake.step import AppendRows, MergeRows, Replaceable, RewriteRows, Step
 from lakefeed.lake.store import Extent, Stamp
-from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult, needs_packing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,18 +57,18 @@ class DeltaStore:
         return self._log.applied(AppIds(self._owner, generation))
 
     def load(
-        self, seed: Seed, shape: Shape, session: Callable[[], SparkSession], progress: Callable[[int], None]
+        self, copy: TableCopy, shape: Shape, session: Callable[[], SparkSession], progress: Callable[[int], None]
     ) -> Loaded:
-        ids = AppIds(self._owner, seed.generation)
-        return load_table(seed, shape, self._log, ids, context=lambda: session().sparkContext, progress=progress)
+        ids = AppIds(self._owner, copy.generation)
+        return load_table(copy, shape, self._log, ids, context=lambda: session().sparkContext, progress=progress)
 
     def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:
         return self._log.extent(column, bounds)
 
-    def states(self, generation: int) -> tuple[TableState, ...]:
+    def states(self, generation: int) -> tuple[TableVersion, ...]:
         commits = exact_states(read_log(self.location, self._table), generation)
         return tuple(
-            TableState(
+            TableVersion(
                 number=commit.applied or 0,
                 schema_version=int((commit.metadata or {})["schema_version"]),
                 position=commit.position,
@@ -77,7 +77,7 @@ class DeltaStore:
             for commit in commits
         )
 
-    def chunks(self, state: TableState, schema: TableSchema, current: CurrentRows) -> tuple[ChunkSource, ...]:
+    def chunks(self, state: TableVersion, schema: TableSchema, current: CurrentRows) -> tuple[ChunkSource, ...]:
         files = self._log.files(state.version)
         return tuple(FileChunk(schema, path, current, state.position) for path in files)
 
@@ -104,10 +104,12 @@ class DeltaStore:
             mode = "append" if isinstance(step, AppendRows) else "overwrite"
             step.rows.write.format("delta").mode(mode).save(spark_path(self.location))
 
-    def upkeep(self, session: Callable[[], SparkSession], options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:
+    def maintain(
+        self, session: Callable[[], SparkSession], options: MaintenanceOptions, key: Sequence[str]
+    ) -> MaintenanceResult:
         extent = self._log.extent("", None)
         if extent is None:
-            return UpkeepResult()
+            return MaintenanceResult()
         after = extent.files
         try:
             if needs_packing(extent.files, extent.bytes, options):
@@ -116,9 +118,9 @@ class DeltaStore:
                 after = packed.files if packed is not None else after
         finally:  # a table that cannot be packed must not grow without end, too
             removed = self._clean(session, options)
-        return UpkeepResult(files_before=extent.files, files_after=after, removed=removed)
+        return MaintenanceResult(files_before=extent.files, files_after=after, removed=removed)
 
-    def _clean(self, session: Callable[[], SparkSession], options: UpkeepOptions) -> int:
+    def _clean(self, session: Callable[[], SparkSession], options: MaintenanceOptions) -> int:
         if options.keep_hours is None:
             return 0
         removed = self._log.vacuum(options.keep_hours)
@@ -136,7 +138,7 @@ class DeltaStore:
         hours = max(WRITE_HOURS, round(keep_hours))
         session.sql(f"VACUUM delta.{quoted(spark_path(self.location))} RETAIN {hours} HOURS")
 
-    def _pack(self, session: SparkSession, options: UpkeepOptions, key: Sequence[str]) -> None:
+    def _pack(self, session: SparkSession, options: MaintenanceOptions, key: Sequence[str]) -> None:
         session.conf.set("spark.databricks.delta.optimize.maxFileSize", str(options.file_bytes))
         session.conf.set("spark.databricks.delta.optimize.minFileSize", str(options.file_bytes // 2))
         if options.insists:

@@ -40,8 +40,8 @@ class LogCommit:
     @property
     def copied_upto(self) -> Position | None:
         """The newest position at which rows of a copy were read."""
-        seed = (self.metadata or {}).get("seed")
-        return decode_position(seed["high"]) if seed and seed["high"] else None
+        copy = (self.metadata or {}).get("copy")
+        return decode_position(copy["high"]) if copy and copy["high"] else None
 
     @property
     def read_at_once(self) -> bool:
@@ -50,7 +50,7 @@ class LogCommit:
 
     @property
     def is_partial_copy(self) -> bool:
-        return bool(self.metadata) and "seed" in (self.metadata or {}) and self.applied is None
+        return bool(self.metadata) and "copy" in (self.metadata or {}) and self.applied is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import LakeError
-from lakefeed.lake.base import ChunkSource, TableState
+from lakefeed.lake.base import ChunkSource, TableVersion
 from lakefeed.lake.file_chunk import CurrentRows
 
 
@@ -55,7 +55,7 @@ class SnapshotChunk:
 
 
 def chunks_of(
-    metadata_file: str | None, state: TableState, schema: TableSchema, current: CurrentRows
+    metadata_file: str | None, state: TableVersion, schema: TableSchema, current: CurrentRows
 ) -> tuple[ChunkSource, ...]:
     """The files of a state. LakeError if they are gone, or if there is nothing here to read them with."""
     if metadata_file is None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class IcebergHistory:
     """See ``history.TableHistory``."""
 
-    keeps_more = "a longer upkeep.keep_hours keeps more snapshots from now on."
+    keeps_more = "a longer maintenance.keep_hours keeps more snapshots from now on."
 
     def __init__(self, catalog: IcebergCatalog, table: TableId) -> None:
         self._catalog = catalog
@@ -72,5 +72,5 @@ def _commit(number: int, summary: Mapping[str, str]) -> LogCommit:
         return LogCommit(version=number)
     # Every snapshot knows the copy that it stands on, so that it does not matter which of them are expired.
     high = record.copied.high
-    seed: dict[str, Any] = {"high": high.encode() if high is not None else None}
-    return LogCommit(version=number, metadata={**note, "seed": seed}, applied=record.applied)
+    copy: dict[str, Any] = {"high": high.encode() if high is not None else None}
+    return LogCommit(version=number, metadata={**note, "copy": copy}, applied=record.applied)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lakefeed.change.position import highest
 from lakefeed.errors import TableStoppedError
 from lakefeed.failpoint import hit
-from lakefeed.lake.base import Loaded, Seed
+from lakefeed.lake.base import Loaded, TableCopy
 from lakefeed.lake.iceberg_java import JavaTable
 from lakefeed.lake.iceberg_log import GENERATION, OWNER, SCHEMA_VERSION, Copied, IcebergLog, Record
 from lakefeed.lake.iceberg_schema import schema_json, with_field_ids
@@ -42,87 +42,87 @@ class IcebergCopy:
         self._properties = properties
 
     def load(
-        self, seed: Seed, shape: Shape, context: Callable[[], SparkContext], progress: Callable[[int], None]
+        self, copy: TableCopy, shape: Shape, context: Callable[[], SparkContext], progress: Callable[[int], None]
     ) -> Loaded:
-        record = self._log.record(seed.generation)
+        record = self._log.record(copy.generation)
         if record is None:
-            self._refuse_foreign(seed)
+            self._refuse_foreign(copy)
         while record is None or record.applied is None:
-            files = self._group(seed, shape, context, record)
+            files = self._group(copy, shape, context, record)
             progress(sum(file.rows for file in files))
             hit("lake.during_load")
-            record = self._log.record(seed.generation)
-        return self._log.loaded(seed.generation)
+            record = self._log.record(copy.generation)
+        return self._log.loaded(copy.generation)
 
     def _group(
-        self, seed: Seed, shape: Shape, context: Callable[[], SparkContext], record: Record | None
+        self, copy: TableCopy, shape: Shape, context: Callable[[], SparkContext], record: Record | None
     ) -> list[ChunkFile]:
         """Read, write and commit the next chunks."""
-        own = shape.schema(seed.schema)
+        own = shape.schema(copy.schema)
         addition = (
             self._table.appending()
             if record is not None
-            else self._table.replacing(schema_json(own), self._made_with(seed))
+            else self._table.replacing(schema_json(own), self._made_with(copy))
         )
         stored = with_field_ids(lake_arrow(own), addition.schema)
-        write = partial(attempt_chunk, directory=addition.directory, schema=stored, added=shape.copied(seed))
+        write = partial(attempt_chunk, directory=addition.directory, schema=stored, added=shape.copied(copy))
         start = record.copied.chunks if record is not None else 0
-        files = written_chunks(seed.chunks[start : start + GROUP_CHUNKS], write, seed.table, context)
-        after = self._after(seed, files, record.copied if record is not None else Copied())
-        addition.commit(files, after.summary(_commit(seed, after, files)), self._settled(after))
+        files = written_chunks(copy.chunks[start : start + GROUP_CHUNKS], write, copy.table, context)
+        after = self._after(copy, files, record.copied if record is not None else Copied())
+        addition.commit(files, after.summary(_commit(copy, after, files)), self._settled(after))
         return files
 
-    def _after(self, seed: Seed, files: Sequence[ChunkFile], before: Copied) -> Record:
-        done = min(before.chunks + GROUP_CHUNKS, len(seed.chunks))
+    def _after(self, copy: TableCopy, files: Sequence[ChunkFile], before: Copied) -> Record:
+        done = min(before.chunks + GROUP_CHUNKS, len(copy.chunks))
         high = before.high
         for file in files:
             high = highest(high, file.high)
         return Record(
             owner=self._log.owner,
-            generation=seed.generation,
-            applied=seed.base if done == len(seed.chunks) else None,
-            schema_version=seed.schema.version,
+            generation=copy.generation,
+            applied=copy.base if done == len(copy.chunks) else None,
+            schema_version=copy.schema.version,
             copied=Copied(chunks=done, rows=before.rows + sum(file.rows for file in files), high=high),
         )
 
-    def _made_with(self, seed: Seed) -> dict[str, str]:
-        key = ", ".join(seed.schema.key) or "none"
+    def _made_with(self, copy: TableCopy) -> dict[str, str]:
+        key = ", ".join(copy.schema.key) or "none"
         return {
             **self._properties,
-            _VERSIONS: str(self._kept_versions(seed)),
+            _VERSIONS: str(self._kept_versions(copy)),
             OWNER: self._log.owner,
-            GENERATION: str(seed.generation),
-            SCHEMA_VERSION: str(seed.schema.version),
-            "comment": f"Made of {seed.table}, kept by Lakefeed. Key: {key}.",
+            GENERATION: str(copy.generation),
+            SCHEMA_VERSION: str(copy.schema.version),
+            "comment": f"Made of {copy.table}, kept by Lakefeed. Key: {key}.",
         }
 
-    def _kept_versions(self, seed: Seed) -> int:
+    def _kept_versions(self, copy: TableCopy) -> int:
         """While the copy goes on: it may be made of the very table, whose metadata as it was is read to the end."""
-        groups = -(-len(seed.chunks) // GROUP_CHUNKS)
+        groups = -(-len(copy.chunks) // GROUP_CHUNKS)
         return max(int(self._properties[_VERSIONS]), groups + _SPARE_VERSIONS)
 
     def _settled(self, after: Record) -> dict[str, str]:
         """What the table is set to with the last chunks."""
         return {_VERSIONS: self._properties[_VERSIONS]} if after.applied is not None else {}
 
-    def _refuse_foreign(self, seed: Seed) -> None:
+    def _refuse_foreign(self, copy: TableCopy) -> None:
         if self._log.is_foreign():
             raise TableStoppedError(
-                f"table {seed.table}: there is a table at {self._log.location}, which this pipeline did not make",
+                f"table {copy.table}: there is a table at {self._log.location}, which this pipeline did not make",
                 remedy="Choose another lake path, namespace or pipeline name, or remove that table.",
-                table=str(seed.table),
+                table=str(copy.table),
             )
 
 
-def _commit(seed: Seed, after: Record, files: Sequence[ChunkFile]) -> dict[str, Any]:
+def _commit(copy: TableCopy, after: Record, files: Sequence[ChunkFile]) -> dict[str, Any]:
     return {
         "pipeline": after.owner.partition("/")[0],
-        "table": str(seed.table),
-        "generation": seed.generation,
-        "change_sets": {"after": 0, "upto": seed.base},
-        "schema_version": seed.schema.version,
-        "position": seed.position.encode() if seed.position else None,
-        "seed": {
+        "table": str(copy.table),
+        "generation": copy.generation,
+        "change_sets": {"after": 0, "upto": copy.base},
+        "schema_version": copy.schema.version,
+        "position": copy.position.encode() if copy.position else None,
+        "copy": {
             "chunks": after.copied.chunks,
             "rows": sum(file.rows for file in files),
             "high": after.copied.high.encode() if after.copied.high else None,

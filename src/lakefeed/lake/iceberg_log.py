@@ -6,7 +6,7 @@ In the summary of every snapshot that Lakefeed makes, so that any one of them te
     lakefeed.generation      the life of the table that the snapshot belongs to
     lakefeed.applied         change set number; there once the copy is complete
     lakefeed.schema-version  of the rows
-    lakefeed.seed            the copy so far: chunks, rows, highest position (JSON)
+    lakefeed.copy            the copy so far: chunks, rows, highest position (JSON)
     lakefeed.commit          for people who look at the history (JSON)
     lakefeed.attempt         one write; how it is found again between being staged and being published
 
@@ -24,11 +24,11 @@ from typing import Any, Self
 
 from lakefeed.change.position import Position, decode_position
 from lakefeed.errors import TableStoppedError
-from lakefeed.lake.base import Applied, Loaded, TableState
+from lakefeed.lake.base import Applied, Loaded, TableVersion
 from lakefeed.lake.iceberg_metadata import Metadata, MetadataReader
 
 OWNER, GENERATION, APPLIED = "lakefeed.owner", "lakefeed.generation", "lakefeed.applied"
-SCHEMA_VERSION, SEED = "lakefeed.schema-version", "lakefeed.seed"
+SCHEMA_VERSION, COPY = "lakefeed.schema-version", "lakefeed.copy"
 COMMIT, ATTEMPT = "lakefeed.commit", "lakefeed.attempt"
 _SLACK = 1.25
 """How many times as many snapshots as are wanted are let be: to expire a few takes as long as to expire many."""
@@ -72,7 +72,7 @@ class Record:
             OWNER: self.owner,
             GENERATION: str(self.generation),
             SCHEMA_VERSION: str(self.schema_version),
-            SEED: self.copied.to_json(),
+            COPY: self.copied.to_json(),
             COMMIT: json.dumps(commit),
         }
         return told if self.applied is None else {**told, APPLIED: str(self.applied)}
@@ -87,7 +87,7 @@ class Record:
             generation=int(summary[GENERATION]),
             applied=int(summary[APPLIED]) if APPLIED in summary else None,
             schema_version=int(summary[SCHEMA_VERSION]),
-            copied=Copied.from_json(summary[SEED]),
+            copied=Copied.from_json(summary[COPY]),
         )
 
 
@@ -165,7 +165,7 @@ class IcebergLog:
                 return Staged(number, before, published)
         return None
 
-    def states(self, generation: int) -> tuple[TableState, ...]:
+    def states(self, generation: int) -> tuple[TableVersion, ...]:
         """The snapshots of this generation that are still there and past its copy, oldest first."""
         metadata = self._current()
         if metadata is None or metadata.get("properties", {}).get(OWNER) != self.owner:
@@ -241,7 +241,7 @@ def _lineage(metadata: Metadata, snapshot: int | None) -> Iterator[Mapping[str, 
         snapshot = found.get("parent-snapshot-id")
 
 
-def _state(snapshot: Mapping[str, Any], generation: int) -> TableState | None:
+def _state(snapshot: Mapping[str, Any], generation: int) -> TableVersion | None:
     """None for one that is not of this generation, or whose rows are not all of one moment."""
     summary = snapshot["summary"]
     record = Record.of(summary)
@@ -252,7 +252,7 @@ def _state(snapshot: Mapping[str, Any], generation: int) -> TableState | None:
     high = record.copied.high
     if high is not None and (position is None or position < high):
         return None
-    return TableState(
+    return TableVersion(
         number=record.applied,
         schema_version=record.schema_version,
         position=position,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import CommitFailedError, LakeError
-from lakefeed.lake.base import Applied, ChunkSource, Loaded, Seed, TableState
+from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
 from lakefeed.lake.bounds import KeyBounds
 from lakefeed.lake.file_chunk import CurrentRows
 from lakefeed.lake.iceberg_chunk import chunks_of
@@ -27,13 +27,13 @@ from lakefeed.lake.iceberg_evolve import alterations, is_in_place
 from lakefeed.lake.iceberg_java import JavaTable
 from lakefeed.lake.iceberg_load import IcebergCopy
 from lakefeed.lake.iceberg_log import ATTEMPT, SCHEMA_VERSION, IcebergLog
-from lakefeed.lake.iceberg_upkeep import IcebergUpkeep
+from lakefeed.lake.iceberg_maintenance import IcebergMaintenance
+from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.projection import projected
 from lakefeed.lake.shape import Shape
 from lakefeed.lake.sparktype import quoted
 from lakefeed.lake.step import AppendRows, MergeRows, Replaceable, Step
 from lakefeed.lake.store import Extent, Stamp
-from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,16 +68,16 @@ class IcebergStore:
         self._name = ".".join(map(quoted, name))
         self._log = log
         self._table = table
-        self._upkeep = IcebergUpkeep(name, log, table)
+        self._maintenance = IcebergMaintenance(name, log, table)
 
     def recorded(self, generation: int) -> Applied | None:
         return self._log.applied(generation)
 
     def load(
-        self, seed: Seed, shape: Shape, session: Callable[[], SparkSession], progress: Callable[[int], None]
+        self, copy: TableCopy, shape: Shape, session: Callable[[], SparkSession], progress: Callable[[int], None]
     ) -> Loaded:
-        copy = IcebergCopy(self._log, self._table, PROPERTIES)
-        return copy.load(seed, shape, lambda: session().sparkContext, progress)
+        loader = IcebergCopy(self._log, self._table, PROPERTIES)
+        return loader.load(copy, shape, lambda: session().sparkContext, progress)
 
     def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:  # noqa: ARG002
         """A merge rewrites no file (deleted rows are marked), so that no bytes are ever touched.
@@ -91,10 +91,10 @@ class IcebergStore:
         none = not files or (bounds is not None and not self._table.is_touched(bounds))
         return Extent(files=files, bytes=total, touched_files=0 if none else files, touched_bytes=0)
 
-    def states(self, generation: int) -> tuple[TableState, ...]:
+    def states(self, generation: int) -> tuple[TableVersion, ...]:
         return self._log.states(generation)
 
-    def chunks(self, state: TableState, schema: TableSchema, current: CurrentRows) -> tuple[ChunkSource, ...]:
+    def chunks(self, state: TableVersion, schema: TableSchema, current: CurrentRows) -> tuple[ChunkSource, ...]:
         return chunks_of(self._log.metadata_file(), state, schema, current)
 
     def read(self, session: SparkSession) -> DataFrame:
@@ -115,8 +115,10 @@ class IcebergStore:
             self._write(session, step)
         self._publish(attempt, stamp, stamp.number)
 
-    def upkeep(self, session: Callable[[], SparkSession], options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:
-        return self._upkeep.run(session, options, key)
+    def maintain(
+        self, session: Callable[[], SparkSession], options: MaintenanceOptions, key: Sequence[str]
+    ) -> MaintenanceResult:
+        return self._maintenance.run(session, options, key)
 
     def evolve(self, session: SparkSession, path: Sequence[TableSchema], stamp: Stamp) -> None:
         """Of two processes that alter columns at once, the second finds its columns changed already and fails."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 from lakefeed.change.batch import ABSENT, POSITION, SEQ, TXN
 from lakefeed.change.table import Column, TableSchema
 from lakefeed.errors import TableStoppedError
-from lakefeed.lake.base import Seed
+from lakefeed.lake.base import TableCopy
 from lakefeed.lake.file_chunk import CurrentRows
 from lakefeed.lake.mode import Append, Mirror, Mode, Temporal
 
@@ -64,10 +64,10 @@ class Shape:
         own = {column.name for column in self.added()}
         return current.of_table(rows).select([name for name in rows.column_names if name not in own])
 
-    def copied(self, seed: Seed) -> dict[str, Any]:
+    def copied(self, copy: TableCopy) -> dict[str, Any]:
         """For each added column the value that every copied row has. The time is when the copy was planned."""
-        planned = datetime.fromtimestamp(seed.generation / 1000, UTC)
-        position = seed.position.encode() if seed.position is not None else None
+        planned = datetime.fromtimestamp(copy.generation / 1000, UTC)
+        position = copy.position.encode() if copy.position is not None else None
         if isinstance(self.mode, Temporal):
             values: dict[str, Any] = {
                 self.mode.valid_from: planned,

@@ -11,11 +11,12 @@ from lakefeed.change.segment import Window
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import CommitUnknownError, LakeError, LakefeedError
 from lakefeed.failpoint import hit
-from lakefeed.lake.base import Applied, ChunkSource, Loaded, Seed, TableState
+from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
 from lakefeed.lake.decision import Decisions
 from lakefeed.lake.followed import window_of
 from lakefeed.lake.following import Policy
 from lakefeed.lake.job import run_job
+from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.outcome import explained, is_conflict
 from lakefeed.lake.plan import planned_step
 from lakefeed.lake.projection import steps
@@ -24,7 +25,6 @@ from lakefeed.lake.shape import Shape
 from lakefeed.lake.sparktype import quoted, refuse_unstorable
 from lakefeed.lake.store import Stamp, TableStore
 from lakefeed.lake.tracking import refuse_loss, refuse_unknown
-from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -80,11 +80,11 @@ class SparkTable:
     def applied(self, generation: int) -> Applied | None:
         return self._store.recorded(generation)
 
-    def load(self, seed: Seed, progress: Callable[[int], None]) -> Loaded:
+    def load(self, copy: TableCopy, progress: Callable[[int], None]) -> Loaded:
         hit("lake.before_load")
-        refuse_unstorable(self._shape.schema(seed.schema), added=self._shape.added())
-        refuse_unknown(self.route.mode, seed.schema)
-        loaded = self._store.load(seed, self._shape, self._session, progress)
+        refuse_unstorable(self._shape.schema(copy.schema), added=self._shape.added())
+        refuse_unknown(self.route.mode, copy.schema)
+        loaded = self._store.load(copy, self._shape, self._session, progress)
         hit("lake.after_load")
         return loaded
 
@@ -104,12 +104,12 @@ class SparkTable:
             if window.segments:
                 self._change(window, generation)
 
-    def states(self, generation: int) -> tuple[TableState, ...]:
-        """A state with other columns than the source's is left out: it could not seed another table."""
+    def states(self, generation: int) -> tuple[TableVersion, ...]:
+        """A state with other columns than the source's is left out: it could not copy another table."""
         states = self._store.states(generation)
         return tuple(state for state in states if not self._decisions.has(state.schema_version, generation))
 
-    def chunks(self, state: TableState, schema: TableSchema) -> tuple[ChunkSource, ...] | None:
+    def chunks(self, state: TableVersion, schema: TableSchema) -> tuple[ChunkSource, ...] | None:
         current = self._shape.current()
         return self._store.chunks(state, schema, current) if current is not None else None
 
@@ -126,16 +126,16 @@ class SparkTable:
         live = self._decisions.at(source, generation).live
         return rows.select([F.col(quoted(fed.column.name)).alias(name) for name, fed in live.items() if fed.since == 0])
 
-    def upkeep(self, options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:
+    def maintain(self, options: MaintenanceOptions, key: Sequence[str]) -> MaintenanceResult:
         """``key`` may be that of the copy: the newest that changes came with is what counts."""
         key = self._key if self._key is not None else key
         try:
-            return self._store.upkeep(self._sessions.child, options, key)
+            return self._store.maintain(self._sessions.child, options, key)
         except Exception as error:
             if not options.insists or not is_conflict(error):
                 raise
         with self._turn:
-            return self._store.upkeep(self._sessions.child, options, key)
+            return self._store.maintain(self._sessions.child, options, key)
 
     def _settle(self, window: Window, generation: int, version: int) -> None:
         """The schema and what is said against the rows of before: TableStoppedError if the table cannot go on."""
@@ -171,7 +171,7 @@ class SparkTable:
                     run_job(session, name, work, failpoint="lake.during_commit")
                     break
                 except Exception as error:
-                    # Upkeep, ours or somebody's, has replaced files under us: the same changes, planned again.
+                    # Maintenance, ours or somebody's, has replaced files under us: the same changes, planned again.
                     if not left or not is_conflict(error):
                         raise
         hit("lake.after_commit")

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lakefeed.change.table import TableSchema
-from lakefeed.lake.base import Applied, ChunkSource, Loaded, Seed, TableState
+from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
 from lakefeed.lake.bounds import KeyBounds
 from lakefeed.lake.file_chunk import CurrentRows
+from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.shape import Shape
 from lakefeed.lake.step import Replaceable, Step
-from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,17 +60,17 @@ class TableStore(Protocol):
         """What the table's commits say of this generation; None before its copy is complete. No Spark, no JVM."""
 
     def load(
-        self, seed: Seed, shape: Shape, session: Callable[[], SparkSession], progress: Callable[[int], None]
+        self, copy: TableCopy, shape: Shape, session: Callable[[], SparkSession], progress: Callable[[int], None]
     ) -> Loaded:
         """The copy of a table: see ``LakeTable.load``. The session is asked for only if there is much to read."""
 
     def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:
         """By the table's own statistics, without reading rows; None where they do not tell. No Spark job."""
 
-    def states(self, generation: int) -> tuple[TableState, ...]:
+    def states(self, generation: int) -> tuple[TableVersion, ...]:
         """See ``LakeTable.states``."""
 
-    def chunks(self, state: TableState, schema: TableSchema, current: CurrentRows) -> tuple[ChunkSource, ...]:
+    def chunks(self, state: TableVersion, schema: TableSchema, current: CurrentRows) -> tuple[ChunkSource, ...]:
         """The files of a state as chunks: see ``LakeTable.chunks``. LakeError if they are gone."""
 
     def read(self, session: SparkSession) -> DataFrame:
@@ -82,8 +82,10 @@ class TableStore(Protocol):
     def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> None:
         """Do the step in one commit."""
 
-    def upkeep(self, session: Callable[[], SparkSession], options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:
-        """See ``LakeTable.upkeep``. The session is one for this alone, and asked for only if it is needed.
+    def maintain(
+        self, session: Callable[[], SparkSession], options: MaintenanceOptions, key: Sequence[str]
+    ) -> MaintenanceResult:
+        """See ``LakeTable.maintenance``. The session is one for this alone, and asked for only if it is needed.
 
         Names of ``key`` that the table does not have are passed over. What nobody needs is removed even if the packing
         fails, which then is raised.

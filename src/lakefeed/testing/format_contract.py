@@ -20,7 +20,7 @@ import pytest
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.errors import TableStoppedError
 from lakefeed.failpoint import FailpointError, armed
-from lakefeed.lake.base import Applied, LakeTable, Loaded, Seed, TableFormat
+from lakefeed.lake.base import Applied, LakeTable, Loaded, TableCopy, TableFormat
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.scripted_log import ListChunk, ScriptedLog
 
@@ -61,13 +61,13 @@ class TableFormatContract(ABC):
     def tables(self, tmp_path: Path) -> TableFormat:
         return self.make_format(tmp_path / "lake")
 
-    def seeded(
+    def copied(
         self, tables: TableFormat, schema: TableSchema, *chunks: list[dict[str, Any]], marks: Path, generation: int = 1
     ) -> Loaded:
         """Copy chunks of rows, the n-th read at position n."""
         made = [ListChunk.of(schema, rows, read_at=number, marks=marks) for number, rows in enumerate(chunks, 1)]
-        seed = Seed(schema=schema, generation=generation, base=0, position=at(0), chunks=made)
-        return one(tables, schema).load(seed, lambda _: None)
+        copy = TableCopy(schema=schema, generation=generation, base=0, position=at(0), chunks=made)
+        return one(tables, schema).load(copy, lambda _: None)
 
     def content(self, tables: TableFormat, schema: TableSchema) -> set[tuple[Any, ...]]:
         rows = self.read_rows(tables, schema.table)
@@ -82,14 +82,14 @@ class TableFormatContract(ABC):
     def test_an_empty_table_is_copied_as_an_empty_table(
         self, tables: TableFormat, people: TableSchema, tmp_path: Path
     ) -> None:
-        assert self.seeded(tables, people, marks=tmp_path) == Loaded(rows=0, high=None)
+        assert self.copied(tables, people, marks=tmp_path) == Loaded(rows=0, high=None)
         assert one(tables, people).applied(1) == Applied(number=0, schema_version=1, rows=0)
         assert self.content(tables, people) == set()
 
     def test_a_copy_has_every_row_and_tells_the_highest_position(
         self, tables: TableFormat, people: TableSchema, tmp_path: Path
     ) -> None:
-        loaded = self.seeded(tables, people, [person(1, "a", "Ada"), person(1, "b", None)], [], marks=tmp_path)
+        loaded = self.copied(tables, people, [person(1, "a", "Ada"), person(1, "b", None)], [], marks=tmp_path)
         assert loaded == Loaded(rows=2, high=at(2))
         assert self.content(tables, people) == {(1, "a", "Ada", "b"), (1, "b", None, "b")}
         assert one(tables, people).applied(1) == Applied(number=0, schema_version=1, rows=2)
@@ -99,25 +99,25 @@ class TableFormatContract(ABC):
     ) -> None:
         chunks = [[person(number, "x", "Ada")] for number in range(20)]
         with armed("lake.during_load", "raise@1"), pytest.raises(FailpointError):
-            self.seeded(tables, people, *chunks, marks=tmp_path)
+            self.copied(tables, people, *chunks, marks=tmp_path)
         again = self.make_format(tmp_path / "lake")
-        loaded = self.seeded(again, people, *chunks, marks=tmp_path)
+        loaded = self.copied(again, people, *chunks, marks=tmp_path)
         assert loaded == Loaded(rows=20, high=at(20))
         assert len(self.content(again, people)) == 20
         assert ListChunk.reads(tmp_path) == 20, "a chunk that was there has been read again"
 
     def test_a_finished_copy_is_not_made_again(self, tables: TableFormat, people: TableSchema, tmp_path: Path) -> None:
         with armed("lake.after_load", "raise"), pytest.raises(FailpointError):
-            self.seeded(tables, people, [person(1, "a", "Ada")], marks=tmp_path)
-        loaded = self.seeded(self.make_format(tmp_path / "lake"), people, [person(1, "a", "Ada")], marks=tmp_path)
+            self.copied(tables, people, [person(1, "a", "Ada")], marks=tmp_path)
+        loaded = self.copied(self.make_format(tmp_path / "lake"), people, [person(1, "a", "Ada")], marks=tmp_path)
         assert loaded == Loaded(rows=1, high=at(1))
         assert ListChunk.reads(tmp_path) == 1
 
     def test_a_new_generation_replaces_the_table_and_knows_nothing_of_the_old(
         self, tables: TableFormat, people: TableSchema, tmp_path: Path
     ) -> None:
-        self.seeded(tables, people, [person(1, "a", "Ada")], marks=tmp_path, generation=FIRST_GENERATION)
-        self.seeded(tables, people, [person(2, "b", "Bo")], marks=tmp_path, generation=SECOND_GENERATION)
+        self.copied(tables, people, [person(1, "a", "Ada")], marks=tmp_path, generation=FIRST_GENERATION)
+        self.copied(tables, people, [person(2, "b", "Bo")], marks=tmp_path, generation=SECOND_GENERATION)
         assert self.content(tables, people) == {(2, "b", "Bo", "b")}
         assert one(tables, people).applied(FIRST_GENERATION) is None
         assert one(tables, people).applied(SECOND_GENERATION) == Applied(number=0, schema_version=1, rows=1)
@@ -126,7 +126,7 @@ class TableFormatContract(ABC):
         self, tables: TableFormat, people: TableSchema, log: ScriptedLog, tmp_path: Path
     ) -> None:
         start = [person(1, "kept", "K"), person(1, "old key", "moves"), person(1, "again", "1"), person(1, "gone", "G")]
-        self.seeded(tables, people, start, marks=tmp_path)
+        self.copied(tables, people, start, marks=tmp_path)
         log.add(
             batch(
                 people,
@@ -160,7 +160,7 @@ class TableFormatContract(ABC):
     def test_b03_a_step_that_failed_anywhere_is_made_good_by_doing_it_again(
         self, tables: TableFormat, people: TableSchema, log: ScriptedLog, tmp_path: Path
     ) -> None:
-        self.seeded(tables, people, [person(1, "a", "0")], marks=tmp_path)
+        self.copied(tables, people, [person(1, "a", "0")], marks=tmp_path)
         for number, place in enumerate(("lake.before_commit", "lake.during_commit", "lake.after_commit"), 1):
             log.add(batch(people, [("update", person(1, "a", place)), ("insert", person(number, "n", "N"))]))
             window = log.window(people.table, number - 1, number)
@@ -174,7 +174,7 @@ class TableFormatContract(ABC):
     def test_truncate_takes_what_was_before_it_and_nothing_after(
         self, tables: TableFormat, people: TableSchema, log: ScriptedLog, tmp_path: Path
     ) -> None:
-        self.seeded(tables, people, [person(1, "a", "A")], marks=tmp_path)
+        self.copied(tables, people, [person(1, "a", "A")], marks=tmp_path)
         rows: list[tuple[str, dict[str, Any]]] = [("insert", person(1, "b", "B")), ("truncate", {})]
         log.add(batch(people, [*rows, ("insert", person(1, "c", "C")), ("insert", person(1, "d", "D"))]))
         log.add(batch(people, [("delete", person(1, "d", None, None))]))
@@ -185,7 +185,7 @@ class TableFormatContract(ABC):
     def test_acceptance_6_a_column_that_was_not_carried_keeps_its_value(
         self, tables: TableFormat, people: TableSchema, log: ScriptedLog, tmp_path: Path
     ) -> None:
-        self.seeded(tables, people, [person(1, "a", "A", "table"), person(1, "b", "B", None)], marks=tmp_path)
+        self.copied(tables, people, [person(1, "a", "A", "table"), person(1, "b", "B", None)], marks=tmp_path)
         not_sent = {1: ["big"], 3: ["big"], 4: ["big"]}
         rows = [
             ("update", person(1, "b", "B1", "carried")),
@@ -205,7 +205,7 @@ class TableFormatContract(ABC):
     def test_columns_follow_the_source(
         self, tables: TableFormat, people: TableSchema, log: ScriptedLog, tmp_path: Path
     ) -> None:
-        self.seeded(tables, people, [person(1, "a", "A"), person(1, "z", "Z")], marks=tmp_path)
+        self.copied(tables, people, [person(1, "a", "A"), person(1, "z", "Z")], marks=tmp_path)
         added = TableSchema(people.table, (*people.columns, Column("note", pa.string())), people.key)
         log.add(batch(people, [("insert", person(1, "b", "B"))]))
         noted = log.schema_of(added)
@@ -228,7 +228,7 @@ class TableFormatContract(ABC):
     def test_a_changed_type_or_key_stops_the_table_and_changes_nothing(
         self, tables: TableFormat, people: TableSchema, log: ScriptedLog, tmp_path: Path
     ) -> None:
-        self.seeded(tables, people, [person(1, "a", "A")], marks=tmp_path)
+        self.copied(tables, people, [person(1, "a", "A")], marks=tmp_path)
         columns: dict[str, pa.DataType] = {**COLUMNS, "name": pa.int64()}
         retyped = log.schema_of(table("main.people", columns, key=("tenant", "id")))
         log.add(batch(retyped, [("insert", {"tenant": 2, "id": "b", "name": 5, "big": "b"})]))

@@ -21,10 +21,10 @@ from lakefeed.change.segment import Segment, Window
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import LakeError, RebuildNeededError, TableStoppedError
 from lakefeed.failpoint import hit
-from lakefeed.lake.base import Applied, Loaded, Seed, TableState
+from lakefeed.lake.base import Applied, Loaded, TableCopy, TableVersion
+from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.mode import Mirror
 from lakefeed.lake.route import Route, Routes, Rule
-from lakefeed.lake.upkeep import UpkeepOptions, UpkeepResult
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -78,7 +78,7 @@ class MemoryLakeTable:
             return None
         return Applied(number=found.number, schema_version=found.schema.version, rows=len(found.rows))
 
-    def load(self, seed: Seed, progress: Callable[[int], None]) -> Loaded:
+    def load(self, seed: TableCopy, progress: Callable[[int], None]) -> Loaded:
         hit("lake.before_load")
         table = self._lake.tables.get(self.route.table)
         if table is None or table.generation != seed.generation:
@@ -113,20 +113,20 @@ class MemoryLakeTable:
         self._lake.commits += 1
         hit("lake.after_commit")
 
-    def states(self, generation: int) -> tuple[TableState, ...]:
+    def states(self, generation: int) -> tuple[TableVersion, ...]:
         """Only the newest: a dictionary has no history."""
         found = self._lake.tables.get(self.route.table)
         if found is None or found.generation != generation:
             return ()
-        return (TableState(number=found.number, schema_version=found.schema.version, position=found.high, version=0),)
+        return (TableVersion(number=found.number, schema_version=found.schema.version, position=found.high, version=0),)
 
-    def upkeep(self, options: UpkeepOptions, key: Sequence[str]) -> UpkeepResult:  # noqa: ARG002  # it has no files
-        return UpkeepResult()
+    def maintain(self, options: MaintenanceOptions, key: Sequence[str]) -> MaintenanceResult:  # noqa: ARG002  # it has no files
+        return MaintenanceResult()
 
     def current(self, source: TableSchema, generation: int) -> Any:  # noqa: ARG002  # there is no Spark to give it to
         raise LakeError(f"{self.location} cannot be compared on Spark", remedy="Compare tables of a Delta lake.")
 
-    def chunks(self, state: TableState, schema: TableSchema) -> tuple[RowsChunk, ...]:
+    def chunks(self, state: TableVersion, schema: TableSchema) -> tuple[RowsChunk, ...]:
         rows = list(self._lake.tables[self.route.table].rows.values())
         return (RowsChunk(schema, rows, state.position),)
 

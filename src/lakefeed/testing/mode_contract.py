@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from lakefeed.change.segment import Counts, Window
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import TableStoppedError
-from lakefeed.lake.base import LakeTable, Seed, TableFormat
+from lakefeed.lake.base import LakeTable, TableCopy, TableFormat
 from lakefeed.lake.mode import Append, Mirror, Mode
 from lakefeed.testing.builders import COMMITTED_AT, Row, at, batch, table
 from lakefeed.testing.mode_history import COLUMNS, Dice, Event, MirrorModel, Values, as_batch, histories, plain
@@ -65,8 +65,8 @@ class Stage:
 
     def copy(self, rows: Sequence[Values] = ()) -> None:
         chunks = [ListChunk.of(self.schema, rows, read_at=1, marks=self.root)] if rows else []
-        seed = Seed(schema=self.schema, generation=GENERATION, base=0, position=at(0), chunks=chunks)
-        self.lake_table.load(seed, lambda _: None)
+        copy = TableCopy(schema=self.schema, generation=GENERATION, base=0, position=at(0), chunks=chunks)
+        self.lake_table.load(copy, lambda _: None)
 
     def add(self, *rows: Row, time: datetime = COMMITTED_AT, absent: dict[int, Sequence[str]] | None = None) -> None:
         """One change set, not yet applied."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from lakefeed.capture.base import SnapshotPlan
 from lakefeed.change.batch import OP, SEQ, Operation
-from lakefeed.change.change_set import ChangeSet, ReseedNeeded
+from lakefeed.change.change_set import ChangeSet, RecopyNeeded
 from lakefeed.change.schema_change import origins
 from lakefeed.change.table import TableId, TableSchema
 
@@ -40,7 +40,7 @@ class Replica:
 
     def apply(self, change_set: ChangeSet) -> None:
         """Schemas first, then the rows in order."""
-        self.stale |= {notice.table for notice in change_set.notices if isinstance(notice, ReseedNeeded)}
+        self.stale |= {notice.table for notice in change_set.notices if isinstance(notice, RecopyNeeded)}
         for schema in change_set.schemas:
             self._evolve(schema)
         rows = [

@@ -50,7 +50,7 @@ class ScriptedLog:
         return self.head
 
     def doubt(self, table: TableId, reason: str, columns: tuple[str, ...] | None = None) -> None:
-        """The next change set says of ``table`` what a ReseedNeeded says."""
+        """The next change set says of ``table`` what a RecopyNeeded says."""
         self._doubts.append((self.head + 1, table, Doubt(self._schemas[table][-1][1].version, reason, columns)))
 
     @property

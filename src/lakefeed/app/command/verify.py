@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lakefeed.app.config import Config, SourceConfig
     from lakefeed.app.verify import Comparison, Progress, SourceTable, Subject
     from lakefeed.change.table import TableId
-    from lakefeed.flow.seed import SeedRecord
+    from lakefeed.flow.table_state import TableState
 
 FOUND_SOMETHING = 1
 _LINE_SECONDS = 5.0
@@ -46,11 +46,11 @@ def verify(file: ConfigFile, as_json: JsonFlag = False) -> int:
     return 0 if equal else FOUND_SOMETHING
 
 
-def _followed(config: Config, file: Path) -> list[SeedRecord]:
+def _followed(config: Config, file: Path) -> list[TableState]:
     """Every table that should equal its source table. ConfigError if there is none: that is no proof of anything."""
-    from lakefeed.flow.seed import Phase, SeedStore
+    from lakefeed.flow.table_state import Phase, TableStates
 
-    known = SeedStore(config.state_path).all().values()
+    known = TableStates(config.state_path).all().values()
     found = [record for record in known if record.phase is not Phase.DROPPED]
     if known and not found:
         raise ConfigError(
@@ -65,9 +65,9 @@ def _followed(config: Config, file: Path) -> list[SeedRecord]:
     return found
 
 
-def _looked_at(config: Config, record: SeedRecord, *, quiet: bool) -> Comparison:
+def _looked_at(config: Config, record: TableState, *, quiet: bool) -> Comparison:
     from lakefeed.app.verify import not_compared
-    from lakefeed.flow.seed import Phase
+    from lakefeed.flow.table_state import Phase
 
     if record.phase is not Phase.LIVE or record.leaving:
         return not_compared(record.table, _why(record))
@@ -76,7 +76,7 @@ def _looked_at(config: Config, record: SeedRecord, *, quiet: bool) -> Comparison
     return _compared(config, record, _quiet if quiet else _lines(record.table))
 
 
-def _why(record: SeedRecord) -> str:
+def _why(record: TableState) -> str:
     """A blocked table has a remedy of its own; the others wait for nobody."""
     reason = f", {record.reason.rstrip('.')}" if record.reason else ""
     if record.leaving:
@@ -84,7 +84,7 @@ def _why(record: SeedRecord) -> str:
     return f"the table is {record.phase}{reason}. Remedy: {record.remedy or 'Run lakefeed sync, which copies it.'}"
 
 
-def _compared(config: Config, record: SeedRecord, progress: Progress) -> Comparison:
+def _compared(config: Config, record: TableState, progress: Progress) -> Comparison:
     from lakefeed.app.build import build_lake
     from lakefeed.app.verify import compare_table, missing_table
 
@@ -97,7 +97,7 @@ def _compared(config: Config, record: SeedRecord, progress: Progress) -> Compari
     return compare_table(subject, stored, _source(config.source, record.source), progress)
 
 
-def _subject(config: Config, record: SeedRecord, schema_version: int) -> Subject:
+def _subject(config: Config, record: TableState, schema_version: int) -> Subject:
     """With the columns that the lake table was given at the version of the source's schema that it has."""
     from lakefeed.app.verify import Subject
     from lakefeed.journal.journal import Journal
@@ -142,7 +142,7 @@ def _rows(found: Comparison) -> tuple[int | None, int | None]:
     return (found.source_rows, found.lake_rows) if found.compared else (None, None)
 
 
-def _object(record: SeedRecord, found: Comparison) -> dict[str, object]:
+def _object(record: TableState, found: Comparison) -> dict[str, object]:
     from lakefeed.lake.mode import described
 
     source_rows, lake_rows = _rows(found)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
-from lakefeed.capture.patterns import is_literal, is_wanted, match_tables
 from lakefeed.capture.poll.connector import PollConnector, PollTable
 from lakefeed.capture.poll.followed import Followed, follow
 from lakefeed.capture.poll.rule import TableRule
+from lakefeed.capture.select import is_literal, is_wanted, match_tables
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError
 

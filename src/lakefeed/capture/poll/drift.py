@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from lakefeed.capture.poll.connector import PollTable
-from lakefeed.change.change_set import ReseedNeeded
+from lakefeed.change.change_set import RecopyNeeded
 from lakefeed.change.schema_change import AddColumn, ChangeKey, RetypeColumn, diff
 from lakefeed.change.table import TableSchema
 
@@ -31,7 +31,7 @@ def text_columns(known: TableSchema | None, table: PollTable) -> frozenset[str]:
     )
 
 
-def reseed_notice(old: TableSchema, new: TableSchema, is_filled: Callable[[str], bool]) -> ReseedNeeded | None:
+def recopy_notice(old: TableSchema, new: TableSchema, is_filled: Callable[[str], bool]) -> RecopyNeeded | None:
     """What is to be said against the rows of before; None: nothing. ``is_filled``: a row has a value in that column."""
     reasons: list[str] = []
     doubted: list[str] = []
@@ -43,8 +43,8 @@ def reseed_notice(old: TableSchema, new: TableSchema, is_filled: Callable[[str],
                 reasons.append(f"the type of {name} changed from {was} to {now}")
                 doubted.append(name)
             case AddColumn(column) if column.name in new.key:
-                return ReseedNeeded(new.table, "the table was created again")
+                return RecopyNeeded(new.table, "the table was created again")
             case AddColumn(column) if is_filled(column.name):
                 reasons.append(f"rows have values in the new column {column.name}")
                 doubted.append(column.name)
-    return ReseedNeeded(new.table, reasons[0], tuple(doubted)) if reasons else None
+    return RecopyNeeded(new.table, reasons[0], tuple(doubted)) if reasons else None

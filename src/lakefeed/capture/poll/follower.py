@@ -18,7 +18,7 @@ from lakefeed.capture.poll.query import Queries
 from lakefeed.capture.poll.reading import Cursor, count_without_time, read_changes, went_back
 from lakefeed.capture.poll.rule import NullPolicy
 from lakefeed.capture.poll.window import without
-from lakefeed.change.change_set import ReseedNeeded, TableNotice
+from lakefeed.change.change_set import RecopyNeeded, TableNotice
 from lakefeed.change.table import TableId
 from lakefeed.change.watermark import Mark
 from lakefeed.errors import TableStoppedError
@@ -117,7 +117,7 @@ class Follower:
         self.cursor = Cursor(Mark.start(was.era + 1))
         seconds = (was.instant_us - horizon.now_us) / 1e6
         reason = f"the source's clock went back by {seconds:.0f} s or more, so that rows may lie behind the watermark"
-        return self._step(notices=(ReseedNeeded(self.id, reason),))
+        return self._step(notices=(RecopyNeeded(self.id, reason),))
 
     def _may_be_timeless(self) -> bool:
         key_nullable = any(self.followed.table.schema.column(name).nullable for name in self.followed.key)

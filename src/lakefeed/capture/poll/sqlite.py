@@ -19,13 +19,13 @@ from typing import Any
 import pyarrow as pa
 
 from lakefeed.capture.poll.connector import Horizon, MisfitError, PollTable, Query
-from lakefeed.capture.trigger.aside import put_aside
-from lakefeed.capture.trigger.catalog import SCHEMA, SourceTable, capturable, read_table, refusals
-from lakefeed.capture.trigger.database import Database, opened_file, quoted, transaction
-from lakefeed.capture.trigger.fetch import portions
-from lakefeed.capture.trigger.file import OpenedFile
-from lakefeed.capture.trigger.shape import rowid_column, table_schema
-from lakefeed.capture.trigger.values import MismatchError, is_untyped, misfit, stores_numbers, text_form, to_arrow
+from lakefeed.capture.sqlite.aside import put_aside
+from lakefeed.capture.sqlite.catalog import SCHEMA, SourceTable, capturable, read_table, refusals
+from lakefeed.capture.sqlite.database import Database, opened_file, quoted, transaction
+from lakefeed.capture.sqlite.fetch import portions
+from lakefeed.capture.sqlite.file import OpenedFile
+from lakefeed.capture.sqlite.shape import rowid_column, table_schema
+from lakefeed.capture.sqlite.values import MismatchError, is_untyped, misfit, stores_numbers, text_form, to_arrow
 from lakefeed.change.table import Column, TableId
 from lakefeed.change.watermark import KeyValue
 from lakefeed.errors import SourceSetupError

@@ -18,13 +18,13 @@ from pathlib import Path
 from lakefeed.capture.poll.choice import Choice
 from lakefeed.capture.poll.connector import Horizon, PollConnector, PollSession, PollTable
 from lakefeed.capture.poll.crew import Crew
-from lakefeed.capture.poll.drift import reseed_notice, text_columns
+from lakefeed.capture.poll.drift import recopy_notice, text_columns
 from lakefeed.capture.poll.event import Events, change_batches
 from lakefeed.capture.poll.findings import FindingsDirectory
 from lakefeed.capture.poll.followed import Followed, follow, unordered
 from lakefeed.capture.poll.follower import Follower, Step
 from lakefeed.capture.poll.reading import Cursor
-from lakefeed.change.change_set import ChangeSet, ReseedNeeded, TableBlocked, TableDropped, TableNotice
+from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.change.watermark import Mark, Watermark
 from lakefeed.errors import ConfigError, LakefeedError, Retry, StateError
@@ -173,7 +173,7 @@ class PollStream:
     def _note(self, notices: Sequence[TableNotice], cycle: _Cycle) -> None:
         cycle.notices += notices
         self.stale |= {
-            notice.table for notice in notices if not isinstance(notice, ReseedNeeded) or notice.columns is None
+            notice.table for notice in notices if not isinstance(notice, RecopyNeeded) or notice.columns is None
         }
 
     def _follow_catalog(self, session: PollSession, cycle: _Cycle) -> None:
@@ -205,7 +205,7 @@ class PollStream:
             return
         if new.schema.key != known.key:
             follower.cursor = Cursor(Mark.start(follower.cursor.era + 1))
-        notice = reseed_notice(known, new.schema, partial(follower.is_filled, session))
+        notice = recopy_notice(known, new.schema, partial(follower.is_filled, session))
         self._reshape(follower, new, notice, cycle)
 
     def _retype(self, follower: Follower, column: str, cycle: _Cycle) -> None:
@@ -218,9 +218,9 @@ class PollStream:
         new = follow(old.table, old.rule, texts)
         follower.followed = new
         reason = f"values that the declared type does not fit make it text: {column}"
-        self._reshape(follower, new, ReseedNeeded(new.id, reason, (column,)), cycle)
+        self._reshape(follower, new, RecopyNeeded(new.id, reason, (column,)), cycle)
 
-    def _reshape(self, follower: Follower, new: Followed, notice: ReseedNeeded | None, cycle: _Cycle) -> None:
+    def _reshape(self, follower: Follower, new: Followed, notice: RecopyNeeded | None, cycle: _Cycle) -> None:
         follower.cursor = replace(follower.cursor, fresh=None)
         self.known[new.id] = new.schema
         cycle.schemas.append(new.schema)

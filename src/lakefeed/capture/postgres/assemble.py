@@ -20,7 +20,7 @@ from lakefeed.capture.postgres.slices import Ints, integers
 from lakefeed.capture.postgres.spill import MEMORY_BYTES, Parts
 from lakefeed.capture.postgres.text import UnfitError
 from lakefeed.change.batch import METADATA, ChangeBatch, Operation, change_schema
-from lakefeed.change.change_set import ChangeSet, ReseedNeeded, TableBlocked, TableNotice
+from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked, TableNotice
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import DecodeError
@@ -248,7 +248,7 @@ class Assembler:
         self._keep(layout.schema, [*rows.columns, rows.operations, rows.seqs, numbers, rows.absent])
         if rows.incomplete:
             reason = "the key of a row changed, and PostgreSQL did not send its large values along"
-            self._draft.notices.append(ReseedNeeded(layout.schema.table, reason))
+            self._draft.notices.append(RecopyNeeded(layout.schema.table, reason))
 
     def _truncate(self, truncate: wire.Truncate, seq: int, code: int) -> None:
         for place, relation in enumerate(truncate.relations):

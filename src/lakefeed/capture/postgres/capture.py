@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any
 
 from lakefeed.capture.base import Capabilities, Continuity, Finding, Lag, SnapshotPlan
-from lakefeed.capture.patterns import is_literal, is_wanted, match_tables
 from lakefeed.capture.postgres.assemble import Assembler, Resolved
 from lakefeed.capture.postgres.catalog import FULL, SourceTable, not_whole, read_table, read_tables, with_columns
 from lakefeed.capture.postgres.catchup import Window
@@ -51,6 +50,7 @@ from lakefeed.capture.postgres.slot import (
 )
 from lakefeed.capture.postgres.snapshot import Origin, TableChunk
 from lakefeed.capture.postgres.stream import Limits
+from lakefeed.capture.select import is_literal, is_wanted, match_tables
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.position import Position

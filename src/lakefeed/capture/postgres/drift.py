@@ -19,7 +19,7 @@ from lakefeed.capture.postgres.partition import unseen
 from lakefeed.capture.postgres.publication import Coverage
 from lakefeed.capture.postgres.relations import Known, Relations
 from lakefeed.capture.postgres.slot import head, inserted
-from lakefeed.change.change_set import ReseedNeeded, TableBlocked, TableDropped
+from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
 
@@ -51,7 +51,7 @@ class _Lost:
     """What has to be said of a table once the stream is at ``at``; ``said`` is where the change set ended that did."""
 
     at: PostgresLsn
-    notice: TableDropped | ReseedNeeded
+    notice: TableDropped | RecopyNeeded
     said: PostgresLsn | None = None
 
 
@@ -77,7 +77,7 @@ class Drift:
                 self._begin(table, there.get(table), coverage)
             if table in there and (gap := coverage.gap(table)) is not None:
                 self._captured[table] = replace(self._captured[table], member=None)
-                self._lost[table] = _Lost(_flushed(connection), ReseedNeeded(table, gap))
+                self._lost[table] = _Lost(_flushed(connection), RecopyNeeded(table, gap))
         self._find_dropped(connection, there)
 
     def prepared(self, sources: Iterable[SourceTable], coverage: Coverage) -> None:
@@ -170,7 +170,7 @@ class Drift:
         self._captured[table] = now
         if reason is not None and table not in self._lost:
             # Only behind the look: a copy of before would not have what a new partition has.
-            self._lost[table] = _Lost(_flushed(connection), ReseedNeeded(table, reason))
+            self._lost[table] = _Lost(_flushed(connection), RecopyNeeded(table, reason))
 
 
 def _flushed(connection: Connection) -> PostgresLsn:

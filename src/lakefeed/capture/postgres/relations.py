@@ -25,7 +25,7 @@ from lakefeed.capture.postgres.database import Connection
 from lakefeed.capture.postgres.layout import Layout
 from lakefeed.capture.postgres.message import Relation
 from lakefeed.capture.postgres.stale import judge, settled
-from lakefeed.change.change_set import ReseedNeeded, TableBlocked, TableDropped, TableNotice
+from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.table import TableId, TableSchema
 
 MADE_ANEW = "the table was dropped and created again"
@@ -119,12 +119,12 @@ class Relations:
         self._known[table] = Known(relation, schema)
         layout = Layout(relation, schema)
         if before.relation != relation:
-            return Resolved(layout, schema, (ReseedNeeded(table, MADE_ANEW),))
+            return Resolved(layout, schema, (RecopyNeeded(table, MADE_ANEW),))
         if before.schema.same_shape(schema) and (source is None or source.refusal is None):
             return Resolved(layout)
         notice = judge(before.schema, schema, source)
         if doubt is not None and not isinstance(notice, TableBlocked):
-            notice = ReseedNeeded(table, notice.reason if notice is not None else doubt)  # any row may differ
+            notice = RecopyNeeded(table, notice.reason if notice is not None else doubt)  # any row may differ
         return Resolved(layout, schema, (notice,) if notice is not None else ())
 
     def _schema(

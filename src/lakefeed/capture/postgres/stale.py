@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from lakefeed.capture.postgres.catalog import SourceTable
-from lakefeed.change.change_set import ReseedNeeded, TableBlocked
+from lakefeed.change.change_set import RecopyNeeded, TableBlocked
 from lakefeed.change.schema_change import AddColumn, diff
 from lakefeed.change.table import Column, TableSchema
 
 
-def judge(before: TableSchema, after: TableSchema, source: SourceTable | None) -> ReseedNeeded | TableBlocked | None:
+def judge(before: TableSchema, after: TableSchema, source: SourceTable | None) -> RecopyNeeded | TableBlocked | None:
     """What has to be said beside the new schema; None if the lake can follow it as it is."""
     if source is not None and source.refusal is not None:
         reason, remedy = source.refusal
@@ -20,7 +20,7 @@ def judge(before: TableSchema, after: TableSchema, source: SourceTable | None) -
     if not reasons:
         return None
     doubted = tuple(column for _, column in reasons if column is not None)
-    return ReseedNeeded(after.table, reasons[0][0], doubted)
+    return RecopyNeeded(after.table, reasons[0][0], doubted)
 
 
 def settled(before: TableSchema, after: TableSchema) -> TableSchema:

@@ -1,0 +1,174 @@
+"""What SQLite says of its tables: columns, key, unique indexes. Read-only."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from dataclasses import dataclass
+
+from lakefeed.capture.sqlite.database import Row, quoted
+from lakefeed.capture.sqlite.values import is_untyped
+from lakefeed.change.table import TableId
+
+SCHEMA = "main"
+OWN_PREFIX = "_lakefeed_"
+_ROWID_NAMES = ("rowid", "_rowid_", "oid")
+_EXPRESSION = -2  # the column number of an expression in PRAGMA index_xinfo
+_NAME = re.compile(r""""((?:[^"]|"")*)"|`([^`]*)`|\[([^\]]*)\]|([^\W\d]\w*)""")
+_CONSTANTS = frozenset({"NULL", "TRUE", "FALSE", "CURRENT_TIME", "CURRENT_DATE", "CURRENT_TIMESTAMP"})
+_TOKEN = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|[()]|.""",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceColumn:
+    """``default`` is the SQL text of the DEFAULT clause, None if there is none."""
+
+    name: str
+    declared: str
+    not_null: bool
+    default: str | None
+    generated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueIndex:
+    """Columns with their collations; ``where`` is the condition of a partial index."""
+
+    columns: tuple[tuple[str, str], ...]
+    where: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTable:
+    """A table as it is now.
+
+    ``key`` is the declared key in key order, empty if none. ``rowid`` is a name under which the rowid can be reached
+    (the key column itself where that is an alias of it), None if there is no rowid or every name of it is taken.
+    ``conflicts`` are the unique indexes through which REPLACE can remove rows other than the one with the same key;
+    ``opaque`` are names of those that cannot be followed, because they index an expression.
+    """
+
+    name: str
+    sql: str
+    columns: tuple[SourceColumn, ...]
+    key: tuple[str, ...]
+    rowid: str | None
+    key_is_rowid: bool
+    without_rowid: bool
+    conflicts: tuple[UniqueIndex, ...]
+    opaque: tuple[str, ...]
+    indexed: bool
+
+    @property
+    def id(self) -> TableId:
+        return TableId(SCHEMA, self.name)
+
+    @property
+    def nullable_key(self) -> bool:
+        """SQLite allows NULL in the declared key of a rowid table, unless it says NOT NULL or is the rowid."""
+        strict = self.key_is_rowid or self.without_rowid
+        return not strict and any(column.name in self.key and not column.not_null for column in self.columns)
+
+    @property
+    def renumbered_by_vacuum(self) -> bool:
+        """VACUUM gives new rowids to a table that has neither a key that is the rowid nor any index."""
+        return not self.key and not self.indexed and not self.without_rowid
+
+
+def capturable(connection: sqlite3.Connection) -> dict[str, bool]:
+    """Names of the tables that can be captured → whether they are WITHOUT ROWID."""
+    return {row[1]: bool(row[4]) for row in _tables(connection) if refusal(row[1], row[2]) is None}
+
+
+def refusals(connection: sqlite3.Connection) -> dict[str, str]:
+    """Names of what looks like a table but is never captured → why."""
+    reasons = {row[1]: refusal(row[1], row[2]) for row in _tables(connection)}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def refusal(name: str, kind: str) -> str | None:
+    """Why something that PRAGMA table_list names is not captured; None if it can be."""
+    if name.lower().startswith(OWN_PREFIX):
+        return "it belongs to Lakefeed itself"
+    if name.lower().startswith("sqlite_"):
+        return "it belongs to SQLite itself"
+    if kind == "table":
+        return None
+    reasons = {
+        "view": "it is a view; capture the tables under it",
+        "virtual": "it is a virtual table, and SQLite allows no triggers on those",
+        "shadow": "it is the storage of a virtual table",
+    }
+    return reasons.get(kind, f"it is a {kind}, not a table")
+
+
+def read_table(connection: sqlite3.Connection, name: str) -> SourceTable | None:
+    """The table called ``name`` (exactly, as the catalog spells it), or None if there is none to capture."""
+    kinds = capturable(connection)
+    if name not in kinds:
+        return None
+    sql = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone()
+    info = connection.execute(f"PRAGMA main.table_xinfo({quoted(name)})").fetchall()
+    visible = [row for row in info if row[6] != 1]
+    columns = tuple(SourceColumn(row[1], row[2], bool(row[3]), row[4], row[6] in (2, 3)) for row in visible)
+    key = tuple(row[1] for row in sorted(visible, key=lambda row: int(row[5])) if row[5])
+    indexes = connection.execute(f"PRAGMA main.index_list({quoted(name)})").fetchall()
+    alias = len(key) == 1 and not kinds[name] and not any(row[3] == "pk" for row in indexes)
+    free = next((word for word in _ROWID_NAMES if word not in {column.name.lower() for column in columns}), None)
+    conflicts, opaque = _conflicts(connection, indexes, {column.name: column for column in columns})
+    return SourceTable(
+        name=name,
+        sql=sql[0],
+        columns=columns,
+        key=key,
+        rowid=None if kinds[name] else (key[0] if alias else free),
+        key_is_rowid=alias,
+        without_rowid=kinds[name],
+        conflicts=conflicts,
+        opaque=opaque,
+        indexed=bool(indexes),
+    )
+
+
+def default_value(default: str) -> str:
+    """The SQL text of a DEFAULT clause as an expression. There, but only there, a name is a piece of text."""
+    name = _NAME.fullmatch(default)
+    if name is None or default.upper() in _CONSTANTS:
+        return f"({default}\n)"
+    text = next(part for part in name.groups() if part is not None)
+    return "'" + text.replace('""', '"').replace("'", "''") + "'"
+
+
+def _tables(connection: sqlite3.Connection) -> list[Row]:
+    return connection.execute("SELECT * FROM pragma_table_list WHERE schema = 'main'").fetchall()
+
+
+def _conflicts(
+    connection: sqlite3.Connection, indexes: list[Row], columns: dict[str, SourceColumn]
+) -> tuple[tuple[UniqueIndex, ...], tuple[str, ...]]:
+    followed, opaque = [], []
+    for _, name, unique, origin, partial in (row[:5] for row in sorted(indexes, key=lambda row: str(row[1]))):
+        if not unique:
+            continue
+        parts = [row for row in connection.execute(f"PRAGMA main.index_xinfo({quoted(name)})") if row[5]]
+        if any(row[1] == _EXPRESSION for row in parts):
+            opaque.append(name)
+        elif origin != "pk" or any(row[4] != "BINARY" or is_untyped(columns[row[2]].declared) for row in parts):
+            # The key's own index matters only if two different values can be equal in it ('a' and 'A', 1 and 1.0).
+            where = _condition(connection, name) if partial else None
+            followed.append(UniqueIndex(tuple((row[2], row[4]) for row in parts), where))
+    return tuple(followed), tuple(opaque)
+
+
+def _condition(connection: sqlite3.Connection, index: str) -> str:
+    """The WHERE of a partial index: what follows the column list in its CREATE statement."""
+    sql = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'index' AND name = ?", (index,)).fetchone()[0]
+    depth = 0
+    for token in _TOKEN.finditer(sql):
+        depth += {"(": 1, ")": -1}.get(token[0], 0)
+        if token[0] == ")" and depth == 0:
+            return re.sub(r"^\s*WHERE\b", "", sql[token.end() :], flags=re.IGNORECASE).strip()
+    return "1"  # no column list is no CREATE INDEX that SQLite would have accepted

@@ -1,0 +1,81 @@
+"""Maintenance of a pipeline's lake tables, now and then, beside the syncs and never in their way.
+
+It has a thread and sessions of its own. Where a sync and a maintenance run meet in one table, the format lets one of
+the two commits in: maintenance that loses is tried again the next time, a sync that loses is planned again at once.
+Where syncs would always come first, small packings take a turn of their own (``MaintenanceOptions.insists``).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from lakefeed.change.table import TableId
+from lakefeed.flow.table_state import Phase, TableStates
+from lakefeed.lake.base import TableFormat
+from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
+from lakefeed.lake.outcome import first_line, is_conflict
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 30.0
+
+
+def maintain_tables(
+    states: TableStates, tables: TableFormat, options: MaintenanceOptions, over: Callable[[], bool] = lambda: False
+) -> Mapping[TableId, MaintenanceResult]:
+    """Every live table once, one after the other. A table that fails does not hold up the others.
+
+    ``over`` is asked before each table; once it is true, the rest waits for the next time.
+    """
+    found: dict[TableId, MaintenanceResult] = {}
+    for record in states.in_phase(Phase.LIVE):
+        if over():
+            break
+        try:
+            key = record.schema.key if record.schema is not None else ()
+            found[record.table] = tables.table(record.route).maintain(options, key)
+        except Exception as error:  # noqa: BLE001  # maintenance is never worth stopping a pipeline for
+            text = first_line(error)
+            level = logging.INFO if is_conflict(error) else logging.WARNING
+            log.log(level, "maintenance of %s did not succeed and is tried again later: %s", record.table, text)
+            found[record.table] = MaintenanceResult(error=text)
+    return found
+
+
+class MaintenanceThread:
+    """``maintain_tables`` every so many seconds until ``stop``, which waits for the table under way.
+
+    In between it looks whether a table has got very many files or versions: with a commit a second that is a matter of
+    minutes, and every one of them makes the next commit slower.
+    """
+
+    def __init__(
+        self, states: TableStates, tables: TableFormat, options: MaintenanceOptions, every_seconds: float
+    ) -> None:
+        self._states, self._tables, self._options = states, tables, options
+        self._every = every_seconds
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lakefeed-maintenance", daemon=True)
+
+    def start(self) -> None:
+        if self._every > 0:
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        next_whole = time.monotonic() + self._every
+        while not self._over.wait(min(self._every, _LOOK_SECONDS)):
+            whole = time.monotonic() >= next_whole
+            if whole:
+                next_whole = time.monotonic() + self._every
+            options = self._options if whole else self._options.in_between()
+            for table, result in maintain_tables(self._states, self._tables, options, self._over.is_set).items():
+                if result.packed or result.removed:
+                    log.info("maintenance of %s: %s", table, result)

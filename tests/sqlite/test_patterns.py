@@ -1,0 +1,63 @@
+"""Table patterns: one place, one set of rules (T24)."""
+
+from __future__ import annotations
+
+import pytest
+
+from lakefeed.capture.select import is_literal, match_tables
+from lakefeed.change.table import TableId
+from lakefeed.errors import ConfigError
+
+TABLES = [TableId("main", name) for name in ("orders", "order_items", "Customers", "a.b")]
+
+
+def matched(*patterns: str, folds_case: bool = True) -> list[str]:
+    found = match_tables(patterns, TABLES, default_schema="main", folds_case=folds_case)
+    return [str(table) for table in found]
+
+
+def test_t24_a_star_matches_every_table() -> None:
+    assert matched("*") == ["main.Customers", "main.a.b", "main.order_items", "main.orders"]
+
+
+def test_t24_a_pattern_without_schema_means_the_default_schema() -> None:
+    assert matched("orders") == matched("main.orders") == ["main.orders"]
+
+
+def test_t24_a_plain_name_is_not_a_prefix() -> None:
+    assert matched("order_item?") == ["main.order_items"]
+    with pytest.raises(ConfigError, match="'order'"):
+        matched("order")
+
+
+def test_t24_case_folds_only_where_the_database_folds_it() -> None:
+    assert matched("CUSTOMERS") == ["main.Customers"]
+    with pytest.raises(ConfigError, match="'CUSTOMERS'"):
+        matched("CUSTOMERS", folds_case=False)
+
+
+def test_t24_a_table_that_two_patterns_match_is_taken_once() -> None:
+    assert matched("orders", "order*", "*.orders") == ["main.order_items", "main.orders"]
+
+
+def test_t24_a_pattern_that_matches_nothing_names_itself_and_the_tables_there_are() -> None:
+    with pytest.raises(ConfigError) as caught:
+        matched("orders", "invoices")
+    assert "'invoices' matches no table" in caught.value.message
+    assert "main.Customers, main.a.b, main.order_items, main.orders" in caught.value.message
+
+
+def test_a_long_list_of_tables_is_cut() -> None:
+    many = [TableId("main", f"t{number:03}") for number in range(50)]
+    with pytest.raises(ConfigError, match=r"main\.t019 and 30 more$"):
+        match_tables(["x"], many, default_schema="main", folds_case=True)
+
+
+def test_a_database_without_tables_is_said_to_have_none() -> None:
+    with pytest.raises(ConfigError, match="no tables that can be captured"):
+        match_tables(["*"], [], default_schema="main", folds_case=True)
+
+
+def test_a_literal_pattern_has_no_wildcard() -> None:
+    assert is_literal("main.orders")
+    assert not any(map(is_literal, ("*", "order?", "[ab]")))
