@@ -9,7 +9,6 @@ import pytest
 
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.errors import LeaseError
-from lakefeed.flow.retry import Pacer, Retrying
 from lakefeed.flow.runtime import Runtime
 from lakefeed.flow.runtime_options import RuntimeOptions
 from lakefeed.journal.checkpoint_file import FileCheckpointStore
@@ -42,9 +41,3 @@ class TestRuntimeOnFiles(RuntimeContract):
     def test_t31_a_second_writer_in_the_same_process_is_refused(self) -> None:
         with pytest.raises(LeaseError):
             FileCheckpointStore(self.place)
-
-
-class TestRuntimeOverARetryingCapture(TestRuntimeOnMemory):
-    def make_runtime(self, capture: ChangeCapture, options: RuntimeOptions) -> Runtime:
-        retrying = Retrying(capture, pacer=Pacer(sleep=lambda _: None))
-        return Runtime(retrying, self.store, key="shop", options=options)

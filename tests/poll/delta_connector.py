@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from lakefeed.capture.poll.connector import Horizon, PollTable, Query
+from lakefeed.capture.dialect import DescribedTable, Horizon, Query
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.change.watermark import KeyValue
 
@@ -60,13 +60,13 @@ class DeltaSession:
     def tables(self) -> Mapping[TableId, str | None]:
         return {TableId("lake", path.name): None for path in Path(self._connector.directory).iterdir()}
 
-    def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, PollTable]:
+    def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
         found = {}
         for table in tables:
             stated: Any = self._table(table.name).schema().to_arrow()
             schema = pa.schema(stated)
             columns = tuple(Column(one.name, one.type, one.nullable) for one in schema)
-            found[table] = PollTable(TableSchema(table, columns, self._connector.key), table.name)
+            found[table] = DescribedTable(TableSchema(table, columns, self._connector.key), table.name)
         return found
 
     def horizon(self) -> Horizon:

@@ -9,11 +9,11 @@ import pytest
 from tests.poll.actors import PostgresPlainActor, SqliteSoftActor
 
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.postgres import PostgresConnector
 from lakefeed.capture.poll.rule import SoftDelete, TableRule
-from lakefeed.capture.poll.sqlite import SqliteConnector
 from lakefeed.capture.poll.store import FileWatermarkStore
 from lakefeed.capture.poll.stream import Pace
+from lakefeed.capture.postgres.dialect import PostgresDialect
+from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.testing.capture_contract import CaptureContract
 from lakefeed.testing.capture_subject import Subject
 
@@ -33,7 +33,7 @@ class TestSqlitePolling(CaptureContract):
         rule = TableRule(columns=["name"], safety_lag_seconds=0, deletes=SoftDelete("deleted_at"))
 
         def capture() -> Polling:
-            connector = SqliteConnector(str(place / "contract.db"), 1.0)
+            connector = SqliteDialect(str(place / "contract.db"), 1.0)
             return Polling(connector, rules={"*": rule}, store=FileWatermarkStore(place / "marks.json"), pace=QUICK)
 
         return Subject(capture=capture, actor=self.actors[-1])
@@ -52,7 +52,7 @@ class TestPostgresPolling(CaptureContract):
 
         def capture() -> Polling:
             store = FileWatermarkStore(place / "marks.json")
-            connector = PostgresConnector(self._dsn)
+            connector = PostgresDialect(self._dsn)
             return Polling(connector, tables=["public.*"], rules=rules, store=store, pace=QUICK)
 
         return Subject(capture=capture, actor=self._actor, sees_deletes=False)

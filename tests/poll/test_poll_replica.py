@@ -12,9 +12,9 @@ import psycopg
 import pytest
 
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.postgres import PostgresConnector
 from lakefeed.capture.poll.rule import TableRule
 from lakefeed.capture.poll.stream import Pace
+from lakefeed.capture.postgres.dialect import PostgresDialect
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId
 from lakefeed.testing.capture_subject import drain, row_dicts
@@ -58,7 +58,7 @@ def test_a01_a09_a_replica_is_followed_and_a_transaction_open_on_the_primary_is_
         until_replayed(primary, standby.dsn)
         rules = {"replicated": TableRule(safety_lag_seconds=0)}
         pace = Pace(poll_seconds=0, patience_seconds=60)
-        capture = Polling(PostgresConnector(standby.dsn), tables=["replicated"], rules=rules, pace=pace)
+        capture = Polling(PostgresDialect(standby.dsn), tables=["replicated"], rules=rules, pace=pace)
         capture.open()
         position: Position = capture.prepare([T])
         assert drain(capture, position) == []

@@ -22,11 +22,11 @@ from tests.poll.world import QUICK, TABLE, Clock, T, clocked, made
 
 from lakefeed.capture.base import Level
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.postgres import PostgresConnector
 from lakefeed.capture.poll.rule import FullDiff, SoftDelete, TableRule
 from lakefeed.capture.poll.source import PollingSource, PostgresPolling, SqlitePolling
-from lakefeed.capture.poll.sqlite import SqliteConnector
 from lakefeed.capture.poll.stream import Pace
+from lakefeed.capture.postgres.dialect import PostgresDialect
+from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.change.batch import METADATA
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped
 from lakefeed.change.table import TableId
@@ -155,7 +155,7 @@ def test_a27_a_table_without_a_key_needs_one_from_the_rule(dsn: str) -> None:
 def test_a28_batch_size_and_delete_detection_are_each_tables_own(tmp_path: Path, clock: Clock) -> None:
     with made(tmp_path / "s.db", TABLE, TABLE.replace("TABLE t", "TABLE u")) as world:
         rules = {"t": TableRule(batch_rows=2, deletes=SoftDelete("deleted_at")), "u": TableRule(deletes=FullDiff())}
-        capture = Polling(SqliteConnector(str(world.path)), rules=rules, pace=QUICK)
+        capture = Polling(SqliteDialect(str(world.path)), rules=rules, pace=QUICK)
         capture.open()
         for name in ("t", "u"):
             for key in range(5):
@@ -204,7 +204,7 @@ def test_a31_a_guess_is_said_and_made_only_if_it_is_unmistakable(tmp_path: Path)
         named.close()
 
 
-class SlowConnector(SqliteConnector):
+class SlowConnector(SqliteDialect):
     """Reads of the table ``slow`` wait until they are let go."""
 
     gate = threading.Event()
@@ -400,7 +400,7 @@ def test_a_column_with_values_of_several_types_becomes_text(tmp_path: Path, cloc
 def test_a_lost_connection_is_an_error_that_is_retried_and_not_a_blocked_table(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as admin:
         admin.execute("CREATE TABLE t (id int PRIMARY KEY, updated_at timestamptz NOT NULL)")
-        capture = Polling(PostgresConnector(dsn), tables=["t"], pace=QUICK)
+        capture = Polling(PostgresDialect(dsn), tables=["t"], pace=QUICK)
         capture.open()
         stream = capture.live(None, wait_seconds=0)
         assert next(stream).notices == ()

@@ -11,8 +11,8 @@ from tests.poll.world import QUICK, SECOND, Clock, T, World, clocked, made
 from lakefeed.capture.poll import reading
 from lakefeed.capture.poll.capture import Polling
 from lakefeed.capture.poll.rule import NullPolicy, SoftDelete, TableRule
-from lakefeed.capture.poll.sqlite import SqliteConnector
 from lakefeed.capture.sqlite import aside, fetch
+from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked
 from lakefeed.errors import ConfigError, Retry, SourceUnavailableError, TableStoppedError
 from lakefeed.testing.capture_subject import drain, row_dicts
@@ -30,7 +30,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_opened_anew(tmp_path: Path)
             writer.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, updated_at TEXT NOT NULL)")
             writer.execute(f"INSERT INTO t VALUES ({key}, '2024-01-0{key} 00:00:00')")
         writer.close()
-    capture = Polling(SqliteConnector(str(path)), pace=QUICK)
+    capture = Polling(SqliteDialect(str(path)), pace=QUICK)
     capture.open()
     stream = capture.live(None, wait_seconds=0)
     position = next(stream).end

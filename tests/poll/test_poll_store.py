@@ -9,8 +9,8 @@ from tests.poll.world import Clock, World, clocked, made
 
 from lakefeed.capture.base import Continuity
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.sqlite import SqliteConnector
 from lakefeed.capture.poll.store import FileWatermarkStore, MemoryWatermarkStore, Saved
+from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.change.watermark import Mark, Watermark
 from lakefeed.errors import (
     CheckpointDamagedError,
@@ -103,7 +103,7 @@ def test_watermarks_of_another_database_are_refused(tmp_path: Path, clock: Clock
     with made(tmp_path / "s.db", store=store) as world:
         world.seed()
     with made(tmp_path / "other.db") as other:
-        capture = Polling(SqliteConnector(str(other.path)), store=store)
+        capture = Polling(SqliteDialect(str(other.path)), store=store)
         with pytest.raises(SourceChangedError, match=r"s\.db.*other\.db"):
             capture.open()
         capture.close()
@@ -111,7 +111,7 @@ def test_watermarks_of_another_database_are_refused(tmp_path: Path, clock: Clock
 
 def test_a30_every_error_is_typed_by_whose_it_is(tmp_path: Path) -> None:
     with pytest.raises(SourceUnavailableError) as connector:
-        Polling(SqliteConnector(str(tmp_path / "none.db"))).open()
+        Polling(SqliteDialect(str(tmp_path / "none.db"))).open()
     (tmp_path / "w.json").write_text("?")
     with pytest.raises(CheckpointError) as store:
         FileWatermarkStore(tmp_path / "w.json")

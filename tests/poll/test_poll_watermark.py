@@ -12,11 +12,11 @@ import pytest
 from tests.poll.actors import iso
 from tests.poll.world import SECOND, TABLE, Clock, T, clocked, made
 
+from lakefeed.capture.dialect import Horizon
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.connector import Horizon
-from lakefeed.capture.poll.postgres import PostgresConnector
 from lakefeed.capture.poll.rule import NullPolicy, TableRule
-from lakefeed.capture.poll.sqlite import SqliteSession
+from lakefeed.capture.postgres.dialect import PostgresDialect
+from lakefeed.capture.sqlite.dialect import SqliteSession
 from lakefeed.change.batch import OP, TXN, Operation
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked
 from lakefeed.change.position import Position
@@ -145,7 +145,7 @@ def test_a09_a_postgres_transaction_held_open_across_polls_is_not_lost(dsn: str,
         )
         if sees_activity:
             admin.execute(f"GRANT pg_read_all_stats TO {reader}".encode())
-        connector = PostgresConnector(dsn.replace("user=postgres", f"user={reader}"))
+        connector = PostgresDialect(dsn.replace("user=postgres", f"user={reader}"))
         capture = Polling(connector, tables=["t"], rules={"t": TableRule(safety_lag_seconds=0)})
         capture.open()
         try:
@@ -186,7 +186,7 @@ def test_a09_a_row_with_values_that_equal_nothing_is_delivered_once_all_the_same
     with psycopg.connect(dsn, autocommit=True) as writer:
         writer.execute("CREATE TABLE t (id int PRIMARY KEY, f float8, updated_at timestamptz NOT NULL)")
         writer.execute("INSERT INTO t VALUES (1, %s, now())", (value,))
-    capture = Polling(PostgresConnector(dsn), tables=["t"], rules={"t": TableRule(safety_lag_seconds=3600)})
+    capture = Polling(PostgresDialect(dsn), tables=["t"], rules={"t": TableRule(safety_lag_seconds=3600)})
     capture.open()
     assert [one.rows for one in drain(capture, None) if one.rows] == [1]
     capture.close()
@@ -310,7 +310,7 @@ def test_a13_postgres_keys_are_in_the_databases_own_order(dsn: str) -> None:
                 writer.execute(f"INSERT INTO t{number} VALUES ('{key}', {place}, '2024-01-01')".encode())
     for number, (kind, keys) in enumerate(POSTGRES_KEYS.items()):
         name = f"t{number}"
-        capture = Polling(PostgresConnector(dsn), tables=[name], rules={name: TableRule(batch_rows=1)})
+        capture = Polling(PostgresDialect(dsn), tables=[name], rules={name: TableRule(batch_rows=1)})
         capture.open()
         sets = drain(capture, None)
         capture.close()
@@ -336,7 +336,7 @@ def test_a14_postgres_microseconds_are_not_cut_off(dsn: str) -> None:
         writer.execute(
             "INSERT INTO t SELECT n, timestamp '2024-01-01' + (4 - n) * interval '1 us' FROM generate_series(1, 3) n"
         )
-    capture = Polling(PostgresConnector(dsn), tables=["t"], rules={"t": TableRule(batch_rows=1)})
+    capture = Polling(PostgresDialect(dsn), tables=["t"], rules={"t": TableRule(batch_rows=1)})
     capture.open()
     sets = drain(capture, None)
     capture.close()

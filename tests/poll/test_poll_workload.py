@@ -22,11 +22,11 @@ from tests.poll.actors import iso, now_us
 
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.postgres import PostgresConnector
 from lakefeed.capture.poll.rule import SoftDelete, TableRule
-from lakefeed.capture.poll.sqlite import SqliteConnector
 from lakefeed.capture.poll.stream import Pace
+from lakefeed.capture.postgres.dialect import PostgresDialect
 from lakefeed.capture.postgres.source import Postgres
+from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.capture.sqlite.source import Sqlite
 from lakefeed.change.position import Position
 from lakefeed.change.suspect import DELETED, FOUND
@@ -128,7 +128,7 @@ def sqlite_place(tmp_path: Path) -> Iterator[tuple[Execute, Callable[[], Any], l
     writer.execute(
         "CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT, created_at TEXT, updated_at TEXT NOT NULL, deleted_at TEXT)"
     )
-    connector = SqliteConnector(str(path))
+    connector = SqliteDialect(str(path))
     makes: list[Callable[[], ChangeCapture]] = [
         lambda: Polling(connector, tables=["t"], rules={"t": RULE}, findings=tmp_path / "f", pace=PACE),
         lambda: Sqlite(path, tables=["t"]).bind("shop"),
@@ -150,7 +150,7 @@ def postgres_place(tmp_path: Path, dsn: str) -> Iterator[tuple[Execute, Callable
         " deleted_at timestamptz); ALTER DATABASE " + dsn.rpartition("dbname=")[2] + " SET timezone = 'UTC'"
     )
     writer.execute("SET timezone = 'UTC'")
-    connector = PostgresConnector(dsn)
+    connector = PostgresDialect(dsn)
     makes: list[Callable[[], ChangeCapture]] = [
         lambda: Polling(connector, tables=["t"], rules={"t": RULE}, findings=tmp_path / "f", pace=PACE),
         lambda: Postgres(dsn, tables=["t"]).bind("shop"),

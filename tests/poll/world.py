@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from tests.poll.actors import iso, now_us
 
+from lakefeed.capture.dialect import Horizon
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.connector import Horizon
 from lakefeed.capture.poll.rule import TableRule
-from lakefeed.capture.poll.sqlite import SqliteConnector, SqliteSession
 from lakefeed.capture.poll.store import WatermarkStore
 from lakefeed.capture.poll.stream import Pace
+from lakefeed.capture.sqlite.dialect import SqliteDialect, SqliteSession
 from lakefeed.change.batch import OP, SEQ, Operation
 from lakefeed.change.change_set import ChangeSet, TableNotice
 from lakefeed.change.position import Position
@@ -68,7 +68,7 @@ class World:
         self._stream: Iterator[ChangeSet] | None = None
 
     def opened(self) -> Polling:
-        connector = SqliteConnector(str(self.path), 1.0)
+        connector = SqliteDialect(str(self.path), 1.0)
         rules = {"*": self.rule}
         capture = Polling(connector, rules=rules, store=self.store, findings=self.findings, pace=QUICK)
         capture.open()

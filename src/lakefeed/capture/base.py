@@ -6,6 +6,7 @@ to use which. Whether a table needs a snapshot is the lake's answer, not the mec
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,6 +18,7 @@ import pyarrow as pa
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
+from lakefeed.errors import SourceSetupError
 
 
 class Continuity(Enum):
@@ -24,7 +26,7 @@ class Continuity(Enum):
 
     RESUMED = "resumed"
     FRESH = "fresh"
-    """There is no resume point yet: every earlier copy of the lake is stale."""
+    """There is no resume point yet: every copy that the lake has is stale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,13 +115,13 @@ class SnapshotPlan:
     rows_estimate: int
 
 
-class ChangeCapture(Protocol):
+class ChangeCapture(ABC):
     """Changes and rows of one database, for one pipeline.
 
     Order of calls, crash-safe between any two of them:
       1. ``open``           connect; nothing is changed in the source
-      2. ``continuity``     read-only, asked first
-      3. (the lake stages what must be rebuilt, durably)
+      2. ``continuity``     read-only, asked first, once
+      3. (the lake stages what must be copied, durably)
       4. ``prepare``        the durable resume point exists from here on; idempotent; before any snapshot
       5. ``snapshot``       plan the chunks; Spark tasks read them; ``copied`` when a table's are all read
       6. ``live``           change sets strictly after a position
@@ -128,34 +130,52 @@ class ChangeCapture(Protocol):
 
     Delivery is at least once: what was not confirmed is delivered again after a restart, and what was confirmed is
     not. Change sets end at commit boundaries, so a transaction is never delivered in part.
-    Threads: ``lag`` and ``check`` may be called from any thread at any time, on connections of their own; everything
-    else belongs to one thread at a time. Iterators own what they need and outlive nothing but ``close``.
+
+    Threads: the iterator of ``live`` and ``confirm`` belong to one thread, the stream's. ``discover``, ``recall``,
+    ``prepare``, ``snapshot``, ``copied`` and ``chunk`` belong to one thread at a time, which may be another than the
+    stream's and works beside it: preparing and copying a table never delays the changes of the others. ``lag`` and
+    ``check`` may be called from any thread at any time, on connections of their own. ``close`` may be called from any
+    thread and makes every other call return or raise within seconds.
+
     Errors: SourceUnavailableError may be retried (call ``close`` and ``open`` first); the others may not.
+    TableStoppedError, SourceSetupError and DecodeError of ``prepare``, ``snapshot`` and chunks concern one table alone.
+
+    A capture of one's own needs ``kind``, ``live`` and, so that its log may shrink, ``confirm``. Everything else has a
+    default that is true of the simplest source there is: one that always resumes, has no snapshot and no notion of lag.
     """
 
-    @property
-    def kind(self) -> str:
-        """The source's name in positions and checkpoints: sqlite, postgres, mysql, mariadb, sqlserver."""
+    kind: str
+    """The source's name in positions and checkpoints: sqlite, postgres, mysql, mariadb, or one's own."""
 
-    @property
-    def capabilities(self) -> Capabilities: ...
+    capabilities = Capabilities(
+        deletes=True,
+        before_images=False,
+        transactions=True,
+        schema_changes=False,
+        exact_snapshot=False,
+        snapshot_resume=False,
+    )
 
-    def open(self) -> None: ...
+    def open(self) -> None:  # noqa: B027  # a source without a connection needs none
+        """Connect. Idempotent."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027
+        """Let go of every connection. Idempotent; ``open`` may follow."""
 
     def identity(self) -> str | None:
         """Names this very database (system identifier, server uuid, file id). None before ``prepare`` made one."""
+        return self.kind
 
-    def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:
+    def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:  # noqa: ARG002
         """Can live capture of ``tables`` go on strictly after ``position``?
 
         RESUMED or FRESH (nothing was prepared, or the source has forgotten that it was). Raises PositionLostError
         if the source has moved back, lost its log or is behind ``position``: never a silent fresh start. A table in
         ``tables`` whose own resume point is missing is not an error here; ``live`` reports it as RecopyNeeded.
         """
+        return Continuity.FRESH if position is None else Continuity.RESUMED
 
-    def recall(self, schemas: Sequence[TableSchema]) -> None:
+    def recall(self, schemas: Sequence[TableSchema]) -> None:  # noqa: B027
         """The newest schemas that earlier change sets and copies were delivered with, one per captured table.
 
         Called after ``open`` and before ``live``, and again for a table that is copied: so a mechanism that keeps no
@@ -164,22 +184,28 @@ class ChangeCapture(Protocol):
 
     def discover(self) -> tuple[TableSchema, ...]:
         """The tables the configured patterns match, as they are now. ConfigError for a pattern that matches none."""
+        return ()
 
-    def wants(self, table: TableId) -> bool:
+    def wants(self, table: TableId) -> bool:  # noqa: ARG002
         """Do the configured patterns match ``table``, whether it is there or not? Asks nobody."""
+        return True
 
     def prepare(self, tables: Sequence[TableId]) -> Position:
         """Create the resume point for ``tables`` (others that are captured already stay). Returns where it is."""
+        raise SourceSetupError(f"{self.kind} has no tables to prepare: {', '.join(map(str, tables))}")
 
-    def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
+    def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:  # noqa: ARG002
         """Plan the copy of one table. Never writes to the source. SourceSetupError if there is no such table."""
+        raise SourceSetupError(f"{self.kind} cannot copy tables, so {table} cannot be copied")
 
-    def copied(self, table: TableId) -> None:
+    def copied(self, table: TableId) -> None:  # noqa: B027
         """The copy of ``table`` is over, finished or given up: what is kept open for it may go. Idempotent."""
 
     def chunk(self, data: Mapping[str, Any]) -> Chunk:
         """Inverse of ``Chunk.to_json``."""
+        raise SourceSetupError(f"{self.kind} has no chunks, so {dict(data)} is not one of them")
 
+    @abstractmethod
     def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
         """Change sets strictly after ``after``, for ever, each starting where the one before ended.
 
@@ -187,16 +213,20 @@ class ChangeCapture(Protocol):
         nothing was. ``wait_seconds=0`` never waits. None as ``after`` means: from the resume point of ``prepare``.
         """
 
-    def confirm(self, position: Position) -> None:
+    def confirm(self, position: Position) -> None:  # noqa: B027
         """Cumulative and cheap. Confirming an old position again is harmless; it never moves back."""
 
-    def lag(self) -> Lag: ...
+    def lag(self) -> Lag:
+        """How far the confirmed position trails the source. Unknown by default."""
+        return Lag()
 
     def check(self) -> tuple[Finding, ...]:
         """Preflight. An empty tuple: ready. An error raised means that the check itself could not run."""
+        return ()
 
     def uninstall(self) -> tuple[str, ...]:
         """Remove everything that ``prepare`` made. Returns the names of what was removed; leaves no trace."""
+        return ()
 
 
 class Source(Protocol):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from lakefeed.capture.base import Capabilities, ChangeCapture, Chunk, Continuity, Finding, Lag, SnapshotPlan
+from lakefeed.capture.base import ChangeCapture, Chunk, Continuity, Finding, Lag, SnapshotPlan
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
@@ -120,20 +120,14 @@ class FaultyStore:
         self._faults.run("close", self._store.close)
 
 
-class FaultyCapture:
+class FaultyCapture(ChangeCapture):
     """A ChangeCapture around another one."""
 
     def __init__(self, capture: ChangeCapture, faults: Faults) -> None:
         self._capture = capture
         self._faults = faults
-
-    @property
-    def kind(self) -> str:
-        return self._capture.kind
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capture.capabilities
+        self.kind = capture.kind
+        self.capabilities = capture.capabilities
 
     def open(self) -> None:
         self._faults.run("open", self._capture.open)

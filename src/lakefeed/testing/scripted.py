@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lakefeed.capture.base import Capabilities, Chunk, Continuity, Finding, Lag, SnapshotPlan
+from lakefeed.capture.base import Capabilities, ChangeCapture, Chunk, Continuity, Finding, Lag, SnapshotPlan
 from lakefeed.change.change_set import ChangeSet, TableNotice
 from lakefeed.change.position import Position, SqliteSequence
 from lakefeed.change.table import TableId, TableSchema
@@ -65,7 +65,7 @@ EVERYTHING = Capabilities(
 )
 
 
-class ScriptedCapture:
+class ScriptedCapture(ChangeCapture):
     """A ChangeCapture; see the module. ``append`` goes on with the script while the capture runs.
 
     ``position`` makes the n-th position, for kinds other than SqliteSequence. ``prepare_at`` is where the log stands

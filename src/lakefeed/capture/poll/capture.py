@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lakefeed.capture.base import Capabilities, Continuity, Finding, Lag, SnapshotPlan
+from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
+from lakefeed.capture.dialect import DescribedTable, Dialect, Session
 from lakefeed.capture.poll.choice import Choice
 from lakefeed.capture.poll.chunk import RowChunk, plan_chunks
-from lakefeed.capture.poll.connector import PollConnector, PollSession, PollTable
 from lakefeed.capture.poll.drift import text_columns
 from lakefeed.capture.poll.findings import FindingsDirectory
 from lakefeed.capture.poll.followed import Followed, follow
@@ -40,7 +40,7 @@ from lakefeed.change.watermark import Mark, Watermark
 from lakefeed.errors import SourceChangedError, SourceSetupError, StateError
 
 
-class Polling:
+class Polling(ChangeCapture):
     """One database, one pipeline. ``rules`` are by table pattern; see ``TableRule`` and ``Choice``.
 
     ``findings`` is the directory where full comparisons leave what they found (see ``findings``). A pipeline says
@@ -51,7 +51,7 @@ class Polling:
 
     def __init__(
         self,
-        connector: PollConnector,
+        connector: Dialect,
         *,
         tables: Sequence[str] = ("*",),
         rules: Mapping[str, TableRule] | None = None,
@@ -61,24 +61,7 @@ class Polling:
     ) -> None:
         self._connector = connector
         self._rules = dict(rules or {})
-        self._choice = Choice(connector, tables, self._rules)
-        self._store: WatermarkStore = store if store is not None else MemoryWatermarkStore()
-        self._pace = pace or Pace()
-        self._findings = findings
-        self._stream = PollStream(connector, self._choice, findings, self._pace)
-        self._session: PollSession | None = None
-        self._identity = ""
-        self._is_known = False
-        self._confirmed = Watermark()
-        self._expected: set[TableId] = set()
-        self._prepared: dict[TableId, Mark] = {}
-        self._polled_at = 0.0
-        self._closed = threading.Event()
-        self._lock = threading.RLock()  # close may come from another thread while live waits
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
+        self.capabilities = Capabilities(
             deletes=bool(self._rules) and all(rule.deletes is not None for rule in self._rules.values()),
             before_images=False,
             transactions=False,
@@ -87,6 +70,20 @@ class Polling:
             snapshot_resume=True,
             every_change=False,
         )
+        self._choice = Choice(connector, tables, self._rules)
+        self._store: WatermarkStore = store if store is not None else MemoryWatermarkStore()
+        self._pace = pace or Pace()
+        self._findings = findings
+        self._stream = PollStream(connector, self._choice, findings, self._pace)
+        self._session: Session | None = None
+        self._identity = ""
+        self._is_known = False
+        self._confirmed = Watermark()
+        self._expected: set[TableId] = set()
+        self._prepared: dict[TableId, Mark] = {}
+        self._polled_at = 0.0
+        self._closed = threading.Event()
+        self._lock = threading.RLock()  # close may come from another thread while live waits
 
     def open(self) -> None:
         with self._lock:
@@ -263,7 +260,7 @@ class Polling:
                 return ChangeSet(self._stream.position, self._stream.position)
         return None
 
-    def _seek(self, session: PollSession, start: Watermark) -> None:
+    def _seek(self, session: Session, start: Watermark) -> None:
         """Tables that the position has, that were prepared, or that the flow expects; without any, all there are."""
         chosen = set(self._followed(session))
         named = {table for table in chosen if str(table) in dict(start.marks)}
@@ -273,7 +270,7 @@ class Polling:
             if table in self._prepared and (source := session.describe([table]).get(table)) is not None:
                 self._stream.add(source, self._prepared[table])
 
-    def _take_in(self, source: PollTable, followed: Followed, mark: Mark) -> None:
+    def _take_in(self, source: DescribedTable, followed: Followed, mark: Mark) -> None:
         """Known to the stream from its next cycle on."""
         self._prepared[source.id] = mark
         self._is_known = True
@@ -294,19 +291,19 @@ class Polling:
             raise SourceChangedError(f"the watermarks belong to {saved.identity}, not to {self._identity}")
         self._confirmed, self._is_known = saved.watermark, True
 
-    def _followed(self, session: PollSession) -> dict[TableId, Followed]:
+    def _followed(self, session: Session) -> dict[TableId, Followed]:
         return self._choice.followed(session.describe(self._choice.tables(session.tables())), self._stream.known)
 
     def _required(
-        self, session: PollSession, table: TableId, known: TableSchema | None = None
-    ) -> tuple[PollTable, Followed]:
+        self, session: Session, table: TableId, known: TableSchema | None = None
+    ) -> tuple[DescribedTable, Followed]:
         source = session.describe([table]).get(table)
         if source is None:
             raise SourceSetupError(f"there is no table {table}", remedy="Correct source.tables, or create the table.")
         texts = text_columns(known or self._stream.known.get(table), source)
         return source, follow(source, self._choice.rule(table), texts)
 
-    def _taken_in(self, session: PollSession, table: TableId) -> tuple[PollTable, Followed]:
+    def _taken_in(self, session: Session, table: TableId) -> tuple[DescribedTable, Followed]:
         """A table to be copied. One that is new is looked through first: no poll would ever find its old values."""
         source, followed = self._required(session, table)
         if table in self._stream.known or not source.misfits:
@@ -315,7 +312,7 @@ class Polling:
         return source, follow(source, followed.rule, wrong)
 
     @contextmanager
-    def _working(self) -> Iterator[PollSession]:
+    def _working(self) -> Iterator[Session]:
         with self._lock:
             if self._session is None:
                 raise StateError("the capture is not open", remedy="Call open first.")

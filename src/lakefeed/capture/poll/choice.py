@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
-from lakefeed.capture.poll.connector import PollConnector, PollTable
+from lakefeed.capture.dialect import DescribedTable, Dialect
 from lakefeed.capture.poll.followed import Followed, follow
 from lakefeed.capture.poll.rule import TableRule
 from lakefeed.capture.select import is_literal, is_wanted, match_tables
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 class Choice:
     """``rules`` by pattern; of several that match a table, one that names it wins, then the first."""
 
-    def __init__(self, connector: PollConnector, patterns: Sequence[str], rules: Mapping[str, TableRule]) -> None:
+    def __init__(self, connector: Dialect, patterns: Sequence[str], rules: Mapping[str, TableRule]) -> None:
         self._schema = connector.default_schema
         self._folds = connector.folds_case
         self._patterns = tuple(patterns)
@@ -53,7 +53,7 @@ class Choice:
         return any(self._matching(pattern, [table]) for pattern in (*named, *self._rules))
 
     def followed(
-        self, described: Mapping[TableId, PollTable], known: Collection[TableId] = ()
+        self, described: Mapping[TableId, DescribedTable], known: Collection[TableId] = ()
     ) -> dict[TableId, Followed]:
         """Checked against the catalog. A table that only a wildcard matches and that cannot be polled is left out.
 

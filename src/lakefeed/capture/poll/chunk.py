@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from lakefeed.capture.poll.connector import MisfitError, PollConnector, PollSession, PollTable
+from lakefeed.capture.dialect import DescribedTable, Dialect, MisfitError, Session
 from lakefeed.capture.poll.followed import Followed, follow, unordered
 from lakefeed.capture.poll.marking import Marking, key_rows
 from lakefeed.capture.poll.query import Key, Queries
@@ -32,7 +32,7 @@ from lakefeed.errors import CheckpointError, StateError, TableStoppedError
 class RowChunk:
     """The rows with low < key <= high; None is open-ended. ``keys_only``: their keys, and nothing else."""
 
-    connector: PollConnector
+    connector: Dialect
     followed: Followed
     position: Watermark
     low: Key | None = None
@@ -67,9 +67,9 @@ class RowChunk:
         }
 
     @classmethod
-    def from_json(cls, connector: PollConnector, rule: TableRule, data: Mapping[str, Any]) -> RowChunk:
+    def from_json(cls, connector: Dialect, rule: TableRule, data: Mapping[str, Any]) -> RowChunk:
         schema, misfits = TableSchema.from_json(data["table"]), data.get("misfits", {})  # plans of before have none
-        table = PollTable(schema, data["origin"], data["sql_names"], data["unordered"], misfits)
+        table = DescribedTable(schema, data["origin"], data["sql_names"], data["unordered"], misfits)
         followed = replace(follow(table, rule), schema=TableSchema.from_json(data["schema"]))
         position = decode_position(data["position"])
         if not isinstance(position, Watermark):
@@ -83,7 +83,7 @@ class RowChunkReader:
     def __init__(self, chunk: RowChunk) -> None:
         self._chunk = chunk
         self._stack = ExitStack()
-        self._session: PollSession | None = None
+        self._session: Session | None = None
         self._newest: int | None = None
 
     def __enter__(self) -> Self:
@@ -144,7 +144,7 @@ class RowChunkReader:
         return TableStoppedError(f"{table}: {what} while it was copied", table=str(table), remedy=remedy)
 
 
-def plan_chunks(session: PollSession, whole: RowChunk, chunk_rows: int) -> tuple[tuple[RowChunk, ...], int]:
+def plan_chunks(session: Session, whole: RowChunk, chunk_rows: int) -> tuple[tuple[RowChunk, ...], int]:
     """Cut the table into ranges of about ``chunk_rows`` keys. Returns them with the number of rows."""
     queries = Queries(whole.connector, whole.followed)
     number = pa.schema([pa.field("n", pa.int64())])

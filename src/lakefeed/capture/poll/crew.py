@@ -9,12 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 
-from lakefeed.capture.poll.connector import PollConnector, PollSession
+from lakefeed.capture.dialect import Dialect, Session
 from lakefeed.capture.poll.follower import Step
 from lakefeed.change.table import TableId
 from lakefeed.errors import LakefeedError
 
-Work = Callable[[PollSession], Step]
+Work = Callable[[Session], Step]
 
 _CLOSE_SECONDS = 5.0
 
@@ -22,11 +22,11 @@ _CLOSE_SECONDS = 5.0
 class Crew:
     """At most ``parallel`` connections. ``start`` and ``gather`` belong to one thread; ``close`` may be any."""
 
-    def __init__(self, connector: PollConnector, parallel: int) -> None:
+    def __init__(self, connector: Dialect, parallel: int) -> None:
         self._connector = connector
         self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="lakefeed-poll")
-        self._idle: queue.LifoQueue[PollSession] = queue.LifoQueue()
-        self._open: list[PollSession] = []
+        self._idle: queue.LifoQueue[Session] = queue.LifoQueue()
+        self._open: list[Session] = []
         self._lock = threading.Lock()
         self._running: dict[TableId, Future[Step]] = {}
 
@@ -73,7 +73,7 @@ class Crew:
         self._idle.put(session)
         return step
 
-    def _session(self) -> PollSession:
+    def _session(self) -> Session:
         try:
             return self._idle.get_nowait()
         except queue.Empty:
@@ -82,7 +82,7 @@ class Crew:
                 self._open.append(session)
             return session
 
-    def _drop(self, session: PollSession) -> None:
+    def _drop(self, session: Session) -> None:
         with self._lock:
             if session in self._open:
                 self._open.remove(session)

@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from lakefeed.capture.poll.connector import PollTable
+from lakefeed.capture.dialect import DescribedTable
 from lakefeed.change.change_set import RecopyNeeded
 from lakefeed.change.schema_change import AddColumn, ChangeKey, RetypeColumn, diff
 from lakefeed.change.table import TableSchema
 
 
-def text_columns(known: TableSchema | None, table: PollTable) -> frozenset[str]:
+def text_columns(known: TableSchema | None, table: DescribedTable) -> frozenset[str]:
     """Columns that have been delivered as text although their declared type is another, and still is that one."""
     if known is None:
         return frozenset()

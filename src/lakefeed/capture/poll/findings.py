@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakefeed.capture.poll.connector import PollConnector, PollSession
+from lakefeed.capture.dialect import Dialect, Session
 from lakefeed.capture.poll.event import Events, classified, deleted_rows, deletes
 from lakefeed.capture.poll.followed import Followed
 from lakefeed.capture.poll.marking import Marking, key_rows
@@ -79,7 +79,7 @@ class FindingsDirectory:
 
 
 def looked_up(
-    connector: PollConnector, session: PollSession, followed: Followed, suspects: pa.RecordBatch, now_us: int
+    connector: Dialect, session: Session, followed: Followed, suspects: pa.RecordBatch, now_us: int
 ) -> list[Events]:
     """What the source itself says of the suspects, in one consistent read.
 
@@ -107,7 +107,7 @@ def _keys(suspects: pa.RecordBatch, followed: Followed) -> pa.RecordBatch:
     return suspects.select(list(followed.key)).cast(kinds)
 
 
-def _found(connector: PollConnector, session: PollSession, followed: Followed, keys: pa.RecordBatch) -> pa.RecordBatch:
+def _found(connector: Dialect, session: Session, followed: Followed, keys: pa.RecordBatch) -> pa.RecordBatch:
     queries = Queries(connector, followed)
     wanted = key_rows(keys, followed.key)
     batches: list[pa.RecordBatch] = []

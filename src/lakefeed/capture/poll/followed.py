@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from lakefeed.capture.poll.connector import PollTable
+from lakefeed.capture.dialect import DescribedTable
 from lakefeed.capture.poll.rule import NullPolicy, SoftDelete, TableRule
 from lakefeed.capture.poll.stamp import is_stamp
 from lakefeed.change.table import Column, TableId, TableSchema
@@ -23,7 +23,7 @@ CREATED = frozenset({"created_at", "created_on", "created", "inserted_at"})
 class Followed:
     """``schema`` is what is delivered. ``soft_time`` and ``soft_flag``: the column that marks deleted rows, by kind."""
 
-    table: PollTable
+    table: DescribedTable
     rule: TableRule
     schema: TableSchema
     updated_at: str
@@ -73,7 +73,7 @@ class Followed:
         return (*own, *extra)
 
 
-def follow(table: PollTable, rule: TableRule, as_text: Iterable[str] = ()) -> Followed:
+def follow(table: DescribedTable, rule: TableRule, as_text: Iterable[str] = ()) -> Followed:
     """Check a rule against a table. ConfigError, naming table and column, for whatever is not there.
 
     ``as_text`` are columns that have been delivered as text before, because they hold values of several types.
@@ -110,13 +110,13 @@ def unordered(table: TableId, column: str) -> TableStoppedError:
     )
 
 
-def guessed(table: PollTable, names: frozenset[str]) -> str | None:
+def guessed(table: DescribedTable, names: frozenset[str]) -> str | None:
     """The one column that has such a name and can be a time; None if there is none, or more than one."""
     found = [column.name for column in table.schema.columns if column.name.lower() in names and is_stamp(column.type)]
     return found[0] if len(found) == 1 else None
 
 
-def _key(table: PollTable, rule: TableRule) -> tuple[str, ...]:
+def _key(table: DescribedTable, rule: TableRule) -> tuple[str, ...]:
     key = tuple(rule.key) or table.schema.key
     if not key:
         raise ConfigError(
@@ -129,7 +129,7 @@ def _key(table: PollTable, rule: TableRule) -> tuple[str, ...]:
     return key
 
 
-def _delivered(table: PollTable, rule: TableRule, key: tuple[str, ...], as_text: frozenset[str]) -> TableSchema:
+def _delivered(table: DescribedTable, rule: TableRule, key: tuple[str, ...], as_text: frozenset[str]) -> TableSchema:
     wanted = {*rule.columns, *key} if rule.columns else set(table.schema.names)
     columns = []
     for column in table.schema.columns:
@@ -156,7 +156,7 @@ def _same_kind(one: pa.DataType, other: pa.DataType) -> bool:
     return one == other or (pa.types.is_timestamp(one) and pa.types.is_timestamp(other))
 
 
-def _require_same_kind(table: PollTable, name: str, updated_at: str, why: str) -> None:
+def _require_same_kind(table: DescribedTable, name: str, updated_at: str, why: str) -> None:
     kind, stamp = table.schema.column(name).type, table.schema.column(updated_at).type
     if not _same_kind(kind, stamp):
         raise ConfigError(
@@ -164,12 +164,12 @@ def _require_same_kind(table: PollTable, name: str, updated_at: str, why: str) -
         )
 
 
-def _require(table: PollTable, names: Sequence[str]) -> None:
+def _require(table: DescribedTable, names: Sequence[str]) -> None:
     for name in names:
         table.schema.column(name)  # ConfigError with the table, the column and those that there are
 
 
-def _require_stamp(table: PollTable, name: str) -> None:
+def _require_stamp(table: DescribedTable, name: str) -> None:
     kind = table.schema.column(name).type
     if not is_stamp(kind):
         raise ConfigError(

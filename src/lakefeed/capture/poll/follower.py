@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakefeed.capture.poll.connector import Horizon, MisfitError, PollConnector, PollSession
+from lakefeed.capture.dialect import Dialect, Horizon, MisfitError, Session
 from lakefeed.capture.poll.event import Events
 from lakefeed.capture.poll.findings import FindingsDirectory, looked_up
 from lakefeed.capture.poll.followed import Followed
@@ -43,7 +43,7 @@ class Step:
 class Follower:
     """``mark`` and ``found`` are what the position says of the table: the rows, and the findings, delivered so far."""
 
-    def __init__(self, connector: PollConnector, followed: Followed, findings: Path | None) -> None:
+    def __init__(self, connector: Dialect, followed: Followed, findings: Path | None) -> None:
         self._connector = connector
         self._findings = FindingsDirectory(findings, followed.id) if findings is not None else None
         self._counted_at: float | None = None
@@ -60,7 +60,7 @@ class Follower:
         """Go on from a position. What was delivered after it and is not settled yet is delivered again."""
         self.cursor, self.found = Cursor(mark), found
 
-    def poll(self, session: PollSession, horizon: Horizon) -> Step:
+    def poll(self, session: Session, horizon: Horizon) -> Step:
         """Read once, and move on."""
         self.refuse_timeless(session)
         if went_back(horizon, self.cursor.mark):
@@ -77,7 +77,7 @@ class Follower:
         own = (reading.events,) if reading.events is not None else ()
         return self._step(events=(*own, *suspects))
 
-    def refuse_timeless(self, session: PollSession) -> None:
+    def refuse_timeless(self, session: Session) -> None:
         """Count the rows that no poll would find, now and then; TableStoppedError if the rule does not allow them."""
         if not self._may_be_timeless() or not self._is_time_to_count():
             return
@@ -89,7 +89,7 @@ class Follower:
         if count and count != known:
             log.warning("%s: %d rows have no %s; their changes are not seen", self.id, count, self.followed.updated_at)
 
-    def is_filled(self, session: PollSession, column: str) -> bool:
+    def is_filled(self, session: Session, column: str) -> bool:
         """Whether a row that has been delivered has a value in ``column``."""
         schema = pa.schema([pa.field("n", pa.int64())])
         query = Queries(self._connector, self.followed).filled(column, self.cursor.mark)
@@ -103,7 +103,7 @@ class Follower:
     def _step(self, **found: Any) -> Step:
         return Step(self.cursor.mark, self.found, **found)
 
-    def _look_up(self, session: PollSession, horizon: Horizon) -> tuple[Events, ...]:
+    def _look_up(self, session: Session, horizon: Horizon) -> tuple[Events, ...]:
         found = self._findings.next(self.found) if self._findings is not None else None
         if found is None:
             return ()

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from lakefeed.capture.base import Finding, Level
+from lakefeed.capture.dialect import Dialect, MisfitError, Session
 from lakefeed.capture.poll.choice import Choice
-from lakefeed.capture.poll.connector import MisfitError, PollConnector, PollSession
 from lakefeed.capture.poll.followed import Followed, follow
 from lakefeed.capture.poll.marking import Marking
 from lakefeed.capture.poll.query import Queries
@@ -21,7 +21,7 @@ _FUTURE_US = 60_000_000
 _REFUSED_BY_DELTA = " ,;{}()\n\t="
 
 
-def check_source(connector: PollConnector, choice: Choice) -> tuple[Finding, ...]:
+def check_source(connector: Dialect, choice: Choice) -> tuple[Finding, ...]:
     """All findings. A database that cannot be reached is an error and not a finding."""
     session = connector.connect()
     try:
@@ -30,9 +30,7 @@ def check_source(connector: PollConnector, choice: Choice) -> tuple[Finding, ...
         session.close()
 
 
-def oldest_unread_us(
-    connector: PollConnector, session: PollSession, followed: Sequence[tuple[Followed, Mark]]
-) -> int | None:
+def oldest_unread_us(connector: Dialect, session: Session, followed: Sequence[tuple[Followed, Mark]]) -> int | None:
     """The time of the oldest row after the marks, over all tables."""
     found = []
     for table, mark in followed:
@@ -43,7 +41,7 @@ def oldest_unread_us(
     return min(found, default=None)
 
 
-def _findings(connector: PollConnector, session: PollSession, choice: Choice) -> Iterator[Finding]:
+def _findings(connector: Dialect, session: Session, choice: Choice) -> Iterator[Finding]:
     try:
         tables = choice.tables(session.tables())
     except ConfigError as error:
@@ -61,7 +59,7 @@ def _findings(connector: PollConnector, session: PollSession, choice: Choice) ->
             yield Finding(level=level, problem=f"{table}: {problem}", remedy=remedy, table=table)
 
 
-def _of_table(connector: PollConnector, session: PollSession, followed: Followed) -> Iterator[tuple[Level, str, str]]:
+def _of_table(connector: Dialect, session: Session, followed: Followed) -> Iterator[tuple[Level, str, str]]:
     name = followed.id
     if followed.is_guess:
         problem = f"'{followed.updated_at}' is taken for the time of the last update, by its name"
@@ -86,7 +84,7 @@ def _of_table(connector: PollConnector, session: PollSession, followed: Followed
         yield Level.ERROR, f"the column {error.column} holds values of several types", "Correct the values."
 
 
-def _of_rows(connector: PollConnector, session: PollSession, followed: Followed) -> Iterator[tuple[Level, str, str]]:
+def _of_rows(connector: Dialect, session: Session, followed: Followed) -> Iterator[tuple[Level, str, str]]:
     if followed.nullable_stamp and (count := count_without_time(connector, session, followed)):
         stops = followed.rule.null_updated_at is not NullPolicy.IGNORE
         effect = "the table will stop" if stops else "their changes are not seen"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lakefeed.capture.poll.connector import PollConnector, Query
+from lakefeed.capture.dialect import Dialect, Query
 from lakefeed.capture.poll.followed import Followed
 from lakefeed.capture.poll.rule import NullPolicy
 from lakefeed.capture.poll.stamp import stamp_value
@@ -22,7 +22,7 @@ Key = tuple[KeyValue, ...]
 class Queries:
     """The queries of one table."""
 
-    def __init__(self, connector: PollConnector, followed: Followed) -> None:
+    def __init__(self, connector: Dialect, followed: Followed) -> None:
         self._connector = connector
         self._followed = followed
 

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.poll.connector import Horizon, MisfitError, PollConnector, PollSession
+from lakefeed.capture.dialect import Dialect, Horizon, MisfitError, Session
 from lakefeed.capture.poll.event import Events, classified
 from lakefeed.capture.poll.followed import Followed, unordered
 from lakefeed.capture.poll.marking import Marking
@@ -58,9 +58,7 @@ class Reading:
     is_full: bool = False
 
 
-def read_changes(
-    connector: PollConnector, session: PollSession, followed: Followed, cursor: Cursor, horizon: Horizon
-) -> Reading:
+def read_changes(connector: Dialect, session: Session, followed: Followed, cursor: Cursor, horizon: Horizon) -> Reading:
     """Steps 2 to 4."""
     marking = Marking(followed)
     rows, is_whole = _after_mark(connector, session, followed, cursor)
@@ -80,7 +78,7 @@ def read_changes(
 
 
 def _after_mark(
-    connector: PollConnector, session: PollSession, followed: Followed, cursor: Cursor
+    connector: Dialect, session: Session, followed: Followed, cursor: Cursor
 ) -> tuple[pa.RecordBatch, bool]:
     """Batch after batch until one has something new, and whether that was all there is.
 
@@ -125,7 +123,7 @@ def settled_rows(times: Instants, horizon: Horizon, followed: Followed) -> int:
     return int(np.searchsorted(times, horizon.settled_us - followed.rule.lag_us, side="right"))
 
 
-def resume_mark(connector: PollConnector, session: PollSession, followed: Followed, horizon: Horizon, era: int) -> Mark:
+def resume_mark(connector: Dialect, session: Session, followed: Followed, horizon: Horizon, era: int) -> Mark:
     """The last settled row: whatever is copied from now on has everything up to it."""
     queries = Queries(connector, followed)
     schema = pa.schema([pa.field(name, followed.column(name).type) for name in queries.mark_names])
@@ -145,14 +143,14 @@ def went_back(horizon: Horizon, mark: Mark) -> bool:
     return not mark.is_start and horizon.now_us < mark.instant_us
 
 
-def count_without_time(connector: PollConnector, session: PollSession, followed: Followed) -> int:
+def count_without_time(connector: Dialect, session: Session, followed: Followed) -> int:
     """Rows that no poll finds, because their time or a part of their key is NULL."""
     schema = pa.schema([pa.field("n", pa.int64())])
     rows = combined(session.read(Queries(connector, followed).without_time(), schema), schema)
     return int(rows.column("n")[0].as_py())
 
 
-def mixed_columns(connector: PollConnector, session: PollSession, followed: Followed) -> frozenset[str]:
+def mixed_columns(connector: Dialect, session: Session, followed: Followed) -> frozenset[str]:
     """Columns with values that their declared type does not fit. One pass over the table."""
     schema = pa.schema([pa.field(name, pa.int64()) for name in followed.table.misfits])
     rows = combined(session.read(Queries(connector, followed).misfits(), schema), schema)

@@ -8,8 +8,8 @@ from os import PathLike
 from pathlib import Path
 
 from lakefeed.capture.base import ChangeCapture
+from lakefeed.capture.dialect import Dialect
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.connector import PollConnector
 from lakefeed.capture.poll.rule import TableRule
 from lakefeed.capture.poll.stream import Pace
 from lakefeed.errors import ConfigError
@@ -22,7 +22,7 @@ class PollingSource:
     ``tables`` are glob patterns (see ``capture.patterns``), ``rules`` are by such patterns too.
     """
 
-    connector: PollConnector
+    connector: Dialect
     _: KW_ONLY
     tables: Sequence[str] = ("*",)
     rules: Mapping[str, TableRule] = field(default_factory=dict)
@@ -53,10 +53,10 @@ class SqlitePolling:
             raise ConfigError(f"source.path: there is no file '{self.path}'")
 
     def bind(self, pipeline: str) -> ChangeCapture:
-        from lakefeed.capture.poll.sqlite import SqliteConnector
+        from lakefeed.capture.sqlite.dialect import SqliteDialect
 
         path = str(Path(self.path).absolute())  # chunks are read by processes that may have another directory
-        connector = SqliteConnector(path, self.busy_timeout_seconds, self.immutable)
+        connector = SqliteDialect(path, self.busy_timeout_seconds, self.immutable)
         return _bound(connector, self, pipeline)
 
 
@@ -79,12 +79,12 @@ class PostgresPolling:
         check_patterns(self.tables)
 
     def bind(self, pipeline: str) -> ChangeCapture:
-        from lakefeed.capture.poll.postgres import PostgresConnector
+        from lakefeed.capture.postgres.dialect import PostgresDialect
 
-        return _bound(PostgresConnector(self.dsn, tuple(self.text_columns)), self, pipeline)
+        return _bound(PostgresDialect(self.dsn, tuple(self.text_columns)), self, pipeline)
 
 
-def _bound(connector: PollConnector, source: SqlitePolling | PostgresPolling, pipeline: str) -> ChangeCapture:
+def _bound(connector: Dialect, source: SqlitePolling | PostgresPolling, pipeline: str) -> ChangeCapture:
     made = PollingSource(connector, tables=source.tables, rules=source.rules, pace=source.pace)
     return made.bind(pipeline)
 

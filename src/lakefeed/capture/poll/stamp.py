@@ -63,7 +63,7 @@ def stored(kind: pa.DataType, value: Any) -> int | str | None:
 
 
 def stamp_value(mark: Mark) -> int | str:
-    """The value that ``PollConnector.bound`` is given for a mark's time: microseconds for a timestamp column."""
+    """The value that ``Dialect.bound`` is given for a mark's time: microseconds for a timestamp column."""
     return mark.instant_us if mark.stamp is None else mark.stamp
 
 

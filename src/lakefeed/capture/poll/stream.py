@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from lakefeed.capture.dialect import DescribedTable, Dialect, Horizon, Session
 from lakefeed.capture.poll.choice import Choice
-from lakefeed.capture.poll.connector import Horizon, PollConnector, PollSession, PollTable
 from lakefeed.capture.poll.crew import Crew
 from lakefeed.capture.poll.drift import recopy_notice, text_columns
 from lakefeed.capture.poll.event import Events, change_batches
@@ -59,7 +59,7 @@ class PollStream:
     stopped. One whose definition changed is not among them: a lake table may go on without a copy.
     """
 
-    def __init__(self, connector: PollConnector, choice: Choice, findings: Path | None, pace: Pace) -> None:
+    def __init__(self, connector: Dialect, choice: Choice, findings: Path | None, pace: Pace) -> None:
         self._connector = connector
         self._choice = choice
         self.findings = findings
@@ -86,7 +86,7 @@ class PollStream:
         """What is followed, and from where. Any thread."""
         return [(one.followed, one.cursor.mark) for one in list(self._followers.values())]
 
-    def seek(self, session: PollSession, position: Watermark, tables: Iterable[TableId]) -> None:
+    def seek(self, session: Session, position: Watermark, tables: Iterable[TableId]) -> None:
         """Go on after ``position`` with ``tables``; one that it has no mark of is read from its beginning."""
         self.close()
         self._crew = Crew(self._connector, self._pace.parallel)
@@ -96,7 +96,7 @@ class PollStream:
         for table, source in session.describe(list(tables)).items():
             self.add(source, dict(position.marks).get(str(table), Mark.start()))
 
-    def add(self, source: PollTable, mark: Mark) -> None:
+    def add(self, source: DescribedTable, mark: Mark) -> None:
         """Follow a table, from ``mark`` on, as it was delivered last or as it is now."""
         known = self.known.get(source.id)
         followed = follow(source, self._choice.rule(source.id), text_columns(known, source))
@@ -109,7 +109,7 @@ class PollStream:
         self._blocked.discard(source.id)
         self.stale.discard(source.id)
 
-    def cut(self, session: PollSession) -> ChangeSet | None:
+    def cut(self, session: Session) -> ChangeSet | None:
         """One cycle. None: nothing has changed, and nothing has moved."""
         cycle = _Cycle()
         self._follow_catalog(session, cycle)
@@ -140,7 +140,7 @@ class PollStream:
             raise StateError("the capture is not open", remedy="Call open first.")
         return self._crew
 
-    def _take(self, session: PollSession, table: TableId, outcome: Step | LakefeedError, cycle: _Cycle) -> None:
+    def _take(self, session: Session, table: TableId, outcome: Step | LakefeedError, cycle: _Cycle) -> None:
         follower = self._followers.get(table)
         if follower is None or follower is not self._polled.get(table):
             return  # dropped, or begun anew while it was read
@@ -156,7 +156,7 @@ class PollStream:
         cycle.events += outcome.events
         self._note(outcome.notices, cycle)
 
-    def _failed(self, session: PollSession, follower: Follower, error: LakefeedError, cycle: _Cycle) -> None:
+    def _failed(self, session: Session, follower: Follower, error: LakefeedError, cycle: _Cycle) -> None:
         """One table's own error stops that table; the database's is the caller's."""
         if error.retry is Retry.BACKOFF or isinstance(error, StateError):
             raise error
@@ -176,7 +176,7 @@ class PollStream:
             notice.table for notice in notices if not isinstance(notice, RecopyNeeded) or notice.columns is None
         }
 
-    def _follow_catalog(self, session: PollSession, cycle: _Cycle) -> None:
+    def _follow_catalog(self, session: Session, cycle: _Cycle) -> None:
         interval = min(_CATALOG_SECONDS, self._pace.poll_seconds)
         if time.monotonic() - self._looked_at < interval:
             return
@@ -191,7 +191,7 @@ class PollStream:
             else:
                 self._follow(session, self._followers[table], described[table], cycle)
 
-    def _follow(self, session: PollSession, follower: Follower, source: PollTable, cycle: _Cycle) -> None:
+    def _follow(self, session: Session, follower: Follower, source: DescribedTable, cycle: _Cycle) -> None:
         known = self.known[follower.id]
         if source == follower.followed.table and known.same_shape(follower.followed.schema):
             return

@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from lakefeed.capture.base import Capabilities, Continuity, Finding, Lag, SnapshotPlan
+from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
 from lakefeed.capture.postgres.assemble import Assembler, Resolved
 from lakefeed.capture.postgres.catalog import FULL, SourceTable, not_whole, read_table, read_tables, with_columns
 from lakefeed.capture.postgres.catchup import Window
@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 DEFAULT_SCHEMA = "public"
 
 
-class PostgresLog:
+class PostgresLog(ChangeCapture):
     """One database, one pipeline. Made by ``Postgres(...).bind(pipeline)``."""
 
     kind = PostgresLsn.kind

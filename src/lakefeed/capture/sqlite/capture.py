@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from lakefeed.capture.base import Capabilities, Continuity, Finding, Lag, SnapshotPlan
+from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
 from lakefeed.capture.select import is_literal, is_wanted, match_tables
 from lakefeed.capture.sqlite.catalog import SCHEMA, SourceTable, capturable, read_table, refusals
 from lakefeed.capture.sqlite.confirmation import Confirmations
@@ -48,7 +48,7 @@ from lakefeed.errors import ConfigError, SourceSetupError, StateError
 _POLL_SECONDS = 0.05
 
 
-class SqliteTriggers:
+class SqliteTriggers(ChangeCapture):
     """One database file, one pipeline. Made by ``Sqlite(...).bind(pipeline)``."""
 
     kind = SqliteSequence.kind

@@ -1,5 +1,5 @@
 # ruff: noqa: S608 (names in SQL are quoted; values are psycopg literals)
-"""PostgresConnector: a PostgreSQL database or replica, for a role that may do nothing but SELECT.
+"""PostgresDialect: a PostgreSQL database or replica, for a role that may do nothing but SELECT.
 
 Rows come through COPY in binary form and give the same Arrow values as the log capture's (``capture.postgres.form``).
 """
@@ -17,7 +17,7 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.pq import ExecStatus
 
-from lakefeed.capture.poll.connector import Horizon, PollTable, Query
+from lakefeed.capture.dialect import DescribedTable, Horizon, Query
 from lakefeed.capture.postgres.catalog import SourceTable, read_tables, sql_name, with_columns
 from lakefeed.capture.postgres.copyrows import CopyRows, read_copy
 from lakefeed.capture.postgres.database import Connection, Database
@@ -55,7 +55,7 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
 
 
 @dataclass(frozen=True, slots=True)
-class PostgresConnector:
+class PostgresDialect:
     """``text_columns``: patterns over ``schema.table.column`` of columns that are kept as PostgreSQL prints them."""
 
     dsn: str = field(repr=False)
@@ -79,7 +79,7 @@ class PostgresConnector:
 
 
 class PostgresSession:
-    """See ``PollSession``."""
+    """See ``Session``."""
 
     def __init__(self, database: Database, connection: Connection, text_columns: tuple[str, ...]) -> None:
         self._database = database
@@ -103,7 +103,7 @@ class PostgresSession:
             may = {row[0] for row in self._connection.execute(query, ([table.oid for table in there.values()],))}
         return {table: None if source.oid in may else "this role may not read it" for table, source in there.items()}
 
-    def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, PollTable]:
+    def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
         with self._database.errors():
             there = read_tables(self._connection)
             wanted = [there[table] for table in tables if table in there]
@@ -150,9 +150,9 @@ class PostgresSession:
     def close(self) -> None:
         self._connection.close()
 
-    def _described(self, source: SourceTable) -> PollTable:
+    def _described(self, source: SourceTable) -> DescribedTable:
         origin = f"{'ONLY ' if source.kind == 'r' else ''}{sql_name(source.id)}"
-        return PollTable(source.schema(self._text_columns), origin)
+        return DescribedTable(source.schema(self._text_columns), origin)
 
     def _read(self, query: Query, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with self._database.errors():

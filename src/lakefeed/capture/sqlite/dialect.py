@@ -1,4 +1,4 @@
-"""SqliteConnector: a SQLite file, opened to be read only. Nothing is ever created or changed in it.
+"""SqliteDialect: a SQLite file, opened to be read only. Nothing is ever created or changed in it.
 
 Rows are decoded a column at a time, by the same rule as the trigger capture's (``capture.trigger.values``).
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakefeed.capture.poll.connector import Horizon, MisfitError, PollTable, Query
+from lakefeed.capture.dialect import DescribedTable, Horizon, MisfitError, Query
 from lakefeed.capture.sqlite.aside import put_aside
 from lakefeed.capture.sqlite.catalog import SCHEMA, SourceTable, capturable, read_table, refusals
 from lakefeed.capture.sqlite.database import Database, opened_file, quoted, transaction
@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class SqliteConnector:
+class SqliteDialect:
     """``immutable`` promises that nobody writes while it is read: for a file on read-only media."""
 
     path: str
@@ -79,7 +79,7 @@ class SqliteConnector:
 
 
 class SqliteSession:
-    """See ``PollSession``. The source's clock is this machine's: SQLite has no other."""
+    """See ``Session``. The source's clock is this machine's: SQLite has no other."""
 
     def __init__(self, database: Database, file: OpenedFile, connection: sqlite3.Connection) -> None:
         self._database = database
@@ -96,7 +96,7 @@ class SqliteSession:
             found: dict[TableId, str | None] = {TableId(SCHEMA, name): None for name in capturable(self._connection)}
             return found | {TableId(SCHEMA, name): reason for name, reason in refusals(self._connection).items()}
 
-    def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, PollTable]:
+    def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
         with self._database.errors():
             found = {table: read_table(self._connection, table.name) for table in tables}
         return {table: _described(source) for table, source in found.items() if source is not None}
@@ -153,7 +153,7 @@ def _as_stored(column: Column, value: KeyValue) -> Any:
     return value
 
 
-def _described(source: SourceTable) -> PollTable:
+def _described(source: SourceTable) -> DescribedTable:
     untyped = {
         column.name: "it has no declared type, so its values may be of several"
         for column in source.columns
@@ -168,7 +168,7 @@ def _described(source: SourceTable) -> PollTable:
         for column in source.columns
         if (test := misfit(schema.column(column.name).type, f"t.{quoted(column.name)}")) is not None
     }
-    return PollTable(schema, quoted(source.name), own, untyped, tests)
+    return DescribedTable(schema, quoted(source.name), own, untyped, tests)
 
 
 def _batch(columns: list[list[Any]], schema: pa.Schema, exact: frozenset[str]) -> pa.RecordBatch:

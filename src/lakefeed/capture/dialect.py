@@ -1,4 +1,4 @@
-"""The seam to a database that is polled. A user's own database adds one PollConnector and nothing else.
+"""The seam to a database that is polled. A user's own database adds one Dialect and nothing else.
 
 A connector says where the database is and how its SQL is written; a session is a connection that answers queries. All
 that polling needs beyond SELECT is the catalog (names, types, key) and the time by the source's clock.
@@ -26,7 +26,7 @@ class MisfitError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class PollTable:
+class DescribedTable:
     """A table as the catalog has it now: all columns, and the declared key.
 
     ``origin`` is what stands behind FROM. ``sql_names`` are names in SQL of columns that are called otherwise there.
@@ -70,7 +70,7 @@ class Query:
     enough_bytes: int | None = None
 
 
-class PollConnector(Protocol):
+class Dialect(Protocol):
     """One database. Picklable and without a connection: chunks carry it to Spark tasks, polls to other threads."""
 
     @property
@@ -80,7 +80,7 @@ class PollConnector(Protocol):
     def folds_case(self) -> bool:
         """Whether the database compares table names without case."""
 
-    def connect(self) -> PollSession:
+    def connect(self) -> Session:
         """A new connection. It may be used in any thread, one at a time."""
 
     def quoted(self, name: str) -> str:
@@ -96,7 +96,7 @@ class PollConnector(Protocol):
         """SQL that is true where the tuple ``left`` comes after the tuple ``right``, in the database's own order."""
 
 
-class PollSession(Protocol):
+class Session(Protocol):
     """An open connection. Errors of the driver come out as Lakefeed's."""
 
     def identity(self) -> str:
@@ -105,7 +105,7 @@ class PollSession(Protocol):
     def tables(self) -> Mapping[TableId, str | None]:
         """All tables there are → why one cannot be polled, or None."""
 
-    def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, PollTable]:
+    def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
         """What the catalog says of those that are there."""
 
     def horizon(self) -> Horizon:
