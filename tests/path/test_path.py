@@ -1,0 +1,79 @@
+"""How many functions one UPDATE of PostgreSQL passes through on its way into a Delta file.
+
+Counted are distinct functions of the package that are entered below one of the three steps that carry a change: the
+capture's next change set, its append to the journal, its application to the table. The pipeline has run before, so that
+what happens only at a start is not part of the way; nor is what only watches (status, trim, maintenance).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from tests.postgres.conftest import new_database
+
+import lakefeed
+from lakefeed import Delta, Pipeline, Postgres
+from lakefeed.testing.postgres_server import PostgresServer, find_binaries
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MOST = 90
+_ROOT = str(Path(lakefeed.__file__).parent)
+_STEPS = ("._change_sets", ".live", "Journal.append", "Table.apply")
+_NOT_CALLS = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>", "<module>")
+
+
+class Calls:
+    """The functions of the package that are entered inside the block, by whichever thread."""
+
+    def __init__(self) -> None:
+        self.codes: set[CodeType] = set()
+
+    def __enter__(self) -> Calls:
+        threading.setprofile_all_threads(self._note) if sys.version_info >= (3, 12) else threading.setprofile(self._note)
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+        threading.setprofile_all_threads(None) if sys.version_info >= (3, 12) else threading.setprofile(None)  # type: ignore[arg-type]
+
+    def names(self) -> list[str]:
+        named = [code for code in self.codes if code.co_name not in _NOT_CALLS]
+        return sorted(f"{Path(code.co_filename).relative_to(_ROOT)}:{code.co_qualname}" for code in named)
+
+    def _note(self, frame: FrameType, event: str, _: Any) -> None:
+        if event != "call" or not frame.f_code.co_filename.startswith(_ROOT):
+            return
+        caller: FrameType | None = frame
+        while caller is not None:
+            code = caller.f_code
+            if code in self.codes or (code.co_filename.startswith(_ROOT) and code.co_qualname.endswith(_STEPS)):
+                self.codes.add(frame.f_code)
+                return
+            caller = caller.f_back
+
+
+@pytest.mark.spark
+def test_an_update_reaches_its_delta_file_through_few_functions(tmp_path: Path, spark: SparkSession) -> None:
+    with PostgresServer.start(max(find_binaries().items())[1]) as server, new_database(server) as dsn:
+        with psycopg.connect(dsn, autocommit=True) as writer:
+            writer.execute("CREATE TABLE item (id int PRIMARY KEY, name text)")
+            writer.execute("INSERT INTO item SELECT i, 'name ' || i FROM generate_series(1, 100) AS i")
+            with Pipeline(Postgres(dsn), Delta(spark, str(tmp_path)), name="path") as pipeline:
+                pipeline.sync_once()
+                writer.execute("UPDATE item SET name = 'x' WHERE id = 7")
+                pipeline.sync_once()
+                writer.execute("UPDATE item SET name = 'y' WHERE id = 8")
+                with Calls() as calls:
+                    pipeline.sync_once()
+    names = calls.names()
+    print(f"{len(names)} functions in {len({name.partition(':')[0] for name in names})} files:", *names, sep="\n  ")
+    assert len(names) <= MOST
