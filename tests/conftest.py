@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ settings.load_profile("lakefeed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # For every JVM that a test starts: one that lives for seconds takes half the time without its optimising compiler.
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
     # PySpark leaves the socket of each collected result to the garbage collector; warnings are errors here.
     config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
 
@@ -39,10 +42,15 @@ def spark() -> Iterator[SparkSession]:
     """The one Spark session of a test run, built as Lakefeed builds its own."""
     from lakefeed.lake.session import spark_session
 
-    # Tests merge a few rows in a fresh JVM: compiling them well would take longer than running them.
+    # Tests merge a few rows: to generate and compile code for each query would take longer than to run it. Tests that
+    # start the command line in a process of its own leave Spark's code generation as it is.
     session = spark_session(
         "lakefeed-tests",
-        settings={"spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:TieredStopAtLevel=1"},
+        settings={
+            "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:TieredStopAtLevel=1",
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        },
         formats=("delta", "iceberg"),
     )
     yield session

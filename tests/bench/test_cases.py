@@ -25,9 +25,9 @@ def test_a_benchmark_of_the_capture_side_runs_and_reports_ratios(name: str, tmp_
 @pytest.mark.parametrize(
     "name",
     [
-        *("merge", "growth", "tables", "pg_lake", "poll_snapshot", "poll_diff"),
-        pytest.param("cost", marks=pytest.mark.slow),  # every mode and format: two minutes in its quick form, too
-        *("journal", "freshness", "endurance"),
+        *("tables", "pg_lake", "poll_snapshot", "poll_diff", "journal"),
+        # Also in their quick form these take longer than what they prove is worth in every run.
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("merge", "growth", "cost", "freshness", "endurance")),
     ],
 )
 def test_a_benchmark_of_the_lake_side_runs_and_reports_ratios(name: str, spark: SparkSession, tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_benchmark_of_the_lake_side_runs_and_reports_ratios(name: str, spark: 
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("name", ["snapshot", "pg_snapshot"])
+@pytest.mark.parametrize("name", ["snapshot", pytest.param("pg_snapshot", marks=pytest.mark.slow)])
 def test_the_snapshot_benchmarks_run_in_a_process_and_session_of_their_own(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,7 +37,9 @@ class Calls:
         self.codes: set[CodeType] = set()
 
     def __enter__(self) -> Calls:
-        threading.setprofile_all_threads(self._note) if sys.version_info >= (3, 12) else threading.setprofile(self._note)
+        threading.setprofile_all_threads(self._note) if sys.version_info >= (3, 12) else threading.setprofile(
+            self._note
+        )
         sys.setprofile(self._note)
         return self
 
