@@ -37,15 +37,13 @@ class Calls:
         self.codes: set[CodeType] = set()
 
     def __enter__(self) -> Calls:
-        threading.setprofile_all_threads(self._note) if sys.version_info >= (3, 12) else threading.setprofile(
-            self._note
-        )
+        threading.setprofile(self._note)  # for threads that begin inside the block
         sys.setprofile(self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
-        threading.setprofile_all_threads(None) if sys.version_info >= (3, 12) else threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)  # type: ignore[arg-type]  # None ends it, as documented
 
     def names(self) -> list[str]:
         named = [code for code in self.codes if code.co_name not in _NOT_CALLS]
@@ -65,17 +63,20 @@ class Calls:
 
 @pytest.mark.spark
 def test_an_update_reaches_its_delta_file_through_few_functions(tmp_path: Path, spark: SparkSession) -> None:
-    with PostgresServer.start(max(find_binaries().items())[1]) as server, new_database(server) as dsn:
-        with psycopg.connect(dsn, autocommit=True) as writer:
-            writer.execute("CREATE TABLE item (id int PRIMARY KEY, name text)")
-            writer.execute("INSERT INTO item SELECT i, 'name ' || i FROM generate_series(1, 100) AS i")
-            with Pipeline(Postgres(dsn), Delta(spark, str(tmp_path)), name="path") as pipeline:
-                pipeline.sync_once()
-                writer.execute("UPDATE item SET name = 'x' WHERE id = 7")
-                pipeline.sync_once()
-                writer.execute("UPDATE item SET name = 'y' WHERE id = 8")
-                with Calls() as calls:
-                    pipeline.sync_once()
+    with (
+        PostgresServer.start(max(find_binaries().items())[1]) as server,
+        new_database(server) as dsn,
+        psycopg.connect(dsn, autocommit=True) as writer,
+        Pipeline(Postgres(dsn), Delta(spark, str(tmp_path)), name="path") as pipeline,
+    ):
+        writer.execute("CREATE TABLE item (id int PRIMARY KEY, name text)")
+        writer.execute("INSERT INTO item SELECT i, 'name ' || i FROM generate_series(1, 100) AS i")
+        pipeline.sync_once()
+        writer.execute("UPDATE item SET name = 'x' WHERE id = 7")
+        pipeline.sync_once()
+        writer.execute("UPDATE item SET name = 'y' WHERE id = 8")
+        with Calls() as calls:
+            pipeline.sync_once()
     names = calls.names()
     print(f"{len(names)} functions in {len({name.partition(':')[0] for name in names})} files:", *names, sep="\n  ")
     assert len(names) <= MOST
