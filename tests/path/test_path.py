@@ -43,7 +43,7 @@ class Calls:
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]  # None ends it, as documented
+        threading.setprofile(None)
 
     def names(self) -> list[str]:
         named = [code for code in self.codes if code.co_name not in _NOT_CALLS]
