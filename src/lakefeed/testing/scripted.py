@@ -186,6 +186,9 @@ class ScriptedCapture(ChangeCapture):
         self._require_open()
         return self._changes(self._number(after), self._connection, wait_seconds)
 
+    def end(self) -> Position:
+        return self.head
+
     def confirm(self, position: Position) -> None:
         self._require_open()
         self._resume = max(self._resume or 0, self._numbers[position])
