@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from lakefeed.capture.base import ChangeCapture, Continuity
 from lakefeed.change.change_set import ChangeSet
@@ -55,6 +55,8 @@ class CaptureSide:
         self._states = states
         self._copies = copies
         self._listener = listener
+        self._changes: Iterator[ChangeSet] | None = None
+        self._changes_wait = 0.0
         self._confirmed: Position | None = None
         self._confirm_backoff = Backoff(1.0, 60.0)
         self.confirm_error: LakefeedError | None = None
@@ -99,20 +101,22 @@ class CaptureSide:
         """Steps 5 to 7 until ``over``. ``wait_for_room`` is called before each change set, ``captured`` after it."""
         while not over.is_set():
             wait_for_room()
-            for change_set in self._capture.live(self._journal.end, wait_seconds=_WAIT_SECONDS):
+            for change_set in self._live(_WAIT_SECONDS):
                 commit = self._append(change_set)
                 if commit is not None:
                     captured()
                     if commit.rows < _SMALL_ROWS:
                         over.wait(_GATHER_SECONDS)
                 elif self._leaving():
-                    self.drain()  # "nothing" is all there is only if the source did not have to hurry
+                    self.drain()  # only without a wait "nothing" means that nothing is left
+                    captured()
                     break
                 wait_for_room()
                 if over.is_set():
                     return
             else:
-                over.wait(_WAIT_SECONDS)  # the capture ended its iterator, which a real source's does not
+                self._changes = None  # the capture ended its iterator, which a real source's does not
+                over.wait(_WAIT_SECONDS)
 
     def drain(self, has_room: Callable[[], bool] = lambda: True) -> int:
         """Steps 5 to 7 for everything that is committed in the source before the call. Returns the change sets.
@@ -122,7 +126,7 @@ class CaptureSide:
         ``has_room`` is asked after each change set: without room, this stops before that.
         """
         end, captured, started = self._capture.end(), 0, time.monotonic()
-        for change_set in self._capture.live(self._journal.end, wait_seconds=0.0):
+        for change_set in self._live(0.0):
             before = self._journal.end
             commit = self._append(change_set)
             if commit is None:
@@ -135,10 +139,19 @@ class CaptureSide:
                 break
             if not has_room() or (end is None and seconds > _ENDLESS_SECONDS and commit.rows < _SMALL_ROWS):
                 return captured
+        else:
+            self._changes = None
         # Tables that had left before the call have had their last change.
         for state in self._leaving():
             self._states.update_if(state, last_change_set=self._journal.head)
         return captured
+
+    def _live(self, wait_seconds: float) -> Iterator[ChangeSet]:
+        """The capture's iterator, the same one as long as the wait is the same: a new one may cost a new reading."""
+        if self._changes is None or self._changes_wait != wait_seconds:
+            self._changes = self._capture.live(self._journal.end, wait_seconds=wait_seconds)
+            self._changes_wait = wait_seconds
+        return self._changes
 
     def _append(self, change_set: ChangeSet) -> Commit | None:
         """Steps 5 to 7. None for a heartbeat, which is kept only if the source has moved on.
