@@ -172,12 +172,13 @@ class RunLoop:
             while opened.copies.is_reading or ((stream.is_alive() or copies.is_alive()) and time.monotonic() < give_up):
                 stream.join(0.05)
                 copies.join(0.05)
+            failed = list(self._failed)  # what closing raises in a thread is no error
             if stream.is_alive() or copies.is_alive():
                 opened.capture.close()
                 stream.join(_STOP_SECONDS)
                 copies.join(_STOP_SECONDS)
-        if self._failed:
-            raise self._failed[0]
+        if failed:
+            raise failed[0]
         opened.lake.trim()
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:

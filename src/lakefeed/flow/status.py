@@ -91,9 +91,9 @@ class Liveness:
 
 def read_status(root: Path, tables: TableFormat, lag: Lag, *, now: float | None = None) -> PipelineStatus:
     """The status of the pipeline whose state is at ``root``."""
-    liveness = Liveness.read(root)
+    liveness, now = Liveness.read(root), time.time() if now is None else now
     if not (root / "commits").exists():
-        if liveness.error:
+        if liveness.error and now - liveness.at < STALE_SECONDS:
             return PipelineStatus(verdict="stalled", reason=liveness.error, lag=lag)
         return PipelineStatus(verdict="stopped", reason="the pipeline has never run", lag=lag)
     journal = Journal.read(root)
@@ -109,7 +109,7 @@ def read_status(root: Path, tables: TableFormat, lag: Lag, *, now: float | None 
                     status = replace(status, error=text, remedy=compared.remedy)
                 status = replace(status, compared=compared)
             found[table] = status
-        verdict, reason = _verdict(root, liveness, found, journal.head, lag, time.time() if now is None else now)
+        verdict, reason = _verdict(root, liveness, found, journal.head, lag, now)
         return PipelineStatus(verdict=verdict, reason=reason, journal_head=journal.head, lag=lag, tables=found)
     finally:
         journal.close()
