@@ -19,7 +19,7 @@ from bench.bench import Bench
 from bench.pipeline import PIPELINE, open_session
 from bench.workload import TABLE, create, write_changes
 from lakefeed.change.table import TableId
-from lakefeed.flow.session import Session
+from lakefeed.flow.run_loop import OpenPipeline
 from lakefeed.flow.table_state import TableStates
 from lakefeed.lake.base import ChangeLog
 from lakefeed.lake.delta import Delta
@@ -38,7 +38,7 @@ class Backlog:
 
     spark: SparkSession
     database: Path
-    session: Session
+    session: OpenPipeline
     generation: int
     scratch: Path
 
@@ -61,12 +61,12 @@ def backlog(bench: Bench, spark: SparkSession, rows: int, changes: int) -> Backl
     database = create(bench.scratch / "shop.db", rows)
     lake = Delta(spark, bench.scratch / "lake")
     session = open_session(database, lake)
-    session.lake.load()
+    session.copies.load()
     write_changes(database, changes, rows)
     return Backlog(spark, database, session, _generation(session), bench.scratch)
 
 
-def _generation(session: Session) -> int:
+def _generation(session: OpenPipeline) -> int:
     record = TableStates(session.root).get(ID)
     assert record is not None
     return record.generation

@@ -10,7 +10,7 @@ from lakefeed.capture.sqlite.source import Sqlite
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.result import CycleResult
-from lakefeed.flow.session import Session
+from lakefeed.flow.run_loop import OpenPipeline
 from lakefeed.journal.commit import Commit
 from lakefeed.lake.base import Lake
 from lakefeed.lake.delta import Delta
@@ -33,10 +33,10 @@ def lake_of(spark: SparkSession, fmt: str, path: Path, mode: Mode = Mirror()) ->
     return Delta(spark, path, mode=mode, deletion_vectors=fmt == MASKED)
 
 
-def open_session(database: Path, lake: Lake) -> Session:
+def open_session(database: Path, lake: Lake) -> OpenPipeline:
     """Both sides of a pipeline, to be driven one step at a time: a Pipeline would do all of them."""
     root = Path(lake.path) / "_lakefeed" / PIPELINE
-    return Session(Sqlite(database).bind(PIPELINE), lake.bind(PIPELINE), root, PipelineOptions(), Listener())
+    return OpenPipeline(Sqlite(database).bind(PIPELINE), lake.bind(PIPELINE), root, PipelineOptions(), Listener())
 
 
 class Progress(Listener):

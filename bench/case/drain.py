@@ -16,7 +16,7 @@ from bench.report import Measure, Ratio, Report, Verdict, number, rates, speed_r
 from bench.workload import connected, create, write_changes
 from lakefeed.capture.sqlite.names import Names
 from lakefeed.change.table import TableId
-from lakefeed.flow.session import Session
+from lakefeed.flow.run_loop import OpenPipeline
 from lakefeed.journal.journal import Journal
 from lakefeed.testing.memory_lake import MemoryLake
 
@@ -125,7 +125,7 @@ def run(bench: Bench) -> Report:
     )
 
 
-def _session(place: Path) -> Session:
+def _session(place: Path) -> OpenPipeline:
     return open_session(place / "shop.db", MemoryLake(str(place / "lake")))
 
 

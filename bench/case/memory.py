@@ -17,11 +17,9 @@ from bench.pipeline import PIPELINE, Progress
 from bench.report import Curve, Measure, Plot, Ratio, Report, Verdict, number
 from bench.workload import create
 from lakefeed.capture.sqlite.source import Sqlite
-from lakefeed.flow.capture_side import CaptureSide
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.pipeline import Pipeline
-from lakefeed.flow.table_state import TableStates
-from lakefeed.journal.journal import Journal
+from lakefeed.flow.run_loop import OpenPipeline
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.session import spark_session
 from lakefeed.testing.memory_lake import MemoryLake
@@ -144,15 +142,14 @@ def _journal_only(bench: Bench, progress: Progress, load: Load) -> list[Sample]:
     """The capture side alone: no Spark."""
     lake = MemoryLake(str(bench.scratch / "lake"))
     root = bench.scratch / "state"
-    with Journal.open(root) as journal:
-        side = CaptureSide(Sqlite(load.database).bind(PIPELINE), journal, TableStates(root), lake, progress)
-        side.open()
-        try:
-            with load.writer(), Sampler(progress, 0.05) as sampler:
-                deadline = time.monotonic() + _LIMIT_SECONDS
-                while progress.captured_rows < load.changes and time.monotonic() < deadline:
-                    side.take(wait_seconds=0.5)
-        finally:
-            side.close()
+    opened = OpenPipeline(Sqlite(load.database).bind(PIPELINE), lake, root, PipelineOptions(), progress)
+    try:
+        with load.writer(), Sampler(progress, 0.05) as sampler:
+            deadline = time.monotonic() + _LIMIT_SECONDS
+            while progress.captured_rows < load.changes and time.monotonic() < deadline:
+                opened.capture.drain()
+                time.sleep(0.1)
+    finally:
+        opened.close()
     assert progress.captured_rows == load.changes, "not everything was captured"
     return sampler.samples

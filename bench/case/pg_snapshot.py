@@ -26,7 +26,7 @@ from bench.usage import Meter
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
-from lakefeed.flow.session import Session
+from lakefeed.flow.run_loop import OpenPipeline
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.jars import remembered_jars
 from lakefeed.lake.session import spark_session
@@ -65,9 +65,9 @@ class Snapshot:
 
         def work() -> None:
             root = Path(lake.path) / "_lakefeed" / PIPELINE
-            session = Session(source.bind(PIPELINE), lake.bind(PIPELINE), root, PipelineOptions(), Listener())
+            session = OpenPipeline(source.bind(PIPELINE), lake.bind(PIPELINE), root, PipelineOptions(), Listener())
             try:
-                session.lake.load()
+                session.copies.load()
             finally:
                 session.close()
 

@@ -18,7 +18,7 @@ from lakefeed.capture.postgres.source import Postgres
 from lakefeed.capture.postgres.stream import Limits
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
-from lakefeed.flow.session import Session
+from lakefeed.flow.run_loop import OpenPipeline
 from lakefeed.testing.memory_lake import MemoryLake
 from lakefeed.testing.postgres_server import find_binaries
 
@@ -134,9 +134,9 @@ def _verdict(target: str, ratio: Ratio, least: float) -> Verdict:
     return Verdict(target, f"{spread(ratio.values)} ×", ratio.median >= least)
 
 
-def _session(source: Workload, place: Path, limits: Limits) -> Session:
+def _session(source: Workload, place: Path, limits: Limits) -> OpenPipeline:
     lake = MemoryLake(str(place / "lake"))
     capture = Postgres(source.dsn, tables=[CHANGED], limits=limits).bind(PIPELINE)
-    return Session(
+    return OpenPipeline(
         capture, lake.bind(PIPELINE), Path(lake.path) / "_lakefeed" / PIPELINE, PipelineOptions(), Listener()
     )

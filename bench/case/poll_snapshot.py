@@ -20,7 +20,7 @@ from lakefeed.capture.poll.rule import NullPolicy, TableRule
 from lakefeed.capture.poll.source import PostgresPolling, SqlitePolling
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
-from lakefeed.flow.session import Session
+from lakefeed.flow.run_loop import OpenPipeline
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.session import spark_session
 
@@ -49,9 +49,9 @@ class Copies:
 
         def work() -> None:
             root = Path(lake.path) / "_lakefeed" / PIPELINE
-            session = Session(source.bind(PIPELINE), lake.bind(PIPELINE), root, PipelineOptions(), Listener())
+            session = OpenPipeline(source.bind(PIPELINE), lake.bind(PIPELINE), root, PipelineOptions(), Listener())
             try:
-                (result,) = session.lake.load().values()
+                (result,) = session.copies.load().tables.values()
                 assert result.error is None, result.error
             finally:
                 session.close()

@@ -56,7 +56,7 @@ class Snapshot:
         def work() -> None:
             session = open_session(self.database, Delta(self.spark, root))
             try:
-                session.lake.load()
+                session.copies.load()
             finally:
                 session.close()
 

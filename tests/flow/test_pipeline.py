@@ -29,7 +29,7 @@ from lakefeed.errors import (
     TableStoppedError,
 )
 from lakefeed.failpoint import armed
-from lakefeed.flow.capture_side import CaptureSide
+from lakefeed.flow.copies import TableCopies
 from lakefeed.flow.table_state import Phase, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
@@ -512,7 +512,7 @@ def test_between_two_tries_the_status_says_stalled_and_why(make: Make, monkeypat
     def away(self: object) -> None:
         raise SourceUnavailableError("the disk is away")
 
-    monkeypatch.setattr(CaptureSide, "enrol", away)
+    monkeypatch.setattr(TableCopies, "enrol", away)
     told = threading.Event()
 
     class Hears(Listener):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from lakefeed import Pipeline, PipelineOptions, Sqlite
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.change.change_set import TableDropped
 from lakefeed.change.table import Column, TableId, TableSchema
-from lakefeed.flow import lake_side
-from lakefeed.flow.listener import Listener
-from lakefeed.flow.session import Session
+from lakefeed.flow import retry
 from lakefeed.journal.options import JournalOptions
 from lakefeed.lake.base import TableCopy
 from lakefeed.lake.mode import Mirror
@@ -130,7 +127,7 @@ def test_a_dropped_table_that_the_lake_cannot_write_stays_until_it_can(
 ) -> None:
     with pipeline_of(tmp_path, lake) as pipeline:
         pipeline.sync_once()
-        monkeypatch.setattr(lake_side, "FIRST_PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.0)
         with monkeypatch.context() as broken:
             broken.setattr(MemoryLakeTable, "apply", _no_disk)
             database.executescript(_LAST)
@@ -258,15 +255,12 @@ def test_a_source_that_takes_its_time_with_the_last_changes_of_a_dropped_table_i
     tmp_path: Path, lake: MemoryLake
 ) -> None:
     """A server that decodes its log says nothing for a while: that is not the end."""
-    capture = ScriptedCapture(snapshot={PEOPLE: [{"id": 1, "code": "a"}]})
-    with Pipeline(Scripted(capture), lake, name="p", options=OPTIONS) as pipeline:
+    capture = ScriptedCapture(snapshot={PEOPLE: [{"id": 1, "code": "a"}]}, waits=True)
+    with Pipeline(Scripted(capture), lake, name="p", options=replace(OPTIONS, interval_seconds=0.02)) as pipeline:
         pipeline.sync_once()
     capture.append(HEARTBEAT, insert(PEOPLE, id=2, code="last"), COMMIT, TableDropped(PEOPLE.table), COMMIT)
     del capture.content.schemas[PEOPLE.table]
-    with closing(Session(capture, lake.bind("p"), pipeline.root, OPTIONS, Listener())) as session:
-        for _ in range(4):  # as ``run`` does, and the lake is quick
-            session.capture.take(wait_seconds=0.1)
-            session.lake.sync(session.lake.load())
+    pipeline.run(for_seconds=1.0)
     assert pipeline.status().tables[PEOPLE.table].state == "dropped"
     assert lake.rows("main.people") == [{"id": 1, "code": "a"}, {"id": 2, "code": "last"}]
 

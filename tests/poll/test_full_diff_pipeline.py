@@ -21,8 +21,7 @@ from lakefeed.capture.poll.stream import Pace
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakeError, LeaseError
 from lakefeed.flow import full_diff as flow
-from lakefeed.flow.full_diff import FullDiffs, Interrupted
-from lakefeed.flow.full_diff_record import DiffStore
+from lakefeed.flow.full_diff import DiffStore, FullDiffs, Interrupted
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.table_state import TableStates
 from lakefeed.journal.options import JournalOptions

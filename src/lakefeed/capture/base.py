@@ -133,9 +133,9 @@ class ChangeCapture(ABC):
 
     Threads: the iterator of ``live`` and ``confirm`` belong to one thread, the stream's. ``discover``, ``recall``,
     ``prepare``, ``snapshot``, ``copied`` and ``chunk`` belong to one thread at a time, which may be another than the
-    stream's and works beside it: preparing and copying a table never delays the changes of the others. ``lag`` and
-    ``check`` may be called from any thread at any time, on connections of their own. ``close`` may be called from any
-    thread and makes every other call return or raise within seconds.
+    stream's and works beside it: preparing and copying a table never delays the changes of the others. ``lag``,
+    ``end`` and ``check`` may be called from any thread at any time, on connections of their own. ``close`` may be
+    called from any thread and makes every other call return or raise within seconds.
 
     Errors: SourceUnavailableError may be retried (call ``close`` and ``open`` first); the others may not.
     TableStoppedError, SourceSetupError and DecodeError of ``prepare``, ``snapshot`` and chunks concern one table alone.
@@ -212,6 +212,13 @@ class ChangeCapture(ABC):
         Each ``next`` answers within about ``wait_seconds`` (at once if something is there): a heartbeat tells that
         nothing was. ``wait_seconds=0`` never waits. None as ``after`` means: from the resume point of ``prepare``.
         """
+
+    def end(self) -> Position | None:
+        """Where the source's log ends now: everything that is committed lies at or before it. None: not known.
+
+        A drain stops there. Without it, a drain of a source that is written to all the time stops after a minute.
+        """
+        return None
 
     def confirm(self, position: Position) -> None:  # noqa: B027
         """Cumulative and cheap. Confirming an old position again is harmless; it never moves back."""

@@ -3,9 +3,10 @@
     with Pipeline(Sqlite("shop.db"), Delta(spark, "lake"), name="shop") as pipeline:
         pipeline.sync_once()      # or pipeline.run(), until stop()
 
-Two sides, one journal between them: the capture side makes changes durable, the lake side applies them. ``sync_once``
-runs them one after the other in the caller's thread; ``run`` gives the capture side a thread of its own, so that a
-slow lake never holds up the source. What lies between is bounded by bytes: beyond ``max_backlog_bytes`` capture waits.
+Two sides, one journal between them: the capture side makes changes durable, the lake side applies them. Tables are
+copied beside both. ``sync_once`` does one after the other in the caller's thread; ``run`` gives the capture side and
+the copies a thread each, so that neither a slow lake nor a long copy delays the changes of the other tables. What the
+journal has and the lake has not is bounded by bytes: beyond ``max_backlog_bytes`` capture waits.
 """
 
 from __future__ import annotations
@@ -25,13 +26,12 @@ from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakefeedError, LeaseError, StateError
 from lakefeed.flow.full_diff import FullDiffs
 from lakefeed.flow.listener import Listener
-from lakefeed.flow.loop import RunLoop
 from lakefeed.flow.maintenance import maintain_tables
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.rebuild import Rebuild, Rebuilt
 from lakefeed.flow.result import CycleResult
-from lakefeed.flow.session import Session
-from lakefeed.flow.status import PipelineStatus, Pulse, read_status
+from lakefeed.flow.run_loop import OpenPipeline, RunLoop
+from lakefeed.flow.status import Liveness, PipelineStatus, read_status
 from lakefeed.flow.table_state import TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.lease import lease_holder
@@ -75,31 +75,39 @@ class Pipeline:
         self._tables = lake.bind(name)
         self._work = threading.Lock()
         self._stopping = threading.Event()
-        self._session: Session | None = None
+        self._opened: OpenPipeline | None = None
 
     def check(self) -> tuple[Finding, ...]:
         """Preflight of the source: findings, each with its remedy. Changes nothing."""
         return self._capture.check()
 
     def sync_once(self) -> CycleResult:
-        """One cycle: copy what the lake does not have yet, capture all that is there, apply it.
+        """One cycle: copy what the lake does not have yet, capture, apply.
 
+        Everything that was committed in the source before the call is in the lake when this returns, except for
+        tables with an error in the result: those that failed now, and those that failed before and are in their pause.
         Safe to call from several threads: one works, the others wait and then find nothing to do.
         """
         with self._work:
             started = time.monotonic()
-            session = self._open()
             try:
-                captured, loaded = self._gather(session)
-                result = session.lake.sync(loaded)
-                if session.capture.has_staged or session.lake.ended:  # tables to be copied anew, or for the first time
-                    more, loaded = self._gather(session)
-                    captured, result = captured + more, result.then(session.lake.sync(loaded))
-            except LakefeedError as error:
+                opened = self._open()
+                captured, result = self._cycle(opened)
+                if opened.copies.has_staged or opened.lake.ended:  # tables to be copied again, or for the first time
+                    more, later = self._cycle(opened)
+                    captured, result = captured + more, result.then(later)
+            except BaseException as error:
+                # Also for Ctrl-C: what was interrupted half-way is opened again by the next call.
                 self._close(error)
                 raise
-            session.pulse()
-            result = replace(result, change_sets=captured, seconds=time.monotonic() - started)
+            opened.report_now()
+            paused = {
+                table: TableResult(applied=0, error=text, remedy=remedy)
+                for table, (text, remedy) in opened.errors.all().items()
+                if table not in result.tables and opened.errors.is_paused(table)
+            }
+            tables = {**paused, **result.tables}
+            result = replace(result, tables=tables, change_sets=captured, seconds=time.monotonic() - started)
             self._listener.applied(result)
             return result
 
@@ -108,15 +116,18 @@ class Pipeline:
         if not self._work.acquire(blocking=False):
             raise StateError("the pipeline is already working", remedy="Call stop() and wait for run() to return.")
         try:
-            self._stopping.clear()
             loop = RunLoop(self._open, self._close, self._options, self._listener, self._stopping)
             loop.run(for_seconds)
         finally:
+            self._stopping.clear()
             self._close()
             self._work.release()
 
     def stop(self) -> None:
-        """Make ``run`` return after the step that is under way. Nothing is lost; safe in a signal handler."""
+        """Make ``run`` return after the step that is under way: a merge, or one group of chunks of a copy.
+
+        Nothing is lost; safe in a signal handler. If no ``run`` is under way, the next one returns at once.
+        """
         self._stopping.set()
 
     def status(self) -> PipelineStatus:
@@ -124,7 +135,7 @@ class Pipeline:
         return read_status(self.root, self._tables, self._lag())
 
     def rebuild(self, table: str, *, from_source: bool = False) -> Rebuilt:
-        """Make a lake table anew as the lake says it is to be, from the retained journal or from the source.
+        """Make a lake table again, as the lake now says it is to be, from the retained journal or from the source.
 
         The next ``sync_once`` or ``run`` brings it up to date. LeaseError while another process runs the pipeline.
         """
@@ -151,16 +162,15 @@ class Pipeline:
         finds what was deleted before that one began. A table that is refused is in the answer; an error is raised.
         """
         diffs = FullDiffs.of(self.root, self._capture, TableStates(self.root), self._tables, self._listener)
-        chosen = diffs.chosen(tables)
         return {
-            record.source: diffs.compare(record, max_deleted_share=max_deleted_share, resume=resume)
-            for record in chosen
+            state.source: diffs.compare(state, max_deleted_share=max_deleted_share, resume=resume)
+            for state in diffs.chosen(tables)
         }
 
     def uninstall(self) -> tuple[str, ...]:
-        """Remove what was installed in the source, and put the pipeline's state aside. The lake tables stay.
+        """Remove what was installed in the source, and rename the pipeline's state directory. The lake tables stay.
 
-        The state is renamed, not deleted: a journal that the lake had not applied in full is still there to look at.
+        Nothing of the state is deleted: a journal that the lake had not applied in full is still there.
         """
         with self._work:
             self._close()
@@ -180,6 +190,7 @@ class Pipeline:
         """Release the source and the lease. The pipeline can be used again."""
         self.stop()
         with self._work:
+            self._stopping.clear()
             self._close()
 
     def __enter__(self) -> Self:
@@ -190,29 +201,36 @@ class Pipeline:
     ) -> None:
         self.close()
 
-    def _gather(self, session: Session) -> tuple[int, dict[TableId, TableResult]]:
-        """Copies and changes. What is captured may ask for another copy, so that one call leaves the lake right."""
-        captured, loaded = 0, dict[TableId, TableResult]()
+    def _cycle(self, opened: OpenPipeline) -> tuple[int, CycleResult]:
+        """Copies and changes, then the lake. What is captured may ask for another copy, so that one call is enough."""
+        captured, result = 0, CycleResult()
+
+        def has_room() -> bool:
+            nonlocal result
+            if opened.lake.backlog_bytes > self._options.max_backlog_bytes:
+                result = result.then(opened.lake.sync())
+            return opened.lake.backlog_bytes <= self._options.max_backlog_bytes
+
         for _ in range(_ROUNDS):
-            session.capture.enrol()
-            loaded |= session.lake.load()
-            captured += session.capture.drain()
-            if not session.capture.has_staged:
+            opened.copies.enrol()
+            result = result.then(opened.copies.load())
+            captured += opened.capture.drain(has_room)
+            if not opened.copies.has_staged:
                 break
-        return captured, loaded
+        return captured, result.then(opened.lake.sync())
 
-    def _open(self) -> Session:
-        if self._session is None:
-            self._session = Session(self._capture, self._tables, self.root, self._options, self._listener)
-        return self._session
+    def _open(self) -> OpenPipeline:
+        if self._opened is None:
+            self._opened = OpenPipeline(self._capture, self._tables, self.root, self._options, self._listener)
+        return self._opened
 
-    def _close(self, error: LakefeedError | None = None) -> None:
-        """``error`` is what made it necessary: the status tells it to other processes."""
-        session, self._session = self._session, None
-        if error is not None and self.root.exists():
-            Pulse(at=time.time(), error=error.message, remedy=error.remedy).write(self.root)
-        if session is not None:
-            session.close()
+    def _close(self, error: BaseException | None = None) -> None:
+        """``error`` is what made it necessary: the status reports it to other processes."""
+        opened, self._opened = self._opened, None
+        if isinstance(error, LakefeedError) and self.root.exists():
+            Liveness(at=time.time(), error=error.message, remedy=error.remedy).write(self.root)
+        if opened is not None:
+            opened.close()
 
     def _lag(self) -> Lag:
         try:

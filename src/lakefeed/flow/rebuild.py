@@ -141,4 +141,4 @@ class Rebuild:
 
     def _number(self, record: TableState, state: TableVersion) -> int:
         """Up to where the state is complete: its own number, or more where nothing for it came after that."""
-        return max(state.number, record.settled_effective if state.number == record.settled_recorded else 0)
+        return max(state.number, record.complete_at_trim if state.number == record.recorded_at_trim else 0)

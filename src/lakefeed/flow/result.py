@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lakefeed.change.position import Position
 from lakefeed.change.segment import Counts
@@ -25,12 +25,24 @@ class CycleResult:
     last_seq: int | None = None
     seconds: float = 0.0
 
+    @classmethod
+    def of(
+        cls, tables: Mapping[TableId, TableResult], last_position: Position | None, *, last_seq: int | None = None
+    ) -> CycleResult:
+        """What became of ``tables``, added up."""
+        counts = sum((result.counts for result in tables.values()), Counts())
+        return cls(counts=counts, tables=tables, last_position=last_position if tables else None, last_seq=last_seq)
+
     def then(self, later: CycleResult) -> CycleResult:
-        """Both as one; of a table that is in both, how it stood in the end."""
+        """Both as one; of a table that is in both, all its changes, and how it stood in the end."""
+        tables = {**self.tables, **later.tables}
+        for table in self.tables.keys() & later.tables.keys():
+            counts = self.tables[table].counts + later.tables[table].counts
+            tables[table] = replace(later.tables[table], counts=counts)
         return CycleResult(
             change_sets=self.change_sets + later.change_sets,
             counts=self.counts + later.counts,
-            tables={**self.tables, **later.tables},
+            tables=tables,
             last_position=later.last_position or self.last_position,
             last_seq=self.last_seq if later.last_seq is None else later.last_seq,
             seconds=self.seconds + later.seconds,

@@ -1,13 +1,12 @@
-"""Status: one look at a pipeline, from inside or from another process, without Spark and without the lease.
+"""Status: how a pipeline stands, asked from inside or from another process, without Spark and without the lease.
 
-The process that runs a pipeline leaves a small pulse file beside the journal once a cycle. Everything else is read
-from where it lives: states, journal, the tables' own commits, the source.
+The process that runs a pipeline writes a small liveness file beside the journal once a cycle. Everything else is read
+from where it lives: table states, journal, the tables' own commits, the source.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,9 +16,10 @@ from typing import Any
 
 from lakefeed.capture.base import Lag
 from lakefeed.change.table import TableId
-from lakefeed.errors import LakefeedError
-from lakefeed.flow.full_diff_record import Compared, DiffStore
+from lakefeed.errors import JournalError, LakefeedError
+from lakefeed.flow.full_diff import Compared, DiffStore
 from lakefeed.flow.table_state import Phase, TableState, TableStates
+from lakefeed.journal.atomic import write_atomic
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.lease import lease_holder
 from lakefeed.lake.base import Applied, TableFormat
@@ -47,7 +47,7 @@ class TableStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStatus:
-    """``verdict``: healthy, idle (running, nothing to do), stalled (needs a look) or stopped; ``reason`` says why."""
+    """``verdict``: healthy, idle (running, nothing to do), stalled (needs a person) or stopped; ``reason`` says why."""
 
     verdict: str
     reason: str
@@ -57,8 +57,8 @@ class PipelineStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
-    """What the running process last said: when, what holds everything up, and the tables that wait for a person."""
+class Liveness:
+    """What the running process last reported: when, what stops everything, and the tables that cannot go on."""
 
     at: float = 0.0
     error: str | None = None
@@ -66,106 +66,109 @@ class Pulse:
     tables: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def write(self, root: Path) -> None:
-        """Without fsync, and on a full disk not at all: a pulse that is lost is a pulse that has stopped.
+        """Without fsync. It is often written because of an error, which must not be hidden by another one.
 
-        It is written because of an error, too, and that one must not be hidden by another.
+        On a full disk the file that is there is written over: it has its room already.
         """
-        body = {"at": self.at, "error": self.error, "remedy": self.remedy, "tables": dict(self.tables)}
-        temporary = root / f".pulse.{os.getpid()}"
-        with suppress(OSError):
-            temporary.write_text(json.dumps(body))
-            temporary.replace(root / "pulse.json")
+        content = {"at": self.at, "error": self.error, "remedy": self.remedy, "tables": dict(self.tables)}
+        data, path = json.dumps(content).encode(), root / "liveness.json"
+        try:
+            write_atomic(path, data, fsync=False)
+        except JournalError:
+            with suppress(OSError), path.open("r+b") as file:
+                file.write(data)
+                file.truncate()
 
     @classmethod
-    def read(cls, root: Path) -> Pulse:
+    def read(cls, root: Path) -> Liveness:
+        """One that cannot be read reports nothing: the next one is a second away."""
         try:
-            body: dict[str, Any] = json.loads((root / "pulse.json").read_text())
-            return cls(**{**body, "tables": {name: (text[0], text[1]) for name, text in body["tables"].items()}})
-        except FileNotFoundError:
+            content: dict[str, Any] = json.loads((root / "liveness.json").read_bytes())
+            return cls(**{**content, "tables": {name: (text[0], text[1]) for name, text in content["tables"].items()}})
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
             return cls()
 
 
 def read_status(root: Path, tables: TableFormat, lag: Lag, *, now: float | None = None) -> PipelineStatus:
     """The status of the pipeline whose state is at ``root``."""
+    liveness, now = Liveness.read(root), time.time() if now is None else now
     if not (root / "commits").exists():
+        if liveness.error and now - liveness.at < STALE_SECONDS:
+            return PipelineStatus(verdict="stalled", reason=liveness.error, lag=lag)
         return PipelineStatus(verdict="stopped", reason="the pipeline has never run", lag=lag)
-    pulse, journal = Pulse.read(root), Journal.read(root)
+    journal = Journal.read(root)
     try:
-        states = TableStates(root).all()
         diffs = DiffStore(root)
-        found = {
-            table: _with_comparison(_table_status(record, journal, tables, pulse), diffs, record)
-            for table, record in sorted(states.items())
-        }
-        verdict, reason = _verdict(root, pulse, found, journal.head, lag, time.time() if now is None else now)
+        found: dict[TableId, TableStatus] = {}
+        for table, state in sorted(TableStates(root).all().items()):
+            status = _table_status(state, journal, tables, liveness)
+            compared = diffs.load(state.source).last
+            if compared is not None and state.phase is not Phase.DROPPED:
+                if status.error is None and compared.error is not None:  # it waits for a person as other errors do
+                    text = f"full comparison: {compared.error}"
+                    status = replace(status, error=text, remedy=compared.remedy)
+                status = replace(status, compared=compared)
+            found[table] = status
+        verdict, reason = _verdict(root, liveness, found, journal.head, lag, now)
         return PipelineStatus(verdict=verdict, reason=reason, journal_head=journal.head, lag=lag, tables=found)
     finally:
         journal.close()
 
 
-def _table_status(record: TableState, journal: Journal, tables: TableFormat, pulse: Pulse) -> TableStatus:
-    error, remedy = pulse.tables.get(str(record.table), (None, None))
-    if record.phase is Phase.BLOCKED:
-        error, remedy = record.reason, record.remedy
-    reason = record.reason if record.phase in (Phase.STAGED, Phase.DROPPED) and record.reason else None
+def _table_status(state: TableState, journal: Journal, tables: TableFormat, liveness: Liveness) -> TableStatus:
+    error, remedy = liveness.tables.get(str(state.table), (None, None))
+    if state.phase is Phase.BLOCKED:
+        error, remedy = state.reason, state.remedy
+    reason = state.reason if state.phase in (Phase.STAGED, Phase.DROPPED) and state.reason else None
     try:
-        applied = tables.table(record.route).applied(record.generation)
+        applied = tables.table(state.route).applied(state.generation)
     except LakefeedError as problem:
-        return TableStatus(state=record.phase.value, error=problem.message, remedy=problem.remedy)
+        return TableStatus(state=state.phase.value, error=problem.message, remedy=problem.remedy)
     if applied is None:
-        return TableStatus(state=record.phase.value, error=error, remedy=remedy, reason=reason)
-    number = effective(record, applied, journal)
-    state = "catching up" if catching_up(record, number, journal) else record.phase.value
-    return TableStatus(state=state, applied=number, rows=applied.rows, error=error, remedy=remedy, reason=reason)
+        return TableStatus(state=state.phase.value, error=error, remedy=remedy, reason=reason)
+    number = complete_upto(state, applied, journal)
+    phase = "catching up" if is_catching_up(state, number, journal) else state.phase.value
+    return TableStatus(state=phase, applied=number, rows=applied.rows, error=error, remedy=remedy, reason=reason)
 
 
-def _with_comparison(status: TableStatus, diffs: DiffStore, record: TableState) -> TableStatus:
-    """A comparison that was refused, or fails, waits for a person as other errors of a table do."""
-    last = diffs.load(record.source).last
-    if last is None or record.phase is Phase.DROPPED:
-        return status
-    if status.error is None and last.error is not None:
-        status = replace(status, error=f"full comparison: {last.error}", remedy=last.remedy)
-    return replace(status, compared=last)
-
-
-def effective(record: TableState, applied: Applied, journal: Journal) -> int:
+def complete_upto(state: TableState, applied: Applied, journal: Journal) -> int:
     """Up to which change set the table is complete: its own number, or more where nothing for it came after that."""
-    settled = record.settled_effective if applied.number == record.settled_recorded else 0
-    number = max(applied.number, settled)
+    at_trim = state.complete_at_trim if applied.number == state.recorded_at_trim else 0
+    number = max(applied.number, at_trim)
     if number < journal.trimmed:
         return number  # a table that somebody has put back to an older version
-    window = journal.window(record.source, number, journal.head)
+    window = journal.window(state.source, number, journal.head)
     version = applied.schema_version
     something_new = window.segments or window.target.version > version or window.open_doubts(version)
     return number if something_new else journal.head
 
 
-def catching_up(record: TableState, applied: int, journal: Journal) -> bool:
+def is_catching_up(state: TableState, applied: int, journal: Journal) -> bool:
     """True while a live table has not yet passed the newest state that its copy was read at."""
-    if record.phase is not Phase.LIVE or record.high is None:
+    if state.phase is not Phase.LIVE or state.high is None:
         return False
-    reached = journal.position(applied) or record.low
-    return reached is not None and not max(reached, record.low or reached) >= record.high
+    reached = journal.position(applied) or state.low
+    return reached is not None and not max(reached, state.low or reached) >= state.high
 
 
 def _verdict(
-    root: Path, pulse: Pulse, tables: Mapping[TableId, TableStatus], head: int, lag: Lag, now: float
+    root: Path, liveness: Liveness, tables: Mapping[TableId, TableStatus], head: int, lag: Lag, now: float
 ) -> tuple[str, str]:
     holder = lease_holder(root)
     followed = {table: status for table, status in tables.items() if status.state != Phase.DROPPED.value}
     behind = [table for table, status in followed.items() if status.applied is not None and status.applied < head]
     failed = [table for table, status in tables.items() if status.error]
-    if pulse.error and (holder is not None or now - pulse.at < STALE_SECONDS):
-        return "stalled", pulse.error  # between two tries nobody holds the lease
+    if liveness.error and (holder is not None or now - liveness.at < STALE_SECONDS):
+        return "stalled", liveness.error  # between two tries nobody has the lease
     if holder is None:
-        last = f"; the last error was: {pulse.error}" if pulse.error else ""
+        last = f"; the last error was: {liveness.error}" if liveness.error else ""
         return "stopped", f"no process runs it; {len(behind)} of {len(tables)} tables are behind the journal{last}"
     if failed:
         first = failed[0]
         return "stalled", f"{len(failed)} of {len(tables)} tables cannot go on, {first} first: {tables[first].error}"
-    if now - max(pulse.at, holder.since.timestamp()) > STALE_SECONDS:
-        return "stalled", f"process {holder.pid} has not finished a cycle for {now - pulse.at:.0f} s"
+    silent_seconds = now - max(liveness.at, holder.since.timestamp())
+    if silent_seconds > STALE_SECONDS:
+        return "stalled", f"process {holder.pid} has not finished a cycle for {silent_seconds:.0f} s"
     copying = [table for table, status in tables.items() if status.state in ("staged", "copying")]
     if copying:
         return "healthy", f"{len(copying)} of {len(tables)} tables are being copied"

@@ -1,19 +1,20 @@
-"""Seeds: where each table of a pipeline stands between "not in the lake" and "follows the journal". Durable.
+"""Table states: where each lake table stands between "not in the lake" and "follows the journal". Durable.
 
 A table's life, each arrow one atomic file write:
 
     STAGED ──prepare, plan──▶ COPYING ──all chunks loaded──▶ LIVE ──source table gone, the rest applied──▶ DROPPED
        ▲                                                      │
        └──────── a gap, a changed key, a lost lake table ─────┘   (a new generation)
-                                    BLOCKED: waits for a person; the reason and remedy are in the record
+                                    BLOCKED: waits for a person; its state has the reason and the remedy
 
-STAGED is written before the source is touched (the crash-safe order: a rebuild is decided durably, then the resume
-point is made, then rows are read). COPYING holds the plan, so that a restart reads only the chunks that are missing.
+STAGED is written before the source is touched (the crash-safe order: a copy is decided durably, then the resume
+point is made, then rows are read). COPYING has the plan, so that a restart reads only the chunks that are missing.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -23,12 +24,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from lakefeed.change.change_set import TableBlocked, TableDropped
 from lakefeed.change.position import Position, decode_position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import JournalDamagedError
 from lakefeed.journal.atomic import write_atomic
+from lakefeed.journal.commit import Commit
 from lakefeed.lake.mode import Mode, mode_from_json, mode_to_json
 from lakefeed.lake.route import Route
+
+log = logging.getLogger(__name__)
+
+_GONE = "the source table was dropped or renamed"
 
 
 class Phase(StrEnum):
@@ -41,15 +48,15 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableState:
-    """One lake table's copy: ``table`` is its name in the lake, ``source`` feeds it, ``mode`` is what it was made as.
+    """One lake table: ``table`` is its name in the lake, ``source`` feeds it, ``mode`` is what it was made as.
 
     ``generation`` names one life of the lake table; it is taken from the clock, so that even a pipeline whose state
     was deleted cannot take an old table's numbers for its own. ``base``: change sets up to it are inside the copied
     rows. ``low`` and ``high``: no chunk was read at an earlier state of the source than the first, or at a later one
-    than the second. ``noticed``: notices of change sets up to it have been acted on. ``settled_recorded`` and
-    ``settled_effective``: when the journal was last trimmed the table's own commits said the first, and the table was
-    complete up to the second (nothing for it lay between). ``leaving``: the source table is not there any more, or not
-    in the configuration; ``ends_at``: the change set with the last of its changes, once that is known.
+    than the second. ``notices_upto``: notices of change sets up to it have been acted on. ``recorded_at_trim`` and
+    ``complete_at_trim``: when the journal was last trimmed, the table's own commits recorded the first, and the table
+    was complete up to the second (nothing for it lay between). ``leaving``: the source table is gone, or is not in the
+    configuration any more; ``last_change_set``: the one with the last of its changes, once that is known.
     """
 
     table: TableId
@@ -66,11 +73,11 @@ class TableState:
     rows: int = 0
     low: Position | None = None
     high: Position | None = None
-    noticed: int = 0
-    settled_recorded: int = 0
-    settled_effective: int = 0
+    notices_upto: int = 0
+    recorded_at_trim: int = 0
+    complete_at_trim: int = 0
     leaving: bool = False
-    ends_at: int | None = None
+    last_change_set: int | None = None
 
     @property
     def route(self) -> Route:
@@ -103,82 +110,103 @@ class TableState:
 
 
 class TableStates:
-    """The states of one pipeline, a file each. Thread-safe; a record is visible only once it is durable.
+    """The states of one pipeline, a file each. A state is visible only once it is durable.
 
-    The one writer is the holder of the pipeline's lease. Anyone may read.
+    The one writer is the process that has the pipeline's lease; anyone may read. Threads: any. Three threads of a
+    running pipeline change states at the same time, so a change that rests on a state that was read before is made
+    with ``update_if`` or ``stage_if``, or with ``lock`` held over both.
     """
 
     def __init__(self, root: Path) -> None:
         self._directory = root / "tables"
-        self._lock = threading.RLock()
-        self._records: dict[TableId, TableState] = {}
+        self.lock = threading.RLock()
+        self._states: dict[TableId, TableState] = {}
         for path in sorted(self._directory.glob("*.json")):
-            record = _read(path)
-            self._records[record.table] = record
+            try:
+                state = TableState.from_json(json.loads(path.read_bytes()))
+            except (ValueError, KeyError, TypeError) as error:
+                raise JournalDamagedError(f"the table state {path} cannot be read: {error}") from error
+            self._states[state.table] = state
 
     def all(self) -> dict[TableId, TableState]:
-        with self._lock:
-            return dict(self._records)
+        with self.lock:
+            return dict(self._states)
 
     def get(self, table: TableId) -> TableState | None:
-        with self._lock:
-            return self._records.get(table)
+        with self.lock:
+            return self._states.get(table)
 
     def in_phase(self, *phases: Phase) -> list[TableState]:
-        return [record for record in self.all().values() if record.phase in phases]
+        return [state for state in self.all().values() if state.phase in phases]
 
-    def save(self, record: TableState) -> TableState:
-        with self._lock:
+    def save(self, state: TableState) -> TableState:
+        with self.lock:
             self._directory.mkdir(parents=True, exist_ok=True)
-            write_atomic(self._directory / _file_name(record.table), _to_bytes(record))
-            self._records[record.table] = record
-        return record
+            body = json.dumps(state.to_json(), indent=1, ensure_ascii=False).encode()
+            write_atomic(self._directory / f"{quote(str(state.table), safe=' ')}.json", body)
+            self._states[state.table] = state
+        return state
 
     def update(self, table: TableId, **changes: Any) -> TableState:
-        with self._lock:
-            return self.save(replace(self._records[table], **changes))
+        with self.lock:
+            return self.save(replace(self._states[table], **changes))
 
     def update_if(self, seen: TableState, **changes: Any) -> bool:
-        """Only if the record still is of the life and the phase that were seen: the other side may have been here."""
-        with self._lock:
+        """Only if the table still has the generation and the phase that were seen: another thread may be ahead."""
+        with self.lock:
             return self._is_still(seen) and self.update(seen.table, **changes) is not None
 
-    def stage(self, route: Route, *, reason: str, noticed: int = 0) -> TableState:
+    def stage(self, route: Route, *, reason: str, notices_upto: int = 0) -> TableState:
         """Begin a new life of the table, under a new generation."""
-        with self._lock:
-            before = self._records.get(route.table)
-            generation = max(time.time_ns() // 1_000_000, before.generation + 1 if before else 0)
-            record = TableState(
+        with self.lock:
+            before = self._states.get(route.table)
+            state = TableState(
                 table=route.table,
                 source=route.source,
                 mode=route.mode,
-                generation=generation,
+                generation=max(time.time_ns() // 1_000_000, before.generation + 1 if before else 0),
                 phase=Phase.STAGED,
                 reason=reason,
-                noticed=max(noticed, before.noticed if before else 0),
+                notices_upto=max(notices_upto, before.notices_upto if before else 0),
             )
-            return self.save(record)
+            return self.save(state)
 
     def stage_if(self, seen: TableState, *, reason: str) -> bool:
         """As ``update_if``."""
-        with self._lock:
+        with self.lock:
             return self._is_still(seen) and self.stage(seen.route, reason=reason) is not None
 
+    def leave(self, table: TableId, reason: str, *, last_change_set: int | None, **changes: Any) -> None:
+        """The table is not followed any more. A live one first gets its changes up to ``last_change_set``, or all."""
+        with self.lock:
+            if self._states[table].phase is Phase.LIVE:
+                self.update(table, leaving=True, last_change_set=last_change_set, reason=reason, **changes)
+            else:
+                log.warning("lake table %s stays as it is: %s", table, reason)
+                self.update(table, phase=Phase.DROPPED, reason=reason, **changes)
+
+    def act_on(self, commit: Commit) -> None:
+        """Do what the notices of a change set ask for. Durable on return, so that the source may then be confirmed.
+
+        Idempotent: a state remembers up to which change set its notices are done, so that a start may repeat the
+        newest one, whose process may have died before.
+        """
+        for notice in commit.notices:
+            with self.lock:
+                for state in [one for one in self._states.values() if one.source == notice.table]:
+                    if state.notices_upto >= commit.number:
+                        continue
+                    done = {"notices_upto": commit.number}
+                    if isinstance(notice, TableDropped):
+                        self.leave(state.table, _GONE, last_change_set=commit.number, **done)
+                    elif isinstance(notice, TableBlocked):
+                        blocked = {"phase": Phase.BLOCKED, "reason": notice.reason, "remedy": notice.remedy}
+                        self.update(state.table, **blocked, **done)
+                    elif state.phase is Phase.BLOCKED or (state.phase is Phase.COPYING and state.base < commit.number):
+                        # A live table has the notice in its next window, and the lake's policy decides about it.
+                        log.warning("table %s is copied again: %s", state.table, notice.reason)
+                        self.stage(state.route, reason=notice.reason, **done)
+
     def _is_still(self, seen: TableState) -> bool:
-        now = self._records.get(seen.table)
+        now = self._states.get(seen.table)
         return now is not None and (now.generation, now.phase) == (seen.generation, seen.phase)
-
-
-def _file_name(table: TableId) -> str:
-    return quote(str(table), safe=" ") + ".json"
-
-
-def _to_bytes(record: TableState) -> bytes:
-    return json.dumps(record.to_json(), indent=1, ensure_ascii=False).encode()
-
-
-def _read(path: Path) -> TableState:
-    try:
-        return TableState.from_json(json.loads(path.read_bytes()))
-    except (ValueError, KeyError, TypeError) as error:
-        raise JournalDamagedError(f"the copy file {path} cannot be read: {error}") from error

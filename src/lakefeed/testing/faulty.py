@@ -166,6 +166,9 @@ class FaultyCapture(ChangeCapture):
         inner = self._faults.run("live", lambda: self._capture.live(after, wait_seconds=wait_seconds))
         return self._pull(inner)
 
+    def end(self) -> Position | None:
+        return self._faults.run("end", self._capture.end)
+
     def confirm(self, position: Position) -> None:
         self._faults.run("confirm", lambda: self._capture.confirm(position))
 

@@ -11,7 +11,7 @@
 The script is the log: every COMMIT and HEARTBEAT is one number further, whether or not anybody reads it. Rows behind
 the last COMMIT belong to an open transaction and are not seen. Resume point and confirmations survive ``close``, as
 they do in a real server: what was confirmed is gone, what was not is delivered again. At the end of the script the
-source is idle. Snapshot rows stand for the state at the end of the script.
+source is idle. Snapshot rows stand for the state at the end of the script. Threads as ``ChangeCapture`` says.
 """
 
 from __future__ import annotations
@@ -131,8 +131,10 @@ class ScriptedCapture(ChangeCapture):
         self._connected = True
 
     def close(self) -> None:
-        self._connected = False
-        self._connection += 1
+        with self._more:
+            self._connected = False
+            self._connection += 1
+            self._more.notify_all()
 
     def identity(self) -> str | None:
         return None if self._resume is None else self.name
@@ -150,7 +152,8 @@ class ScriptedCapture(ChangeCapture):
 
     def discover(self) -> tuple[TableSchema, ...]:
         self._require_open()
-        return tuple(self.content.schemas.values())
+        with self._more:
+            return tuple(self.content.schemas.values())
 
     def wants(self, table: TableId) -> bool:  # noqa: ARG002  # it has no patterns
         return True
@@ -159,9 +162,10 @@ class ScriptedCapture(ChangeCapture):
         self._require_open()
         for table in tables:
             self._schema(table)
-        if self._resume is None:
-            self._resume = self.prepare_at
-        return self._position(self._resume)
+        with self._more:
+            if self._resume is None:
+                self._resume = self.prepare_at
+            return self._position(self._resume)
 
     def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
         self._require_open()
@@ -186,9 +190,13 @@ class ScriptedCapture(ChangeCapture):
         self._require_open()
         return self._changes(self._number(after), self._connection, wait_seconds)
 
+    def end(self) -> Position:
+        return self.head
+
     def confirm(self, position: Position) -> None:
         self._require_open()
-        self._resume = max(self._resume or 0, self._numbers[position])
+        with self._more:
+            self._resume = max(self._resume or 0, self._numbers[position])
 
     def lag(self) -> Lag:
         behind = [entry for entry in self._log if entry.number > (self._resume or 0)]
@@ -210,6 +218,8 @@ class ScriptedCapture(ChangeCapture):
             with self._more:
                 if index >= len(self._log) and self._waits:
                     self._more.wait(wait_seconds)
+                    if not self._connected:
+                        continue
             if index >= len(self._log):
                 yield ChangeSet(self._position(end), self._position(end))
                 continue

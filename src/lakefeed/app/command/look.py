@@ -13,7 +13,7 @@ from lakefeed.app.output import seconds_text, show_object, show_table, show_text
 
 if TYPE_CHECKING:
     from lakefeed.capture.base import Lag
-    from lakefeed.flow.full_diff_record import Compared
+    from lakefeed.flow.full_diff import Compared
     from lakefeed.flow.status import PipelineStatus
     from lakefeed.journal.commit import Commit
 

@@ -42,6 +42,7 @@ from lakefeed.capture.postgres.slot import (
     advance_slot,
     drop_slot,
     head,
+    inserted,
     missing_slot,
     read_slot,
     require_position,
@@ -194,6 +195,10 @@ class PostgresLog(ChangeCapture):
                 require_position(connection, slot, start)
                 self._restart(connection, start)
         return self._change_sets(wait_seconds)
+
+    def end(self) -> PostgresLsn:
+        with self._database.connection(self._names.slot) as connection:
+            return inserted(connection)
 
     def confirm(self, position: Position) -> None:
         own = _own(position)

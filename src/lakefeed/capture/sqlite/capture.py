@@ -151,6 +151,10 @@ class SqliteTriggers(ChangeCapture):
             require_position(connection, self._names, start)
         return self._change_sets(stream, start, wait_seconds)
 
+    def end(self) -> SqliteSequence | None:
+        with self._database.connection() as connection, transaction(connection, "DEFERRED"):
+            return None if load_meta(connection, self._names) is None else read_head(connection, self._names)
+
     def confirm(self, position: Position) -> None:
         if self._confirmations is None:
             raise _not_open()

@@ -1,0 +1,265 @@
+"""Which tables take part, and their copies: discover, prepare, plan, read. Beside the stream, never in its way.
+
+Belongs to one thread at a time, which in ``run`` is a thread of its own (``ChangeCapture`` has the contract). The order
+of one copy, of which each step makes the next one safe while the stream appends to the journal at the same time:
+  1. STAGED    the copy is decided, durably, before the source is touched
+  2. prepare   from here on every change of the table is in the source's log, and so in a later change set
+  3. base      the journal's head is read, and only then
+  4. plan      the capture says which chunks to read, no older than what the stream has delivered by now
+  5. COPYING   base and plan are durable; nothing is trimmed between 3 and here, so that the journal goes on from base
+  6. read      each chunk is read at some state of the source, none older than the plan
+  7. LIVE      the rows are in the lake table, whose commit records ``applied = base``
+
+Why that is right: a change set up to base was delivered before the plan, so its changes are inside every chunk. A
+change set after base is applied on top, whether a chunk has its changes already or not: the journal has every change of
+the table since 2, and a change that is applied to a row that has it leaves the row as it is. It does not matter how
+far the stream moves between 3 and 7: base only ever is too low, which costs a second application, and never too high,
+which would lose changes. A notice that comes between 3 and 7 is in the table's first window, or stages it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from lakefeed.capture.base import ChangeCapture
+from lakefeed.change.position import Position
+from lakefeed.change.segment import Counts
+from lakefeed.change.table import TableId
+from lakefeed.errors import ConfigError, DecodeError, SourceSetupError, TableStoppedError
+from lakefeed.flow.listener import Listener
+from lakefeed.flow.result import CycleResult
+from lakefeed.flow.retry import TableErrors
+from lakefeed.flow.table_state import Phase, TableState, TableStates
+from lakefeed.journal.journal import Journal
+from lakefeed.lake.base import TableCopy, TableFormat, TableResult
+from lakefeed.lake.engine import CONCERNS_ALL
+from lakefeed.lake.mode import described
+from lakefeed.lake.outcome import explained
+
+log = logging.getLogger(__name__)
+
+_A_TABLES_OWN = (SourceSetupError, TableStoppedError, DecodeError)
+"""Errors of ``prepare`` and ``snapshot`` that are one table's, and must not stop the others."""
+
+_APPLYING_SECONDS = 0.05
+
+
+class _Stopped(BaseException):  # nothing is wrong, and no handler of errors is to take it for one
+    """The copy stops after the chunk group that was under way. It goes on the next time."""
+
+
+class TableCopies:
+    """See the module. ``tables`` says what the lake has: whether a table needs a copy is the lake's answer.
+
+    ``is_applying``: the lake's side is writing to that lake table right now (to a life of it that has ended).
+    ``report`` is called while rows arrive: the process is alive.
+    """
+
+    def __init__(
+        self,
+        capture: ChangeCapture,
+        journal: Journal,
+        states: TableStates,
+        tables: TableFormat,
+        errors: TableErrors,
+        listener: Listener,
+        *,
+        is_applying: Callable[[TableId], bool],
+        report: Callable[[], None],
+    ) -> None:
+        self._capture = capture
+        self._journal = journal
+        self._states = states
+        self._tables = tables
+        self._errors = errors
+        self._listener = listener
+        self._is_applying = is_applying
+        self._report = report
+        self._planned: set[TableId] = set()
+        self._planning = threading.Event()
+        self.is_reading = False
+        """Rows are being copied: that ends with the chunk group, and not when the capture is closed."""
+
+    @property
+    def is_planning(self) -> bool:
+        """A base is chosen and not durable yet (steps 3 to 5): nothing may be trimmed. Any thread."""
+        return self._planning.is_set()
+
+    def begin(self) -> None:
+        """At a start, before the stream: what changed in the configuration, the source and the lake meanwhile.
+
+        A table that is dropped while we run is reported by the stream, after its last changes.
+        """
+        there = {schema.table for schema in self._capture.discover()}
+        for state in self._states.in_phase(Phase.COPYING, Phase.LIVE, Phase.BLOCKED):
+            if state.last_change_set is None and state.source not in there:
+                self._end(state)
+            elif state.last_change_set is None and state.leaving:  # there again, and a new table: this one has ended
+                self._states.update(state.table, last_change_set=self._journal.head)
+        for state in self._states.in_phase(Phase.LIVE, Phase.BLOCKED):
+            if state.phase is Phase.BLOCKED and state.source in there:  # a person may have followed the remedy
+                self._states.stage(state.route, reason=f"tried again after: {state.reason}")
+            elif state.phase is Phase.LIVE and self._tables.table(state.route).applied(state.generation) is None:
+                log.warning("table %s is gone from the lake; it is copied again", state.table)
+                self._states.stage(state.route, reason="the lake table is gone")
+
+    def enrol(self) -> bool:
+        """Steps 1 to 5 for tables that are new to the pipeline and for all that are staged.
+
+        A table that cannot be prepared or planned is blocked, with the reason and the remedy; the others go on.
+        Returns whether there is something new to copy.
+        """
+        self._end_copies()
+        there = {schema.table for schema in self._capture.discover()}
+        routes = {route.table: route for table in sorted(there) for route in self._tables.routes(table)}
+        for route in routes.values():
+            state = self._states.get(route.table)
+            if state is None:
+                self._states.stage(route, reason="new in the pipeline")
+            elif state.phase is Phase.DROPPED:
+                self._states.stage(route, reason="the source table is there again")
+            elif state.route != route:
+                raise ConfigError(
+                    f"lake table {route.table} was made as {described(state.mode)} of {state.source}; the "
+                    f"configuration now says {described(route.mode)} of {route.source}",
+                    remedy=f"Put the configuration back, or rebuild the table: lakefeed rebuild FILE {route.table}",
+                )
+        for state in self._states.in_phase(Phase.STAGED, Phase.COPYING, Phase.LIVE, Phase.BLOCKED):
+            if state.source in there and state.table not in routes and not state.leaving:
+                reason = "it is no longer in the configuration"
+                self._states.leave(state.table, reason, last_change_set=self._journal.head)
+        wanted = []
+        for state in self._states.in_phase(Phase.STAGED):
+            if state.source in there:
+                wanted.append(state)
+            else:
+                self._end(state)
+        planned = [self._plan(state, low) for state, low in self._prepared(wanted)]
+        return any(planned)
+
+    @property
+    def has_staged(self) -> bool:
+        """Some table waits for ``enrol``: it must be copied, or copied again."""
+        return bool(self._states.in_phase(Phase.STAGED))
+
+    def load(self, is_stopping: Callable[[], bool] = lambda: False) -> CycleResult:
+        """Steps 6 and 7 for every table that is planned. Stops after the chunk group under way."""
+        results: dict[TableId, TableResult] = {}
+        try:
+            self.is_reading = True
+            for state in self._states.in_phase(Phase.COPYING):
+                if is_stopping():
+                    break
+                if not self._errors.is_paused(state.table):
+                    results[state.table] = self._copy(state, is_stopping)
+                    self._errors.record(state.table, results[state.table])
+        except _Stopped:
+            log.info("copies stop here and go on at the next start")
+        finally:
+            self.is_reading = False
+        self._end_copies()
+        return CycleResult.of(results, self._journal.end)
+
+    def _end(self, state: TableState) -> None:
+        """A table that the source does not offer: it is blocked if the source says what is wrong with it.
+
+        The source may have changes of it yet to deliver, and the journal some that the lake table does not have.
+        """
+        found = [finding for finding in self._capture.check() if finding.table == state.source]
+        if found:
+            self._states.update(state.table, phase=Phase.BLOCKED, reason=found[0].problem, remedy=found[0].remedy)
+            return
+        # One that is not wanted any more gets no more than what was captured while it was.
+        last = None if self._capture.wants(state.source) else self._journal.head
+        reason = "no table pattern of the configuration matches its source table, or the source has it no more"
+        self._states.leave(state.table, reason, last_change_set=last)
+
+    def _prepared(self, staged: list[TableState]) -> Iterator[tuple[TableState, Position]]:
+        """Step 2: all at once if the source lets us; one by one to find the table that it does not."""
+        if not staged:
+            return
+        try:
+            low = self._capture.prepare(sorted({state.source for state in staged}))
+        except _A_TABLES_OWN as error:
+            if len(staged) == 1:
+                blocked = {"phase": Phase.BLOCKED, "reason": error.message, "remedy": error.remedy}
+                self._states.update_if(staged[0], **blocked)
+                return
+            for state in staged:
+                yield from self._prepared([state])
+            return
+        for state in staged:
+            yield state, low
+
+    def _plan(self, state: TableState, low: Position) -> bool:
+        """Steps 3 to 5. Nothing is done if the stream has dropped or blocked the table meanwhile."""
+        self._planning.set()
+        try:
+            base = self._journal.head
+            plan = self._capture.snapshot(state.source)
+            self._planned.add(state.source)
+            schema = self._journal.record_schema(plan.schema, low)
+            self._capture.recall([schema])
+            return self._states.update_if(
+                state,
+                phase=Phase.COPYING,
+                schema=schema,
+                base=base,
+                low=low,
+                chunks=tuple(chunk.to_json() for chunk in plan.chunks),
+                rows_estimate=plan.rows_estimate,
+            )
+        except _A_TABLES_OWN as error:
+            self._states.update_if(state, phase=Phase.BLOCKED, reason=error.message, remedy=error.remedy)
+            return False
+        finally:
+            self._planning.clear()
+
+    def _copy(self, state: TableState, is_stopping: Callable[[], bool]) -> TableResult:
+        """Steps 6 and 7 for one table. Its error is in the result; it is tried again."""
+        assert state.schema is not None  # noqa: S101  # a COPYING state has its plan
+
+        def progress(rows: int) -> None:
+            self._listener.snapshot_progress(state.table, rows)
+            self._report()
+            if is_stopping():
+                raise _Stopped
+
+        while self._is_applying(state.table):
+            if is_stopping():
+                raise _Stopped
+            time.sleep(_APPLYING_SECONDS)
+        started = time.monotonic()
+        self._listener.snapshot_started(state.table, state.rows_estimate)
+        try:
+            copy = TableCopy(
+                schema=state.schema,
+                generation=state.generation,
+                base=state.base,
+                position=state.low,
+                chunks=[self._capture.chunk(chunk) for chunk in state.chunks],
+            )
+            loaded = self._tables.table(state.route).load(copy, progress)
+        except (DecodeError, TableStoppedError) as error:
+            # The table may have changed under the plan: it is planned again, and that plan will know.
+            self._states.stage_if(state, reason=error.message)
+            return TableResult(applied=0, error=error.message, remedy=error.remedy)
+        except Exception as error:  # one table must not stop the others
+            failed = explained(error, state.table)
+            if isinstance(failed, CONCERNS_ALL) and failed is not error:
+                raise failed from error
+            return TableResult(applied=0, error=failed.message, remedy=failed.remedy)
+        # If it was staged again meanwhile, this copy is out of date.
+        self._states.update_if(state, phase=Phase.LIVE, rows=loaded.rows, high=loaded.high, chunks=())
+        self._listener.snapshot_done(state.table, loaded.rows, time.monotonic() - started)
+        return TableResult(applied=state.base, counts=Counts(inserted=loaded.rows))
+
+    def _end_copies(self) -> None:
+        """Tell the source which of the copies planned here are over: it may let go of what it keeps open for them."""
+        copying = {state.source for state in self._states.in_phase(Phase.COPYING)}
+        for table in self._planned - copying:
+            self._capture.copied(table)
+        self._planned &= copying

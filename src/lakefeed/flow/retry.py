@@ -1,0 +1,77 @@
+"""When something that failed is tried again: pauses that double, and the tables that are in one."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from lakefeed.change.table import TableId
+from lakefeed.flow.listener import Listener
+from lakefeed.flow.table_state import Phase, TableStates
+from lakefeed.lake.base import TableResult
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
+
+
+class Backoff:
+    """Pauses between tries: ``first`` seconds, doubling up to ``longest``."""
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first, self._longest = first, longest
+        self._pause = self._until = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """The next try may begin."""
+        return time.monotonic() >= self._until
+
+    def failed(self) -> float:
+        """A try failed. Returns how long the pause is that begins now."""
+        self._pause = min(self._longest, max(self._first, self._pause * 2))
+        self._until = time.monotonic() + self._pause
+        return self._pause
+
+    def reset(self) -> None:
+        self._pause = self._until = 0.0
+
+
+class TableErrors:
+    """The tables that cannot go on now, with error and remedy. Each is tried again, less and less often. Any thread.
+
+    A table is paused by itself: the others go on meanwhile.
+    """
+
+    def __init__(self, states: TableStates, listener: Listener) -> None:
+        self._states = states
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._backoffs: dict[TableId, Backoff] = {}
+        self._errors: dict[TableId, tuple[str, str]] = {}
+
+    def all(self) -> dict[TableId, tuple[str, str]]:
+        with self._lock:
+            return dict(self._errors)
+
+    def is_paused(self, table: TableId) -> bool:
+        with self._lock:
+            return table in self._backoffs and not self._backoffs[table].is_over
+
+    def record(self, table: TableId, result: TableResult) -> None:
+        """Remember what stopped a table and when it is tried again; forget it once the table works."""
+        state = self._states.get(table)
+        if result.error is None or state is None or state.phase in (Phase.BLOCKED, Phase.DROPPED):
+            self.forget(table)
+            return
+        with self._lock:
+            self._errors[table] = (result.error, result.remedy or "")
+            is_first = table not in self._backoffs
+            backoff = self._backoffs.setdefault(table, Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS))
+            if is_first and state.phase is Phase.STAGED:
+                return  # the next plan may well be right: it is tried at once, once
+            backoff.failed()
+        self._listener.table_error(table, result.error, result.remedy or "")
+
+    def forget(self, table: TableId) -> None:
+        with self._lock:
+            self._errors.pop(table, None)
+            self._backoffs.pop(table, None)

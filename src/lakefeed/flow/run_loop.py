@@ -1,0 +1,233 @@
+"""A pipeline at work: what is open meanwhile, and the continuous form with its three threads.
+
+    stream     capture → journal: appends, acts on notices, confirms            (``capture_side``)
+    copies     discovers, prepares, plans and copies tables                     (``copies``)
+    caller     journal → live tables, trim, liveness                            (``lake_side``)
+
+None waits for another; the stream alone waits while the lake is ``max_backlog_bytes`` behind. A transient error (the
+source is away, the journal's disk is full) closes everything, waits, and opens it again: the start is the one
+well-tested way back to a known state. Any other error ends ``run`` and is raised there.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from lakefeed.capture.base import ChangeCapture
+from lakefeed.capture.compare import Comparable
+from lakefeed.errors import JournalError, JournalFullError, LakefeedError, Retry
+from lakefeed.flow.capture_side import CaptureSide
+from lakefeed.flow.copies import TableCopies
+from lakefeed.flow.full_diff import FullDiffs, FullDiffThread
+from lakefeed.flow.lake_side import LakeSide
+from lakefeed.flow.listener import Listener
+from lakefeed.flow.maintenance import MaintenanceThread
+from lakefeed.flow.options import PipelineOptions
+from lakefeed.flow.retry import Backoff, TableErrors
+from lakefeed.flow.status import Liveness
+from lakefeed.flow.table_state import TableStates
+from lakefeed.journal.atomic import is_temporary
+from lakefeed.journal.journal import Journal
+from lakefeed.lake.base import TableFormat
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
+_REPORT_SECONDS = 1.0
+_STOP_SECONDS = 5.0
+"""How long a thread may take to end by itself before the capture is closed under it."""
+
+
+class OpenPipeline:
+    """Everything that is open while a pipeline works. It has the lease from the first line to the last."""
+
+    def __init__(
+        self, capture: ChangeCapture, tables: TableFormat, root: Path, options: PipelineOptions, listener: Listener
+    ) -> None:
+        self.root = root
+        self._reported_at = 0.0
+        try:
+            self.journal = Journal.open(root, options=options.journal)
+        except OSError as error:
+            kind = JournalFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else JournalError
+            raise kind(f"the pipeline's directory {root} cannot be written: {error.strerror or error}") from error
+        try:
+            for directory in (root, root / "tables", root / "full-diff"):  # what a crash left half written
+                for path in filter(is_temporary, directory.glob(".*")):
+                    path.unlink(missing_ok=True)
+            states = TableStates(root)
+            self.errors = TableErrors(states, listener)
+            self.copies = TableCopies(
+                capture,
+                self.journal,
+                states,
+                tables,
+                self.errors,
+                listener,
+                is_applying=lambda table: self.lake.is_applying(table),
+                report=self.report,
+            )
+            self.lake = LakeSide(
+                tables,
+                self.journal,
+                states,
+                self.errors,
+                options,
+                listener,
+                may_trim=lambda: not self.copies.is_planning,
+            )
+            self.capture = CaptureSide(capture, self.journal, states, self.copies, listener)
+            self.maintenance = MaintenanceThread(states, tables, options.maintenance, options.maintenance_seconds)
+            diffs = FullDiffs(root, capture, states, tables, listener) if isinstance(capture, Comparable) else None
+            self.full_diff = FullDiffThread(diffs, listener)
+            self.capture.open()
+        except BaseException:
+            self.close()
+            raise
+
+    def report(self) -> None:
+        """Tell other processes that this one is alive, and what cannot go on. At most once a second. Any thread."""
+        if time.monotonic() - self._reported_at >= _REPORT_SECONDS:
+            self.report_now()
+
+    def report_now(self) -> None:
+        self._reported_at = time.monotonic()
+        error = self.capture.confirm_error
+        Liveness(
+            at=time.time(),
+            error=error.message if error else None,
+            remedy=error.remedy if error else None,
+            tables={str(table): texts for table, texts in self.errors.all().items()},
+        ).write(self.root)
+
+    def close(self) -> None:
+        try:
+            if hasattr(self, "capture"):
+                self.capture.close()
+        finally:
+            self.journal.close()
+
+
+class RunLoop:
+    """One ``run``. ``open_pipeline`` and ``close_pipeline`` are the pipeline's own."""
+
+    def __init__(
+        self,
+        open_pipeline: Callable[[], OpenPipeline],
+        close_pipeline: Callable[[LakefeedError], None],
+        options: PipelineOptions,
+        listener: Listener,
+        stopping: threading.Event,
+    ) -> None:
+        self._open_pipeline = open_pipeline
+        self._close_pipeline = close_pipeline
+        self._options = options
+        self._listener = listener
+        self._stopping = stopping
+        self._news = threading.Event()
+        self._failed: list[BaseException] = []
+        self._deadline = float("inf")
+
+    def run(self, for_seconds: float | None) -> None:
+        self._deadline = float("inf") if for_seconds is None else time.monotonic() + for_seconds
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        while not self._is_over():
+            started = time.monotonic()
+            try:
+                self._work(self._open_pipeline())
+                return
+            except LakefeedError as error:
+                self._close_pipeline(error)
+                if error.retry is not Retry.BACKOFF:
+                    raise
+                if time.monotonic() - started > _LONGEST_PAUSE_SECONDS:
+                    backoff.reset()  # it worked for a while: this is a new failure
+                pause = backoff.failed()
+                self._listener.retrying(error, pause)
+                self._stopping.wait(min(pause, max(0.0, self._deadline - time.monotonic())))
+
+    def _work(self, opened: OpenPipeline) -> None:
+        """All threads until it is over or one of them fails; the others are then stopped, and the error is raised."""
+        over = threading.Event()
+        self._failed = []
+        stream = self._thread("lakefeed-capture", lambda: self._stream(opened, over))
+        copies = self._thread("lakefeed-copies", lambda: self._copy(opened, over))
+        opened.maintenance.start()
+        opened.full_diff.start()
+        try:
+            while not self._is_over() and not self._failed:
+                self._apply(opened)
+        finally:
+            over.set()
+            opened.full_diff.stop()
+            opened.maintenance.stop()
+            # Copies end with their chunk group. A call into a source that does not answer ends when it is closed.
+            give_up = time.monotonic() + _STOP_SECONDS
+            while opened.copies.is_reading or ((stream.is_alive() or copies.is_alive()) and time.monotonic() < give_up):
+                stream.join(0.05)
+                copies.join(0.05)
+            failed = list(self._failed)  # what closing raises in a thread is no error
+            if stream.is_alive() or copies.is_alive():
+                opened.capture.close()
+                stream.join(_STOP_SECONDS)
+                copies.join(_STOP_SECONDS)
+        if failed:
+            raise failed[0]
+        opened.lake.trim()
+
+    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001  # handed to the thread that called run()
+                self._failed.append(error)
+                self._news.set()
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _stream(self, opened: OpenPipeline, over: threading.Event) -> None:
+        def wait_for_room() -> None:
+            while opened.lake.backlog_bytes > self._options.max_backlog_bytes and not over.is_set():
+                over.wait(min(1.0, self._options.interval_seconds))
+
+        opened.capture.stream(over, wait_for_room, self._news.set)
+
+    def _copy(self, opened: OpenPipeline, over: threading.Event) -> None:
+        next_enrol = 0.0
+        while not over.is_set():
+            if time.monotonic() >= next_enrol:
+                opened.copies.enrol()
+                next_enrol = time.monotonic() + self._options.enrol_seconds
+            result = opened.copies.load(lambda: over.is_set() or self._is_over())
+            if result.tables:
+                self._listener.applied(result)
+                self._news.set()
+            over.wait(min(1.0, self._options.enrol_seconds))
+
+    def _apply(self, opened: OpenPipeline) -> None:
+        """One cycle of the lake's side, then the rest of the interval; longer if there is nothing to do."""
+        started = time.monotonic()
+        self._news.clear()
+        result = opened.lake.sync()
+        opened.report()
+        if result.tables:
+            self._listener.applied(replace(result, seconds=time.monotonic() - started))
+        due = started + self._options.interval_seconds
+        while (rest := min(due, self._deadline) - time.monotonic()) > 0 and not self._stopping.is_set():
+            self._stopping.wait(min(rest, _REPORT_SECONDS))
+            opened.report()
+        if not result.tables:
+            for _ in range(10):  # idle: wake up for news, for stop, and every second for the report
+                if self._is_over() or self._news.wait(0.1):
+                    return
+
+    def _is_over(self) -> bool:
+        return self._stopping.is_set() or time.monotonic() >= self._deadline

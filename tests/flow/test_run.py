@@ -1,0 +1,534 @@
+"""A pipeline that runs: its threads do not wait for each other, it stops soon, what fails is reported and retried."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from lakefeed import Listener, Pipeline, PipelineOptions
+from lakefeed.capture.base import ChangeCapture, SnapshotPlan
+from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked
+from lakefeed.change.position import Position
+from lakefeed.change.segment import Window
+from lakefeed.change.table import TableId
+from lakefeed.errors import CommitFailedError, CommitUnknownError, JournalError
+from lakefeed.flow import capture_side, lake_side, retry
+from lakefeed.flow.lake_side import LakeSide
+from lakefeed.flow.result import CycleResult
+from lakefeed.flow.table_state import Phase, TableStates
+from lakefeed.journal.journal import Journal
+from lakefeed.journal.options import JournalOptions
+from lakefeed.lake.base import TableCopy
+from lakefeed.testing.builders import table
+from lakefeed.testing.faulty import HELD, Fault, Faults, FaultyCapture
+from lakefeed.testing.memory_lake import MemoryLake, MemoryLakeTable
+from lakefeed.testing.scripted import COMMIT, ScriptedCapture, insert
+
+A = table("main.a", {"id": pa.int64(), "v": pa.string()}, key=("id",))
+B = table("main.b", {"id": pa.int64(), "v": pa.string()}, key=("id",))
+QUICK = PipelineOptions(interval_seconds=0.02, enrol_seconds=0.05, journal=JournalOptions(fsync=False))
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """A Source around a capture that keeps what a server keeps."""
+
+    capture: ChangeCapture
+
+    def bind(self, pipeline: str) -> ChangeCapture:
+        return self.capture
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> MemoryLake:
+    return MemoryLake(str(tmp_path / "lake"))
+
+
+def scripted(**rows: int) -> ScriptedCapture:
+    """Tables by name with so many rows."""
+    found = {
+        one: [{"id": n, "v": "copied"} for n in range(rows[one.table.name])]
+        for one in (A, B)
+        if rows.get(one.table.name)
+    }
+    return ScriptedCapture(snapshot=found, waits=True)
+
+
+def add_table_b(capture: ScriptedCapture, rows: int) -> None:
+    capture.content.rows[B.table] = [{"id": n, "v": "copied"} for n in range(rows)]
+    capture.content.schemas[B.table] = B
+
+
+def pipeline_of(
+    capture: ChangeCapture, lake: MemoryLake, options: PipelineOptions = QUICK, listener: Listener | None = None
+) -> Pipeline:
+    return Pipeline(Scripted(capture), lake, name="p", options=options, listener=listener)
+
+
+def ids(lake: MemoryLake, name: str) -> set[int]:
+    return {row["id"] for row in lake.rows(name)} if TableId.parse(name) in lake.tables else set()
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+@contextmanager
+def running(pipeline: Pipeline) -> Iterator[None]:
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            pipeline.run()
+        except BaseException as error:  # noqa: BLE001  # asserted below
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        pipeline.stop()
+        thread.join(30)
+        assert not thread.is_alive()
+    assert not raised
+
+
+class HeldLoads:
+    """Copies of one table begin, and wait until they are let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, held: TableId) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        load = MemoryLakeTable.load
+
+        def hold(lake_table: MemoryLakeTable, copy: TableCopy, progress: Any) -> Any:
+            if copy.table == held:
+                self.begun.set()
+                assert self.go_on.wait(30)
+            return load(lake_table, copy, progress)
+
+        monkeypatch.setattr(MemoryLakeTable, "load", hold)
+
+
+def test_while_one_table_is_copied_the_changes_of_the_others_reach_the_lake(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = scripted(a=1)
+    pipeline = pipeline_of(capture, lake)
+    pipeline.sync_once()
+    held = HeldLoads(monkeypatch, B.table)
+    add_table_b(capture, 2)
+    with running(pipeline):
+        assert held.begun.wait(30)
+        capture.append(insert(A, id=10, v="live"), COMMIT)
+        until(lambda: 10 in ids(lake, "main.a"))
+        assert not held.go_on.is_set()
+        held.go_on.set()
+        until(lambda: ids(lake, "main.b") == {0, 1})
+
+
+@pytest.mark.parametrize("call", ["discover", "prepare", "snapshot"])
+def test_a_source_that_takes_long_to_prepare_a_table_delivers_the_changes_of_the_others(
+    lake: MemoryLake, call: str
+) -> None:
+    capture, faults = scripted(a=1), Faults()
+    pipeline = pipeline_of(FaultyCapture(capture, faults), lake)
+    pipeline.sync_once()
+    with running(pipeline):
+        until(lambda: pipeline.status().verdict == "idle")
+        faults.add(Fault(call, when=HELD))
+        add_table_b(capture, 2)
+        assert faults.reached.wait(30)
+        capture.append(insert(A, id=10, v="live"), COMMIT)
+        until(lambda: 10 in ids(lake, "main.a"))
+        faults.release()
+        until(lambda: ids(lake, "main.b") == {0, 1})
+
+
+def test_changes_that_are_captured_between_plan_and_copy_are_applied_on_top(lake: MemoryLake) -> None:
+    """The chunks are as old as the plan: if the base were taken after it, row 7 would be lost."""
+    capture, faults = scripted(a=1), Faults()
+    pipeline = pipeline_of(FaultyCapture(capture, faults), lake)
+    pipeline.sync_once()
+    with running(pipeline):
+        until(lambda: pipeline.status().verdict == "idle")
+        faults.add(Fault("snapshot", when=HELD))
+        add_table_b(capture, 2)
+        assert faults.reached.wait(30)
+        base = pipeline.status().journal_head
+        capture.append(insert(B, id=7, v="between"), COMMIT)
+        until(lambda: pipeline.status().journal_head == base + 1)
+        faults.release()
+        until(lambda: ids(lake, "main.b") == {0, 1, 7})
+        state = TableStates(pipeline.root).get(B.table)
+        assert state is not None
+        assert state.base == base
+
+
+def test_nothing_is_trimmed_between_the_base_of_a_copy_and_its_plan(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lake_side, "TRIM_EVERY", 1)
+    capture, faults = scripted(a=1), Faults()
+    options = replace(QUICK, journal=JournalOptions(keep_change_sets=1, fsync=False))
+    pipeline = pipeline_of(FaultyCapture(capture, faults), lake, options)
+    pipeline.sync_once()
+    with running(pipeline):
+        until(lambda: pipeline.status().verdict == "idle")
+        faults.add(Fault("snapshot", when=HELD))
+        add_table_b(capture, 1)
+        assert faults.reached.wait(30)
+        capture.append(insert(B, id=7, v="between"), COMMIT)
+        for number in range(10, 15):
+            capture.append(insert(A, id=number, v="live"), COMMIT)
+            until(lambda number=number: number in ids(lake, "main.a"))  # type: ignore[misc]
+        faults.release()
+        until(lambda: ids(lake, "main.b") == {0, 7})
+        until(lambda: Journal.read(pipeline.root).trimmed > 1)
+
+
+def test_the_journal_is_trimmed_to_what_the_slowest_table_has(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lake_side, "TRIM_EVERY", 1)
+    monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.0)
+    capture = scripted(a=1, b=1)
+    options = replace(QUICK, journal=JournalOptions(keep_change_sets=1, fsync=False))
+    with pipeline_of(capture, lake, options) as pipeline:
+        pipeline.sync_once()
+        head = pipeline.status().journal_head
+        with monkeypatch.context() as broken:
+            failing(broken, B.table)
+            for number in range(10, 15):
+                capture.append(insert(A, id=number, v="x"), insert(B, id=number, v="x"), COMMIT)
+                pipeline.sync_once()
+            assert len(ids(lake, "main.a")) == 6
+            with Journal.read(pipeline.root) as journal:
+                assert journal.trimmed <= head
+        pipeline.sync_once()
+        assert len(ids(lake, "main.b")) == 6
+        with Journal.read(pipeline.root) as journal:
+            assert journal.trimmed > head
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, broken: TableId) -> list[float]:
+    """Merges of one table fail. Returns the times at which they are tried."""
+    tried: list[float] = []
+    apply = MemoryLakeTable.apply
+
+    def fail(lake_table: MemoryLakeTable, window: Window, generation: int) -> None:
+        if window.table == broken:
+            tried.append(time.monotonic())
+            raise CommitFailedError("the table is locked")
+        apply(lake_table, window, generation)
+
+    monkeypatch.setattr(MemoryLakeTable, "apply", fail)
+    return tried
+
+
+def test_stop_ends_a_copy_after_the_chunk_group_under_way_and_the_next_run_reads_the_rest(lake: MemoryLake) -> None:
+    class SmallChunks(ScriptedCapture):
+        def snapshot(self, table: TableId, *, chunk_rows: int = 1) -> SnapshotPlan:
+            return super().snapshot(table, chunk_rows=1)
+
+    class StopsOnce(Listener):
+        def snapshot_progress(self, table: TableId, rows: int) -> None:
+            if not stopped:
+                stopped.append(table)
+                pipeline.stop()
+
+    stopped: list[TableId] = []
+    rows = [{"id": n, "v": "copied"} for n in range(5)]
+    capture = SmallChunks(snapshot={A: rows, B: rows}, waits=True)
+    pipeline = pipeline_of(capture, lake, listener=StopsOnce())
+    pipeline.run(for_seconds=60)
+    assert [(one.seeded, len(one.rows)) for one in lake.tables.values()] == [(1, 1)]
+    assert {state.phase for state in TableStates(pipeline.root).all().values()} == {Phase.COPYING}
+    with pipeline:
+        pipeline.sync_once()
+    assert ids(lake, "main.a") == ids(lake, "main.b") == set(range(5))
+
+
+def test_stop_before_run_is_not_forgotten(lake: MemoryLake) -> None:
+    pipeline = pipeline_of(scripted(a=1), lake)
+    pipeline.stop()
+    started = time.monotonic()
+    pipeline.run(for_seconds=60)
+    assert time.monotonic() - started < 30
+    pipeline.run(for_seconds=0.3)
+    assert ids(lake, "main.a") == {0}, "the second run was not stopped"
+
+
+def test_stop_returns_although_the_source_does_not_answer(lake: MemoryLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``close`` makes every call of a capture return: that is how a hanging one is left."""
+    monkeypatch.setattr("lakefeed.flow.run_loop._STOP_SECONDS", 0.5)
+    closed = threading.Event()
+
+    class Hangs(ScriptedCapture):
+        def prepare(self, tables: Any) -> Position:
+            if B.table in tables:
+                hanging.set()
+                assert closed.wait(30)
+            return super().prepare(tables)
+
+        def close(self) -> None:
+            closed.set()
+            super().close()
+
+    hanging = threading.Event()
+    capture = Hangs(snapshot={A: [{"id": 0, "v": "x"}]}, waits=True)
+    pipeline = pipeline_of(capture, lake)
+    pipeline.sync_once()
+    add_table_b(capture, 1)
+    thread = threading.Thread(target=lambda: pipeline.run(60))
+    thread.start()
+    assert hanging.wait(30)
+    closed.clear()
+    pipeline.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_copy_waits_for_the_merge_of_the_same_lake_table(lake: MemoryLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = scripted(a=1)
+    pipeline = pipeline_of(capture, lake)
+    pipeline.sync_once()
+    merging, go_on, loads = threading.Event(), threading.Event(), []
+    apply, load = MemoryLakeTable.apply, MemoryLakeTable.load
+
+    def held(lake_table: MemoryLakeTable, window: Window, generation: int) -> None:
+        merging.set()
+        assert go_on.wait(30)
+        apply(lake_table, window, generation)
+
+    def noted(lake_table: MemoryLakeTable, copy: TableCopy, progress: Any) -> Any:
+        loads.append(go_on.is_set())
+        return load(lake_table, copy, progress)
+
+    monkeypatch.setattr(MemoryLakeTable, "apply", held)
+    monkeypatch.setattr(MemoryLakeTable, "load", noted)
+    with running(pipeline):
+        capture.append(insert(A, id=1, v="x"), COMMIT)
+        assert merging.wait(30)
+        capture.content.rows[A.table] = [{"id": n, "v": "again"} for n in range(3)]
+        capture.append(TableBlocked(A.table, "bad", "mend it"), COMMIT, RecopyNeeded(A.table, "mended"), COMMIT)
+        until(lambda: TableStates(pipeline.root).in_phase(Phase.COPYING))
+        time.sleep(0.3)
+        assert loads == []
+        go_on.set()
+        until(lambda: loads == [True])
+        until(lambda: pipeline.status().tables[A.table].state == "live")
+    assert ids(lake, "main.a") == {0, 1, 2}
+
+
+def test_a_confirm_that_fails_is_reported_and_tried_again(lake: MemoryLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+
+    class Hears(Listener):
+        def retrying(self, error: Exception, seconds: float) -> None:
+            heard.append(str(error))
+
+    capture, faults = scripted(a=1), Faults()
+    pipeline = pipeline_of(FaultyCapture(capture, faults), lake, listener=Hears())
+    pipeline.sync_once()
+    faults.add(Fault("confirm", nth=None))
+    with running(pipeline):
+        capture.append(insert(A, id=1, v="x"), COMMIT)
+        until(lambda: 1 in ids(lake, "main.a"))
+        until(lambda: pipeline.status().verdict == "stalled")
+        assert "its log grows: a fault that the test asked for" in pipeline.status().reason
+        assert heard
+        assert capture.confirmed != capture.head
+        faults.clear()
+        until(lambda: capture.confirmed == capture.head)
+        until(lambda: pipeline.status().verdict == "idle")
+    assert len(heard) < 10, "it is tried again after a pause"
+
+
+def test_a_table_that_fails_is_tried_again_less_and_less_often(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.2)
+    capture = scripted(a=1)
+    pipeline = pipeline_of(capture, lake)
+    pipeline.sync_once()
+    tried = failing(monkeypatch, A.table)
+    with running(pipeline):
+        capture.append(insert(A, id=1, v="x"), COMMIT)
+        until(lambda: len(tried) == 3)
+    pauses = [later - before for before, later in pairwise(tried)]
+    assert pauses[0] >= 0.2
+    assert pauses[1] >= 0.4
+
+
+def test_a_sync_in_the_pause_of_a_table_reports_its_error_and_does_not_try_it(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = scripted(a=1, b=1)
+    with pipeline_of(capture, lake) as pipeline:
+        pipeline.sync_once()
+        tried = failing(monkeypatch, A.table)
+        capture.append(insert(A, id=1, v="x"), COMMIT)
+        for _ in range(2):
+            result = pipeline.sync_once()
+            assert {name: found.error for name, found in result.errors.items()} == {A.table: "the table is locked"}
+        assert len(tried) == 1
+
+
+def test_a_commit_whose_answer_was_lost_is_no_error_once_the_table_says_it_has_it(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.0)
+    capture, apply = scripted(a=1), MemoryLakeTable.apply
+
+    def lost(lake_table: MemoryLakeTable, window: Window, generation: int) -> None:
+        apply(lake_table, window, generation)
+        raise CommitUnknownError("the answer was lost")
+
+    with pipeline_of(capture, lake) as pipeline:
+        pipeline.sync_once()
+        capture.append(insert(A, id=1, v="x"), COMMIT)
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryLakeTable, "apply", lost)
+            assert pipeline.sync_once().errors
+        assert not pipeline.sync_once().errors
+        assert (pipeline.status().verdict, pipeline.status().tables[A.table].error) == ("idle", None)
+
+
+def test_run_leaves_the_interval_between_two_merges(lake: MemoryLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    syncs: list[float] = []
+    sync = LakeSide.sync
+
+    def noted(side: LakeSide) -> CycleResult:
+        syncs.append(time.monotonic())
+        return sync(side)
+
+    monkeypatch.setattr(LakeSide, "sync", noted)
+    capture = scripted(a=1)
+    pipeline = pipeline_of(capture, lake, replace(QUICK, interval_seconds=0.4))
+    pipeline.sync_once()
+    syncs.clear()
+    with running(pipeline):
+        number = 1
+        while len(syncs) < 4:
+            capture.append(insert(A, id=number, v="busy"), COMMIT)
+            number += 1
+            time.sleep(0.02)
+    assert min(later - before for before, later in pairwise(syncs)) >= 0.39
+
+
+class Slow(ScriptedCapture):
+    """A server that is starved of processor time: each change set takes it a while, but there always is one."""
+
+    def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
+        for change_set in super().live(after, wait_seconds=wait_seconds):
+            time.sleep(0.3)
+            yield change_set
+
+
+class Busy(ScriptedCapture):
+    """Somebody commits faster than we read."""
+
+    written = 1000
+
+    def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
+        for change_set in super().live(after, wait_seconds=wait_seconds):
+            self.written += 1
+            self.append(insert(A, id=self.written, v="busy"), COMMIT)
+            yield change_set
+
+
+class BusyWithoutEnd(Busy):
+    def end(self) -> Any:
+        return None
+
+
+def test_a_sync_takes_everything_that_was_committed_before_it_however_slow_the_source_is(lake: MemoryLake) -> None:
+    capture = Slow(snapshot={A: []})
+    with pipeline_of(capture, lake) as pipeline:
+        pipeline.sync_once()
+        for number in range(6):
+            capture.append(insert(A, id=number, v="x"), COMMIT)
+        assert pipeline.sync_once().change_sets == 6
+    assert ids(lake, "main.a") == set(range(6))
+
+
+@pytest.mark.parametrize("kind", [Busy, BusyWithoutEnd])
+def test_a_sync_of_a_source_that_is_written_to_all_the_time_ends_and_has_what_was_there_before(
+    lake: MemoryLake, kind: type[Busy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture_side, "_BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(capture_side, "_ENDLESS_SECONDS", 0.5)
+    capture = kind(snapshot={A: []})
+    for number in range(50):
+        capture.append(insert(A, id=number, v="x"), COMMIT)
+    with pipeline_of(capture, lake) as pipeline:
+        pipeline.sync_once()
+    assert ids(lake, "main.a") >= set(range(50))
+
+
+def test_a_gap_in_what_the_capture_delivers_is_refused(lake: MemoryLake) -> None:
+    class Gap(ScriptedCapture):
+        def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
+            for change_set in super().live(after, wait_seconds=wait_seconds):
+                if len(self._log) > 1 and change_set.end == self._position(1):
+                    continue
+                yield change_set
+
+    capture = Gap(snapshot={A: []})
+    with pipeline_of(capture, lake) as pipeline:
+        pipeline.sync_once()
+        capture.append(insert(A, id=1, v="x"), COMMIT, insert(A, id=2, v="x"), COMMIT)
+        with pytest.raises(JournalError, match="the change set starts at 1@0, but the journal ends at 0@0"):
+            pipeline.sync_once()
+
+
+def test_a_sync_applies_in_between_when_the_backlog_is_full(lake: MemoryLake) -> None:
+    capture = scripted(a=1)
+    with pipeline_of(capture, lake, replace(QUICK, max_backlog_bytes=1)) as pipeline:
+        pipeline.sync_once()
+        before = lake.commits
+        for number in range(1, 4):
+            capture.append(insert(A, id=number, v="x"), COMMIT)
+        assert pipeline.sync_once().counts.inserted == 3
+        assert lake.commits == before + 3
+
+
+def test_the_source_is_opened_and_asked_once(lake: MemoryLake) -> None:
+    capture, faults = scripted(a=1), Faults()
+    with pipeline_of(FaultyCapture(capture, faults), lake) as pipeline:
+        pipeline.sync_once()
+    faults.counts.clear()
+    with pipeline_of(FaultyCapture(capture, faults), lake) as pipeline:
+        pipeline.sync_once()
+        pipeline.sync_once()
+    wanted: Mapping[str, int] = {"open": 1, "identity": 1, "continuity": 1, "live": 1}
+    assert {name: faults.counts[name] for name in wanted} == wanted
+
+
+def test_an_interrupted_sync_does_not_break_the_next_one(lake: MemoryLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    capture = scripted(a=1)
+    with pipeline_of(capture, lake) as pipeline:
+        pipeline.sync_once()
+        capture.append(insert(A, id=1, v="x"), COMMIT)
+        with monkeypatch.context() as broken:
+            broken.setattr(ScriptedCapture, "confirm", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                pipeline.sync_once()
+        pipeline.sync_once()
+    assert ids(lake, "main.a") == {0, 1}

@@ -1,0 +1,136 @@
+"""What ``status`` says of a process that lives, one that hangs, and one whose disk is full; and the guard of states."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from lakefeed import Pipeline, PipelineOptions
+from lakefeed.capture.base import Lag
+from lakefeed.errors import JournalFullError, SourceUnavailableError
+from lakefeed.flow import status
+from lakefeed.flow.status import STALE_SECONDS, Liveness, read_status
+from lakefeed.flow.table_state import Phase, TableStates
+from lakefeed.journal.lease import Lease
+from lakefeed.journal.options import JournalOptions
+from lakefeed.lake.route import Route
+from lakefeed.testing.builders import table
+from lakefeed.testing.memory_lake import MemoryLake
+from lakefeed.testing.scripted import ScriptedCapture
+
+A = table("main.a", {"id": pa.int64()}, key=("id",))
+
+
+class Source:
+    def bind(self, pipeline: str) -> ScriptedCapture:
+        return ScriptedCapture(snapshot={A: [{"id": 1}]}, waits=True)
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Any:
+    options = PipelineOptions(journal=JournalOptions(fsync=False))
+    with Pipeline(Source(), MemoryLake(str(tmp_path)), name="p", options=options) as made:
+        yield made
+
+
+def verdict(pipeline: Pipeline, later: float) -> tuple[str, str]:
+    found = read_status(pipeline.root, MemoryLake(str(pipeline.root)), Lag(), now=time.time() + later)
+    return found.verdict, found.reason
+
+
+def test_a_process_that_has_not_reported_for_a_minute_is_stalled(pipeline: Pipeline) -> None:
+    pipeline.sync_once()
+    assert verdict(pipeline, STALE_SECONDS - 5)[0] in ("idle", "healthy")
+    assert verdict(pipeline, STALE_SECONDS + 5)[0] == "stalled"
+
+
+def test_the_silence_of_a_process_that_has_never_reported_counts_from_its_start(pipeline: Pipeline) -> None:
+    pipeline.sync_once()
+    (pipeline.root / "liveness.json").unlink()
+    found, reason = verdict(pipeline, 70)
+    assert found == "stalled"
+    seconds = int(reason.removesuffix(" s").rpartition(" ")[2])
+    assert 65 <= seconds <= 100
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"at": 1}'])
+def test_a_liveness_file_that_is_torn_does_not_break_the_status(pipeline: Pipeline, content: bytes) -> None:
+    pipeline.sync_once()
+    (pipeline.root / "liveness.json").write_bytes(content)
+    assert pipeline.status().verdict in ("idle", "healthy")
+
+
+def test_a_full_disk_is_reported_by_writing_over_the_last_report(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes, **_: object) -> None:
+        raise JournalFullError(f"no room left to write {path}")
+
+    pipeline.sync_once()
+    pipeline.close()
+    monkeypatch.setattr(status, "write_atomic", full)
+    Liveness(at=time.time(), error="no room left", remedy="Free space.").write(pipeline.root)
+    assert (pipeline.status().verdict, pipeline.status().reason) == ("stalled", "no room left")
+    Liveness(at=time.time()).write(pipeline.root)
+    assert pipeline.status().verdict == "stopped", "a shorter report leaves nothing of the longer one"
+
+
+def test_the_first_start_on_a_full_disk_is_a_sentence(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Lease, "acquire", full)
+    with pytest.raises(JournalFullError, match=r"p cannot be written: No space left on device") as refused:
+        pipeline.sync_once()
+    assert "Free space" in refused.value.remedy
+    assert pipeline.status().verdict == "stalled"
+
+
+def test_what_a_crash_left_half_written_is_removed_at_the_next_start(pipeline: Pipeline) -> None:
+    pipeline.sync_once()
+    pipeline.close()
+    litter = [pipeline.root / ".liveness.json.1-ab.tmp", pipeline.root / "tables" / ".main.a.json.1-cd.tmp"]
+    for path in litter:
+        path.touch()
+    pipeline.sync_once()
+    assert not any(path.exists() for path in litter)
+
+
+def test_a_copy_reports_that_the_process_is_alive(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports: list[float] = []
+    monkeypatch.setattr(Liveness, "write", lambda report, root: reports.append(report.at))
+    monkeypatch.setattr(pipeline, "_cycle", lambda opened: (opened.copies.enrol(), opened.copies.load(), 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        pipeline.sync_once()
+    assert reports
+
+
+def test_a_state_that_another_thread_has_changed_is_not_written_over(tmp_path: Path) -> None:
+    states = TableStates(tmp_path)
+    seen = states.stage(Route.same(A.table), reason="new")
+    assert states.update_if(seen, phase=Phase.COPYING)
+    assert not states.update_if(seen, phase=Phase.LIVE), "the phase is another one"
+    assert not states.stage_if(seen, reason="no")
+    copying = states.all()[A.table]
+    again = states.stage(Route.same(A.table), reason="again")
+    assert again.generation > copying.generation
+    states.update(A.table, phase=Phase.COPYING)
+    assert not states.update_if(copying, phase=Phase.LIVE), "the generation is another one"
+    assert TableStates(tmp_path).all()[A.table].phase is Phase.COPYING
+    assert states.stage_if(states.all()[A.table], reason="yes")
+
+
+def test_a_source_that_is_away_at_the_first_start_is_in_the_status(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(capture: ScriptedCapture) -> None:
+        raise SourceUnavailableError("the server is away")
+
+    monkeypatch.setattr(ScriptedCapture, "open", away)
+    with pytest.raises(SourceUnavailableError):
+        pipeline.sync_once()
+    assert (pipeline.status().verdict, pipeline.status().reason) == ("stalled", "the server is away")
