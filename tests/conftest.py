@@ -37,7 +37,7 @@ def pytest_report_header() -> str:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The one Spark session of a test run, built as Lakefeed builds its own."""
-    from lakefeed.lake.session import spark_session
+    from lakefeed.lake.spark.session import spark_session
 
     # Tests merge a few rows in a fresh JVM: compiling them well would take longer than running them.
     session = spark_session(

@@ -23,7 +23,7 @@ from lakefeed.flow.pipeline import Pipeline
 from lakefeed.flow.table_state import TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.delta import Delta
-from lakefeed.lake.session import spark_session
+from lakefeed.lake.spark.session import spark_session
 from lakefeed.testing.memory_lake import MemoryLake
 
 ALLOWED = 1.2

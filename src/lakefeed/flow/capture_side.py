@@ -35,7 +35,6 @@ from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.commit import Commit
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableFormat
-from lakefeed.lake.mode import described
 from lakefeed.lake.route import Route
 
 log = logging.getLogger(__name__)
@@ -115,8 +114,8 @@ class CaptureSide:
             self._states.stage(route, reason=_AGAIN)
         elif record.route != route:
             raise ConfigError(
-                f"lake table {route.table} was made as {described(record.mode)} of {record.source}; the configuration "
-                f"now says {described(route.mode)} of {route.source}",
+                f"lake table {route.table} was made as {record.mode.describe()} of {record.source}; the configuration "
+                f"now says {route.mode.describe()} of {route.source}",
                 remedy=f"Put the configuration back, or make the table anew: lakefeed rebuild FILE {route.table}",
             )
 

@@ -21,7 +21,7 @@ from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import ChunkSource, SyncResult, TableCopy, TableFormat, TableResult
 from lakefeed.lake.engine import CONCERNS_ALL, Engine, Enrolled, Known
-from lakefeed.lake.outcome import explained
+from lakefeed.lake.spark.error import explained
 
 log = logging.getLogger(__name__)
 

@@ -137,7 +137,7 @@ def effective(record: TableState, applied: Applied, journal: Journal) -> int:
         return number  # a table that somebody has put back to an older version
     window = journal.window(record.source, number, journal.head)
     version = applied.schema_version
-    something_new = window.segments or window.target.version > version or window.open_doubts(version)
+    something_new = window.segments or window.target.version > version or window.open_stale_reasons(version)
     return number if something_new else journal.head
 
 
