@@ -45,7 +45,7 @@ def _filesystem(place: Path) -> str:
 
 def _java() -> str:
     from lakefeed.errors import SparkSetupError
-    from lakefeed.lake.java import find_java
+    from lakefeed.lake.spark.java import find_java
 
     try:
         return str(find_java().version)

@@ -40,7 +40,7 @@ def pytest_report_header() -> str:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The one Spark session of a test run, built as Lakefeed builds its own."""
-    from lakefeed.lake.session import spark_session
+    from lakefeed.lake.spark.session import spark_session
 
     # Tests merge a few rows: to generate and compile code for each query would take longer than to run it. Tests that
     # start the command line in a process of its own leave Spark's code generation as it is.

@@ -18,10 +18,10 @@ from bench.pipeline import FORMATS, MASKED
 from bench.report import Curve, Measure, Plot, Ratio, Report
 from bench.synthetic import ID, Changing
 from lakefeed.change.batch import OP, SEQ, ChangeBatch, Operation
-from lakefeed.lake.iceberg_store import PROPERTIES
+from lakefeed.lake.iceberg.store import PROPERTIES
 from lakefeed.lake.location import table_path
-from lakefeed.lake.mode import Append, Mirror, Mode, Temporal, mode_name
-from lakefeed.lake.session import spark_session
+from lakefeed.lake.mode import Append, Mirror, Mode, Temporal
+from lakefeed.lake.spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +50,7 @@ def run(bench: Bench) -> Report:
     for rows in tables:
         for plain, ways in WAYS.items():
             for fmt, mode in ways:
-                name = f"{fmt}, {mode_name(mode)}"
+                name = f"{fmt}, {mode.name}"
                 made = Changing(spark, bench.scratch / f"{name}-{rows}", fmt, mode, rows)
                 _measured(bench, (name, rows), batches, partial(_applied, made), taken)
             _measured(bench, (f"{plain}, {_PLAIN}", rows), batches, _plain(bench, spark, plain, rows), taken)

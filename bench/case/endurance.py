@@ -6,7 +6,7 @@ from bench.bench import Bench
 from bench.follow import RATE, SIZE, followed, quantile
 from bench.pipeline import FORMATS
 from bench.report import Curve, Measure, Plot, Ratio, Report, Verdict
-from lakefeed.lake.session import spark_session
+from lakefeed.lake.spark.session import spark_session
 
 MOST = 1.5
 PARTS = 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.bench import Bench
 from bench.follow import RATE, SIZE, WARM, Followed, followed
 from bench.report import Curve, Measure, Plot, Ratio, Report, Verdict
-from lakefeed.lake.session import spark_session
+from lakefeed.lake.spark.session import spark_session
 
 TARGETS = {"delta": 4.0, "iceberg": 2.0}
 """The median, in seconds, at most."""

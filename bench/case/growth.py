@@ -14,7 +14,7 @@ from bench.pipeline import FORMATS
 from bench.report import Measure, Ratio, Report, Verdict, rates
 from bench.synthetic import SCHEMA, Changing, Keys, rows_of
 from lakefeed.lake.mode import Mirror
-from lakefeed.lake.session import spark_session
+from lakefeed.lake.spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,7 +18,7 @@ from bench.workload import create
 from lakefeed.capture.sqlite.source import Sqlite
 from lakefeed.flow.pipeline import Pipeline
 from lakefeed.lake.delta import Delta
-from lakefeed.lake.session import spark_session
+from lakefeed.lake.spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

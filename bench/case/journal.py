@@ -19,9 +19,9 @@ from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.segment import Window
 from lakefeed.change.table import TableSchema
 from lakefeed.journal.journal import Journal
-from lakefeed.lake.collapse import collapse
-from lakefeed.lake.session import spark_session
-from lakefeed.lake.upsert import merge_step
+from lakefeed.lake.mode.collapse import collapse
+from lakefeed.lake.mode.upsert import merge_step
+from lakefeed.lake.spark.session import spark_session
 
 _THROUGH, _DIRECT, _APPEND = "through the journal", "directly, no journal", "the append alone"
 _VIEW = "lakefeed_changes"

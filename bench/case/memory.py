@@ -21,7 +21,7 @@ from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.pipeline import Pipeline
 from lakefeed.flow.run_loop import OpenPipeline
 from lakefeed.lake.delta import Delta
-from lakefeed.lake.session import spark_session
+from lakefeed.lake.spark.session import spark_session
 from lakefeed.testing.memory_lake import MemoryLake
 
 ALLOWED = 1.2

@@ -14,7 +14,7 @@ from bench.backlog import ID, Backlog, backlog, content, table_in
 from bench.bench import Bench, Contestant, in_turns, timed
 from bench.report import Report, Verdict, rates, speed_ratio, spread
 from lakefeed.change.batch import OP, SEQ, Operation
-from lakefeed.lake.session import spark_session
+from lakefeed.lake.spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

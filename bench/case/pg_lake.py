@@ -15,7 +15,7 @@ from bench.report import Ratio, Report, rates
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.flow.pipeline import Pipeline
 from lakefeed.lake.reader import read_table
-from lakefeed.lake.session import spark_session
+from lakefeed.lake.spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

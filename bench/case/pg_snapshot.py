@@ -28,8 +28,8 @@ from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.run_loop import OpenPipeline
 from lakefeed.lake.delta import Delta
-from lakefeed.lake.jars import remembered_jars
-from lakefeed.lake.session import spark_session
+from lakefeed.lake.spark.jars import remembered_jars
+from lakefeed.lake.spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +38,7 @@ DRIVER = "org.postgresql:postgresql:42.7.7"
 LEAST = 1.8
 _OURS, _JDBC, _DLT, _COPY = "Lakefeed", "plain Spark JDBC", "dlt, connectorx", "COPY binary to nowhere, one connection"
 _FETCH, _PARTITIONS = 10_000, 8
-_FIRST_SESSION = "from lakefeed.lake.session import spark_session; spark_session().stop()"
+_FIRST_SESSION = "from lakefeed.lake.spark.session import spark_session; spark_session().stop()"
 
 
 @dataclass(frozen=True, slots=True)

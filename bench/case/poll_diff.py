@@ -12,7 +12,7 @@ from lakefeed.capture.poll.source import SqlitePolling
 from lakefeed.change.table import TableId
 from lakefeed.flow.pipeline import Pipeline
 from lakefeed.lake.delta import Delta
-from lakefeed.lake.session import spark_session
+from lakefeed.lake.spark.session import spark_session
 
 DELETES = 1_000
 SECONDS = 30.0

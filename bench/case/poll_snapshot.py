@@ -22,7 +22,7 @@ from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.run_loop import OpenPipeline
 from lakefeed.lake.delta import Delta
-from lakefeed.lake.session import spark_session
+from lakefeed.lake.spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

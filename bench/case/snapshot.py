@@ -18,8 +18,8 @@ from bench.pipeline import open_session
 from bench.report import Report, rates, speed_ratio
 from bench.workload import TABLE, connected, create
 from lakefeed.lake.delta import Delta
-from lakefeed.lake.jars import remembered_jars
-from lakefeed.lake.session import spark_session
+from lakefeed.lake.spark.jars import remembered_jars
+from lakefeed.lake.spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +28,7 @@ DRIVER = "org.xerial:sqlite-jdbc:3.50.3.0"
 _TYPES = "id BIGINT, owner STRING, balance BIGINT, score DOUBLE, note STRING, tick BIGINT"
 _OURS, _JDBC, _SELECT = "Lakefeed", "plain Spark JDBC", "SELECT * to nowhere"
 _FETCH = 10_000
-_FIRST_SESSION = "from lakefeed.lake.session import spark_session; spark_session().stop()"
+_FIRST_SESSION = "from lakefeed.lake.spark.session import spark_session; spark_session().stop()"
 
 
 @dataclass(frozen=True, slots=True)

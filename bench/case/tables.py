@@ -11,7 +11,7 @@ from bench.report import Curve, Measure, Plot, Ratio, Report
 from bench.workload import Mix, connected, create, transaction
 from lakefeed.capture.sqlite.source import Sqlite
 from lakefeed.flow.pipeline import Pipeline
-from lakefeed.lake.session import spark_session
+from lakefeed.lake.spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

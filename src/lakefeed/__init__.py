@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from lakefeed.lake.delta import Delta
     from lakefeed.lake.iceberg import Iceberg
     from lakefeed.lake.mode import Append, Mirror, Temporal
-    from lakefeed.lake.policy import Evolution
     from lakefeed.lake.route import Rule
-    from lakefeed.lake.session import spark_session
+    from lakefeed.lake.schema.policy import Evolution
+    from lakefeed.lake.spark.session import spark_session
     from lakefeed.reading.at import read_at
     from lakefeed.reading.source import register_source
     from lakefeed.reading.temporal import as_of
@@ -78,7 +78,7 @@ _HOMES = {
     "CycleResult": "lakefeed.flow.result",
     "Delivery": "lakefeed.flow.runtime_options",
     "Delta": "lakefeed.lake.delta",
-    "Evolution": "lakefeed.lake.policy",
+    "Evolution": "lakefeed.lake.schema.policy",
     "FileCheckpointStore": "lakefeed.journal.checkpoint_file",
     "FullDiff": "lakefeed.capture.poll.rule",
     "Iceberg": "lakefeed.lake.iceberg",
@@ -105,7 +105,7 @@ _HOMES = {
     "as_of": "lakefeed.reading.temporal",
     "read_at": "lakefeed.reading.at",
     "register_source": "lakefeed.reading.source",
-    "spark_session": "lakefeed.lake.session",
+    "spark_session": "lakefeed.lake.spark.session",
 }
 
 

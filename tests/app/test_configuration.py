@@ -19,8 +19,8 @@ from lakefeed.errors import ConfigError
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.journal.options import JournalOptions
 from lakefeed.lake.mode import Temporal
-from lakefeed.lake.policy import Evolution
 from lakefeed.lake.route import Rule
+from lakefeed.lake.schema.policy import Evolution
 
 MINIMAL = """\
 pipeline: shop

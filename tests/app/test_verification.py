@@ -16,7 +16,6 @@ from lakefeed.app.verify import Comparison
 from lakefeed.app.verify_sqlite import compare_sqlite_table
 from lakefeed.change.table import TableId
 from lakefeed.lake.mode import Append
-from lakefeed.lake.shape import Shape
 
 ITEMS = TableId("main", "items")
 
@@ -121,7 +120,7 @@ def test_what_cannot_be_compared_is_a_difference_and_not_left_out(tmp_path: Path
     database = source(tmp_path, ROWS)
     nothing = compare_sqlite_table(database, ITEMS, lake(tmp_path, [(1,)], columns_of(other=pa.int64())))
     assert "there is no column that both have" in nothing.differences
-    changes = compare_sqlite_table(database, ITEMS, tmp_path / "lake" / "main" / "items", Shape(Append()))
+    changes = compare_sqlite_table(database, ITEMS, tmp_path / "lake" / "main" / "items", Append())
     assert not changes.equal
 
 

@@ -8,14 +8,14 @@ import pyarrow as pa
 
 from lakefeed.app.verify_columns import paired, paired_by_name
 from lakefeed.change.table import Column, TableSchema
-from lakefeed.lake.followed import Fed, Followed
+from lakefeed.lake.schema.mapping import ColumnMapping, MappedColumn
 from lakefeed.testing.builders import table
 
 SCHEMA = table("main.t", {"id": pa.int64(), "a": pa.string(), "n": pa.string(), "new": pa.string()}, key=("id",))
 
 
-def fed(name: str, source: str | None = None, *, since: int = 0, until: int | None = None) -> Fed:
-    return Fed(Column(name, pa.string(), id=name), source or name, since, until)
+def fed(name: str, source: str | None = None, *, since: int = 0, until: int | None = None) -> MappedColumn:
+    return MappedColumn(Column(name, pa.string(), id=name), source or name, since, until)
 
 
 def test_without_decisions_columns_meet_by_name() -> None:
@@ -27,7 +27,7 @@ def test_without_decisions_columns_meet_by_name() -> None:
 def test_what_the_evolution_chose_is_named_and_the_rest_is_compared() -> None:
     schema = replace(SCHEMA, version=3)
     columns = (fed("id"), fed("a"), fed("gone", until=2), fed("n", until=2), fed("n__2", "n", since=3))
-    found = paired(["id", "a", "gone", "n", "n__2"], ["id", "a", "n", "new"], Followed(3, columns), schema)
+    found = paired(["id", "a", "gone", "n", "n__2"], ["id", "a", "n", "new"], ColumnMapping(3, columns), schema)
     assert found.pairs == (("id", "id"), ("a", "a"))
     assert found.differences == ()
     assert found.chosen == (
@@ -40,13 +40,13 @@ def test_what_the_evolution_chose_is_named_and_the_rest_is_compared() -> None:
 
 def test_a_column_under_another_name_is_compared_with_what_feeds_it() -> None:
     schema = TableSchema(SCHEMA.table, (Column("id", pa.int64()), Column("b", pa.string())), ("id",), 1)
-    found = paired(["id", "b__2"], ["id", "b"], Followed(1, (fed("id"), fed("b__2", "b"))), schema)
+    found = paired(["id", "b__2"], ["id", "b"], ColumnMapping(1, (fed("id"), fed("b__2", "b"))), schema)
     assert found.pairs == (("id", "id"), ("b__2", "b"))
     assert (found.chosen, found.differences) == ((), ())
 
 
 def test_what_nobody_chose_is_a_difference() -> None:
-    followed = Followed.plain(SCHEMA)
+    followed = ColumnMapping.plain(SCHEMA)
     lost = paired(["id", "a", "n"], ["id", "a", "n", "new"], followed, SCHEMA)
     assert lost.differences == ("column new is not in the lake",)
     late = paired(list(SCHEMA.names), [*SCHEMA.names, "later"], followed, SCHEMA)

@@ -11,7 +11,7 @@ import pytest
 
 from lakefeed.change.batch import ChangeBatch
 from lakefeed.change.change_set import RecopyNeeded
-from lakefeed.change.segment import Doubt
+from lakefeed.change.segment import StaleReason
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import JournalError
 from lakefeed.failpoint import FailpointError, armed
@@ -80,9 +80,9 @@ def test_a_window_has_what_was_said_against_the_rows_of_before_and_the_version_t
     journal.append(change_set(1, 2, schemas=[B], notices=[RecopyNeeded(NAME, "filled", ("b",))]))
     others = RecopyNeeded(TableId("main", "u"), "another table's")
     journal.append(change_set(2, 3, notices=[others, RecopyNeeded(NAME, "missed")]))
-    assert journal.window(NAME, 0, 3).doubts == (Doubt(2, "filled", ("b",)), Doubt(2, "missed"))
-    assert journal.window(NAME, 1, 2).doubts == (Doubt(2, "filled", ("b",)),)
-    assert journal.window(NAME, 0, 1).doubts == ()
+    assert journal.window(NAME, 0, 3).stale_reasons == (StaleReason(2, "filled", ("b",)), StaleReason(2, "missed"))
+    assert journal.window(NAME, 1, 2).stale_reasons == (StaleReason(2, "filled", ("b",)),)
+    assert journal.window(NAME, 0, 1).stale_reasons == ()
 
 
 def test_rows_of_two_versions_in_one_change_set_go_to_two_segments(journal: Journal) -> None:

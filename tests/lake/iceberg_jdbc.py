@@ -14,8 +14,8 @@ from tests.lake.test_delta import copy_of
 from lakefeed.change.table import Column, TableSchema
 from lakefeed.lake.base import Applied
 from lakefeed.lake.iceberg import Iceberg
-from lakefeed.lake.jars import coordinates_of
-from lakefeed.lake.session import spark_session
+from lakefeed.lake.spark.jars import coordinates_of
+from lakefeed.lake.spark.session import spark_session
 from lakefeed.testing.builders import batch, table
 from lakefeed.testing.format_contract import one
 from lakefeed.testing.scripted_log import ScriptedLog

@@ -17,7 +17,7 @@ from typing import Any
 import pyspark
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway  # type: ignore[import-untyped]
 
-from lakefeed.lake.java import cache_directory, find_java
+from lakefeed.lake.spark.java import cache_directory, find_java
 
 ICEBERG, JETTY, SQLITE = "1.11.0", "12.0.30", "3.50.3.0"
 _SPARK = Path(pyspark.__file__).parent / "jars"

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from lakefeed.change.table import Column, TableSchema
-from lakefeed.lake.bounds import KeyBounds, key_bounds, lowest_time, narrowed
+from lakefeed.lake.window import KeyBounds, key_bounds, lowest_time, narrowed
 from lakefeed.testing.builders import batch, table
 from lakefeed.testing.scripted_log import ScriptedLog
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from lakefeed.change.batch import OP, Operation
 from lakefeed.change.table import TableSchema
-from lakefeed.lake.collapse import FRESH, collapsed_window
-from lakefeed.lake.projection import CARRIED
+from lakefeed.lake.mode.collapse import FRESH, collapsed_window
+from lakefeed.lake.window import CARRIED
 from lakefeed.testing.builders import Row, batch, table
 from lakefeed.testing.scripted_log import ScriptedLog
 

@@ -87,7 +87,7 @@ def test_acceptance_1_each_commit_names_change_sets_and_source_position(
     told = [json.loads(commit["userMetadata"]) for commit in history]
     assert told[0]["change_sets"] == {"after": 0, "upto": 1}
     assert (told[0]["pipeline"], told[0]["generation"], told[0]["position"]) == ("shop", 1, at(1).encode())
-    assert told[1]["seed"] == {"chunks": 1, "rows": 1, "high": at(1).encode()}
+    assert told[1]["copy"] == {"chunks": 1, "rows": 1, "high": at(1).encode()}
     one(tables, schema).apply(window, 1)
     assert len(DeltaTable(one(tables, schema).location).history()) == len(history), "a replay committed"
 

@@ -16,8 +16,7 @@ from tests.lake.on_delta import read_delta
 from lakefeed.change.table import TableSchema
 from lakefeed.lake.base import LakeTable, TableCopy
 from lakefeed.lake.delta import Delta
-from lakefeed.lake.delta_cleanup import remove_stray_checksums
-from lakefeed.lake.delta_log import DeltaLog
+from lakefeed.lake.delta.maintenance import remove_stray_checksums, vacuum
 from lakefeed.lake.maintenance import MaintenanceOptions
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.format_contract import one
@@ -59,30 +58,25 @@ def root(tmp_path: Path) -> Path:
     return place
 
 
-@pytest.fixture
-def log(root: Path) -> DeltaLog:
-    return DeltaLog(str(root), storage_options={}, properties={})
-
-
-def test_an_old_file_that_no_commit_names_goes_and_a_young_one_stays(root: Path, log: DeltaLog) -> None:
+def test_an_old_file_that_no_commit_names_goes_and_a_young_one_stays(root: Path) -> None:
     orphan, young = put(root, "orphan.parquet"), put(root, "young.parquet", hours=1)
     lost = put(root, "lakefeed-0/_temporary/0/part.parquet")
-    assert log.vacuum(KEPT) == 2
+    assert vacuum(DeltaTable(root), KEPT) == 2
     assert not orphan.exists()
     assert not lost.exists()
     assert young.exists(), "a write may be in flight"
-    assert log.vacuum(KEPT) == 0
+    assert vacuum(DeltaTable(root), KEPT) == 0
     assert DeltaTable(root).to_pyarrow_table().num_rows == 3
 
 
-def test_a_write_in_flight_stays_however_short_old_versions_are_kept(root: Path, log: DeltaLog) -> None:
+def test_a_write_in_flight_stays_however_short_old_versions_are_kept(root: Path) -> None:
     flying, orphan = put(root, "flying.parquet", hours=20), put(root, "orphan.parquet", hours=30)
-    log.vacuum(1)
+    vacuum(DeltaTable(root), 1)
     assert flying.exists()
     assert not orphan.exists()
 
 
-def test_a_file_whose_removal_a_checkpoint_has_forgotten_goes(root: Path, log: DeltaLog) -> None:
+def test_a_file_whose_removal_a_checkpoint_has_forgotten_goes(root: Path) -> None:
     forgotten = data_files(root)
     there = DeltaTable(root)
     there.alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 seconds"})
@@ -90,29 +84,29 @@ def test_a_file_whose_removal_a_checkpoint_has_forgotten_goes(root: Path, log: D
     time.sleep(0.05)  # the checkpoint drops what was removed before its own millisecond
     there.create_checkpoint()
     assert DeltaTable(root).vacuum(retention_hours=0, enforce_retention_duration=False) == [], "the log knows them"
-    assert log.vacuum(KEPT) == 3
+    assert vacuum(DeltaTable(root), KEPT) == 3
     assert not any(path.exists() for path in forgotten)
     assert DeltaTable(root).to_pyarrow_table().num_rows == 3
 
 
-def test_a_file_that_was_removed_just_now_stays_however_old_it_is(root: Path, log: DeltaLog) -> None:
+def test_a_file_that_was_removed_just_now_stays_however_old_it_is(root: Path) -> None:
     files = data_files(root)
     DeltaTable(root).optimize.compact()
-    assert log.vacuum(KEPT) == 0
+    assert vacuum(DeltaTable(root), KEPT) == 0
     assert all(path.exists() for path in files)
     assert DeltaTable(root, version=2).to_pyarrow_table().num_rows == 3
 
 
-def test_what_the_log_forgets_earlier_than_versions_are_kept_stays(root: Path, log: DeltaLog) -> None:
+def test_what_the_log_forgets_earlier_than_versions_are_kept_stays(root: Path) -> None:
     """Whether such a file was removed a year or eight days ago, nobody knows any more."""
     orphan = put(root, "orphan.parquet")
-    assert log.vacuum(KEPT + 1) == 0
+    assert vacuum(DeltaTable(root), KEPT + 1) == 0
     DeltaTable(root).alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 30 days"})
-    assert log.vacuum(KEPT + 1) == 1
+    assert vacuum(DeltaTable(root), KEPT + 1) == 1
     assert not orphan.exists()
 
 
-def test_nothing_of_the_log_or_in_directories_of_others_goes(root: Path, log: DeltaLog) -> None:
+def test_nothing_of_the_log_or_in_directories_of_others_goes(root: Path) -> None:
     others = [
         put(root, name) for name in ("_lakefeed/shop/state.json", "_mine/a.parquet", ".theirs/a.parquet", "_hidden")
     ]
@@ -120,7 +114,7 @@ def test_nothing_of_the_log_or_in_directories_of_others_goes(root: Path, log: De
     entries = sorted(root.glob("_delta_log/*"))
     for path in entries:
         age(path)
-    assert log.vacuum(KEPT) == 0
+    assert vacuum(DeltaTable(root), KEPT) == 0
     remove_stray_checksums(str(root))
     assert all(path.exists() for path in (*others, state, *entries))
 

@@ -14,11 +14,13 @@ from lakefeed.change.segment import Window
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import CommitFailedError
 from lakefeed.failpoint import FailpointError, armed
-from lakefeed.lake import delta_load, delta_log, delta_store, spark_table
 from lakefeed.lake.base import LakeTable, TableCopy
 from lakefeed.lake.delta import Delta
-from lakefeed.lake.delta_files import takes_files, write_files
-from lakefeed.lake.mode import Mode, Temporal
+from lakefeed.lake.delta import copy as delta_copy
+from lakefeed.lake.delta import store as delta_store
+from lakefeed.lake.delta.feature import takes_files
+from lakefeed.lake.delta.store import write_files
+from lakefeed.lake.mode import Append, Mode, Temporal
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.format_contract import one
 from lakefeed.testing.scripted_log import ListChunk, ScriptedLog
@@ -122,7 +124,7 @@ def test_b03_a_window_that_is_applied_again_commits_nothing(world: World) -> Non
 def test_b06_a_commit_that_came_between_reading_and_writing_makes_it_read_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody packs the table's files while ours are being written: theirs stand, ours are made anew."""
+    """Somebody packs the table's files while ours are being written: theirs stand, ours are written again."""
     tries: list[int] = []
 
     def beside(rows: Any, root: str) -> Any:
@@ -178,8 +180,8 @@ def test_b03_a_table_that_another_process_has_brought_further_takes_no_window_fr
     for key in (40, 41):
         world.log.add(batch(world.schema, [("insert", world.row(key, "1"))]))
     other = world.other_process()
-    met = (delta_store, "write_files") if not deletion_vectors else (spark_table, "planned_step")
-    between(monkeypatch, *met, lambda: other.apply(world.window(0, 1), 1))
+    module, name = (delta_store, "write_files") if not deletion_vectors else (Append, "step")
+    between(monkeypatch, module, name, lambda: other.apply(world.window(0, 1), 1))
     with pytest.raises(CommitFailedError, match=r"another process has brought .* to change set 1"):
         world.table.apply(world.window(0, 2), 1)
     world.table.apply(world.window(1, 2), 1)
@@ -188,7 +190,7 @@ def test_b03_a_table_that_another_process_has_brought_further_takes_no_window_fr
 
 
 def test_b03_a_table_of_another_life_takes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process has begun to copy the table anew."""
+    """Another process has begun to copy the table again."""
     world.log.add(batch(world.schema, [("insert", world.row(40, "1"))]))
     other = world.other_process()
     copy = TableCopy(schema=world.schema, generation=2, base=0, position=at(1), chunks=[])
@@ -199,8 +201,8 @@ def test_b03_a_table_of_another_life_takes_nothing(world: World, monkeypatch: py
 
 
 def test_b06_an_append_beside_a_strangers_commit_is_done_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between our look at the log and our commit somebody packs the files."""
-    calls = between(monkeypatch, delta_log, "_add_action", lambda: world.delta.optimize.compact())
+    """Between our reading of the log and our commit somebody packs the files."""
+    calls = between(monkeypatch, delta_store, "add_action", lambda: world.delta.optimize.compact())
     world.apply(("insert", world.row(40, "1")))
     assert len(calls) == 2
     assert world.keys() == [*range(30), 40]
@@ -211,11 +213,11 @@ def test_b03_chunks_that_another_process_has_copied_are_not_added_again(
 ) -> None:
     chunks = [ListChunk.of(world.schema, [world.row(n, "0")], read_at=1, marks=tmp_path) for n in range(3)]
     copy = TableCopy(schema=world.schema, generation=2, base=0, position=at(1), chunks=chunks)
-    monkeypatch.setattr(delta_load, "GROUP_CHUNKS", 1)
+    monkeypatch.setattr(delta_copy, "GROUP_CHUNKS", 1)
     with armed("lake.during_load", "raise"), pytest.raises(FailpointError):
         world.table.load(copy, lambda _: None)
     other = world.other_process()
-    between(monkeypatch, delta_load, "written_chunks", lambda: other.load(copy, lambda _: None))
+    between(monkeypatch, delta_copy, "written_chunks", lambda: other.load(copy, lambda _: None))
     with pytest.raises(CommitFailedError, match="another process copies"):
         world.table.load(copy, lambda _: None)
     assert world.keys() == [0, 1, 2]

@@ -13,9 +13,9 @@ from deltalake import DeltaTable
 from lakefeed.change.table import TableSchema
 from lakefeed.lake.base import Applied, LakeTable, TableCopy
 from lakefeed.lake.delta import Delta, DeltaFormat
-from lakefeed.lake.delta_cleanup import remove_old_entries
+from lakefeed.lake.delta.maintenance import remove_old_entries
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult, needs_packing
-from lakefeed.lake.outcome import is_conflict
+from lakefeed.lake.spark.error import is_conflict
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.format_contract import one
 from lakefeed.testing.scripted_log import ListChunk, ScriptedLog

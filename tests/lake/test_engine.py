@@ -51,13 +51,13 @@ class WatchedTable(MemoryLakeTable):
         self.watch.questions += 1
         return super().applied(generation)
 
-    def apply(self, window: Window, generation: int) -> None:
+    def apply(self, window: Window, generation: int) -> Applied:
         self.watch.inside.set()
         assert self.watch.gate.wait(120)
         if window.table in self.watch.broken:
             raise self.watch.broken[window.table]
         self.watch.applies.append(window)
-        super().apply(window, generation)
+        return super().apply(window, generation)
 
 
 class Bench:

@@ -26,8 +26,8 @@ from lakefeed.lake.delta import Delta
 from lakefeed.lake.engine import Engine, Enrolled
 from lakefeed.lake.iceberg import Iceberg
 from lakefeed.lake.mode import Append, Mirror, Mode, Temporal
-from lakefeed.lake.policy import Evolution
 from lakefeed.lake.route import Route
+from lakefeed.lake.schema.policy import Evolution
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.scripted_log import ListChunk, ScriptedLog
 
@@ -249,7 +249,7 @@ def test_a_mirror_is_copied_where_old_rows_may_differ_and_history_and_log_go_on(
     world.load({"id": 1, "a": 10, "b": "one"}, mode=Temporal(), name="main.t_history")
     world.load({"id": 1, "a": 10, "b": "one"}, mode=Append(), name="main.t_log")
     world.become(ID, wide, B)
-    world.log.doubt(world.schema.table, "the type of a changed from bigint to numeric", ("a",))
+    world.log.add_stale_reason(world.schema.table, "the type of a changed from bigint to numeric", ("a",))
     world.log.add(batch(world.schema, [("update", {"id": 1, "a": Decimal("10.50"), "b": "one"})], time=LATER))
     with pytest.raises(RebuildNeededError, match="the type of a changed from bigint to numeric"):
         world.apply(Mirror())
@@ -262,13 +262,13 @@ def test_a_mirror_is_copied_where_old_rows_may_differ_and_history_and_log_go_on(
 
 def test_new_values_in_a_column_of_their_own_need_no_copy_though_old_rows_may_differ(world: World) -> None:
     world.become(ID, replace(A, type=pa.string()), B)
-    world.log.doubt(world.schema.table, "the type of a changed from bigint to text", ("a",))
+    world.log.add_stale_reason(world.schema.table, "the type of a changed from bigint to text", ("a",))
     world.change(("update", {"id": 1, "a": "ten", "b": "one"}))
     with pytest.raises(TableStoppedError, match="change_type: stop"):
         world.apply(Mirror())
     world.apply(Mirror(), change_type="new_column")
     assert world.rows() == {1: {"a": None, "a__2": "ten", "b": "one"}, 2: {"a": 20, "a__2": None, "b": "two"}}
-    world.log.doubt(world.schema.table, "changes were missed")
+    world.log.add_stale_reason(world.schema.table, "changes were missed")
     world.log.add()
     with pytest.raises(RebuildNeededError, match="changes were missed"):
         world.apply(Mirror(), change_type="new_column")

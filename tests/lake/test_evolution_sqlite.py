@@ -16,8 +16,8 @@ from lakefeed.flow.status import TableStatus
 from lakefeed.journal.options import JournalOptions
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.mode import Append, Mirror, Temporal
-from lakefeed.lake.policy import Evolution
 from lakefeed.lake.route import Rule
+from lakefeed.lake.schema.policy import Evolution
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

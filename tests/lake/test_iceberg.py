@@ -84,7 +84,7 @@ def test_acceptance_1_each_commit_names_change_sets_and_source_position(
     lake_table.apply(window, 1)
     before = history(lake_table.location)
     copied, merged = (json.loads(summary["lakefeed.commit"]) for summary in before)
-    assert copied["seed"] == {"chunks": 1, "rows": 3, "high": at(1).encode()}
+    assert copied["copy"] == {"chunks": 1, "rows": 3, "high": at(1).encode()}
     assert merged["change_sets"] == {"after": 0, "upto": 1}
     assert (merged["pipeline"], merged["generation"], merged["position"]) == ("shop", 1, at(1).encode())
     assert before[1]["lakefeed.applied"] == "1"
@@ -120,7 +120,7 @@ def between(target: Any, method: str, *, before: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "method"), [("_store", "_write"), ("_table", "publish")], ids=["before writing", "before publishing"]
+    ("owner", "method"), [("store", "write"), ("java", "publish")], ids=["before writing", "before publishing"]
 )
 @pytest.mark.parametrize("key", [2, 9], ids=["merge", "append"])
 def test_b03_of_two_processes_that_both_looked_first_only_one_commits(
@@ -135,7 +135,7 @@ def test_b03_of_two_processes_that_both_looked_first_only_one_commits(
         other.apply(log.window(schema.table, 0, 1), 1)
         other.apply(log.window(schema.table, 1, 2), 1)
 
-    between(lake_table._store if owner == "_store" else lake_table._store._table, method, before=both)
+    between(lake_table._store if owner == "store" else lake_table._store.java, method, before=both)
     lake_table.apply(log.window(schema.table, 0, 1), 1)
     assert content(lake_table)[key] == "2"
     applied = [summary.get("lakefeed.applied") for summary in history(lake_table.location)]
@@ -148,7 +148,7 @@ def test_b03_of_two_processes_that_both_looked_first_only_one_commits(
 def test_a_commit_whose_answer_was_lost_is_read_back_and_one_that_failed_is_done_again(
     lake_table: Any, schema: TableSchema, log: ScriptedLog
 ) -> None:
-    java = lake_table._store._table
+    java = lake_table._store.java
     publish = java.publish
 
     def lost(snapshot: int) -> None:
@@ -186,11 +186,11 @@ def test_columns_follow_in_one_commit_that_rewrites_nothing(
     second = log.schema_of(TableSchema(schema.table, (level, ids[0], renamed, day), schema.key))
     log.add(batch(second, [("insert", {"id": 9, "text": "9", "level": 1, "day": None})]))
     files, version = data_files(lake_table), int(metadata_file(lake_table.location).name.split(".")[0][1:])
-    lake_table._settle(log.window(schema.table, 0, 1), 1, 1)
+    lake_table.evolve(log.window(schema.table, 0, 1), 1, Applied(number=0, schema_version=1, rows=None))
     assert int(metadata_file(lake_table.location).name.split(".")[0][1:]) == version + 1
     assert data_files(lake_table) == files
     assert lake_table.applied(1) == Applied(number=0, schema_version=second.version, rows=3)
-    lake_table._settle(log.window(schema.table, 0, 1), 1, 1)
+    lake_table.evolve(log.window(schema.table, 0, 1), 1, Applied(number=0, schema_version=1, rows=None))
     assert int(metadata_file(lake_table.location).name.split(".")[0][1:]) == version + 1, "evolved twice"
     lake_table.apply(log.window(schema.table, 0, 1), 1)
     rows = {
@@ -294,7 +294,7 @@ def test_a_widened_type_is_read_in_place_where_iceberg_can_and_rewritten_in_one_
     files = data_files(lake_table)
     wider = log.schema_of(table("main.t", {"id": pa.int64(), "n": wide}, key=("id",)))
     log.add(batch(wider, [("insert", {"id": 3, "n": value})]))
-    lake_table._settle(log.window(schema.table, 0, 1), 1, 1)
+    lake_table.evolve(log.window(schema.table, 0, 1), 1, Applied(number=0, schema_version=1, rows=None))
     assert (data_files(lake_table) == files) == in_place
     assert lake_table.applied(1) == Applied(number=0, schema_version=2, rows=2)
     lake_table.apply(log.window(schema.table, 0, 1), 1)

@@ -16,8 +16,8 @@ from lakefeed.errors import SparkSetupError, TableStoppedError
 from lakefeed.lake.base import Applied, LakeTable, TableCopy
 from lakefeed.lake.iceberg import Iceberg
 from lakefeed.lake.maintenance import MaintenanceOptions
-from lakefeed.lake.outcome import is_conflict
-from lakefeed.lake.session import checked_session
+from lakefeed.lake.spark.error import is_conflict
+from lakefeed.lake.spark.session import checked_session
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.format_contract import one
 from lakefeed.testing.scripted_log import ListChunk, ScriptedLog

@@ -9,7 +9,7 @@ import pytest
 from tests.lake.iceberg_reader import read_iceberg
 
 from lakefeed.change.table import TableId
-from lakefeed.lake import bounds
+from lakefeed.lake import window
 from lakefeed.lake.base import TableFormat
 from lakefeed.lake.iceberg import Iceberg
 from lakefeed.lake.mode import Mode
@@ -45,8 +45,8 @@ class _OnLargeIceberg(_OnIceberg):
 
     @pytest.fixture(autouse=True)
     def _large(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(bounds, "_LARGE_BYTES", 0)
-        monkeypatch.setattr(bounds, "_DENSE", 0)
+        monkeypatch.setattr(window, "_LARGE_BYTES", 0)
+        monkeypatch.setattr(window, "_DENSE", 0)
 
 
 class TestLargeIcebergMirror(_OnLargeIceberg, MirrorContract):

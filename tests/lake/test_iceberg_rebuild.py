@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 from tests.lake.iceberg_reader import read_iceberg, static_table
 
-from lakefeed.lake import iceberg_load, iceberg_store
 from lakefeed.lake.base import TableCopy
 from lakefeed.lake.iceberg import Iceberg
+from lakefeed.lake.iceberg import copy as iceberg_copy
+from lakefeed.lake.iceberg import store as iceberg_store
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.format_contract import one
 from lakefeed.testing.scripted_log import ListChunk, ScriptedLog
@@ -41,7 +42,7 @@ def test_a_copy_of_many_commits_is_made_of_the_very_table_that_it_replaces(
     assert own is not None
     assert len(own) >= FILES
     donor = Path(own[0].metadata_file.removeprefix("file://"))  # type: ignore[attr-defined]
-    monkeypatch.setattr(iceberg_load, "GROUP_CHUNKS", 1)
+    monkeypatch.setattr(iceberg_copy, "GROUP_CHUNKS", 1)
     copy = TableCopy(schema=schema, generation=2, base=1, position=state.position, chunks=own)
     assert found.load(copy, lambda _: None).rows == FILES
     rows = {row["id"]: row["v"] for row in read_iceberg(found.location)}

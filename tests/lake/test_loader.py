@@ -47,11 +47,11 @@ def test_only_columns_whose_values_repeat_get_a_dictionary(tmp_path: Path) -> No
     )
     chunk: Any = Chunk(rows)
     written = write_chunk(chunk, str(tmp_path), rows.schema)
-    assert written.name is not None
-    footer: Any = pq.read_metadata(tmp_path / written.name)
+    assert written.file is not None
+    footer: Any = pq.read_metadata(tmp_path / written.file.name)
     has_dictionary = {
         footer.row_group(0).column(place).path_in_schema: footer.row_group(0).column(place).has_dictionary_page
         for place in range(footer.num_columns)
     }
     assert has_dictionary == {"id": False, "state": True, "token": False, "empty": True}
-    assert pq.read_table(tmp_path / written.name).to_batches()[0].equals(rows)
+    assert pq.read_table(tmp_path / written.file.name).to_batches()[0].equals(rows)

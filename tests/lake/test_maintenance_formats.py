@@ -16,7 +16,9 @@ from tests.lake.iceberg_reader import static_table
 from lakefeed.change.table import Column, TableSchema
 from lakefeed.lake.base import LakeTable, TableCopy
 from lakefeed.lake.delta import Delta
+from lakefeed.lake.delta import maintenance as delta_maintenance
 from lakefeed.lake.iceberg import Iceberg
+from lakefeed.lake.iceberg import maintenance as iceberg_maintenance
 from lakefeed.lake.maintenance import MaintenanceOptions
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.format_contract import one
@@ -109,10 +111,9 @@ def test_a_process_that_has_seen_no_change_yet_packs_by_what_the_table_has(
 
 
 def test_what_nobody_needs_goes_although_packing_fails(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    store: Any = world.table._store  # type: ignore[attr-defined]
-    keeper = store._maintenance if world.kind == "iceberg" else store
+    keeper: Any = iceberg_maintenance if world.kind == "iceberg" else delta_maintenance
     cleaned: list[int] = []
-    clean = keeper._clean
+    clean = keeper.clean
 
     def fails(*_: object) -> None:
         raise RuntimeError("no room to pack")
@@ -121,8 +122,8 @@ def test_what_nobody_needs_goes_although_packing_fails(world: World, monkeypatch
         cleaned.append(clean(*arguments))
         return cleaned[-1]
 
-    monkeypatch.setattr(keeper, "_pack", fails)
-    monkeypatch.setattr(keeper, "_clean", cleans)
+    monkeypatch.setattr(keeper, "pack", fails)
+    monkeypatch.setattr(keeper, "clean", cleans)
     with pytest.raises(RuntimeError, match="no room to pack"):
         world.table.maintain(MaintenanceOptions(most_files=0), ("id",))
     assert len(cleaned) == 1

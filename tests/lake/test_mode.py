@@ -14,10 +14,8 @@ from lakefeed.lake.mode import (
     Mode,
     Temporal,
     checked_mode,
-    described,
     mode_from_json,
     mode_named,
-    mode_to_json,
 )
 
 EVERY: list[Mode] = [
@@ -80,15 +78,15 @@ def test_an_option_of_a_wrong_type_is_refused_with_the_right_form(
 def test_a_list_of_names_is_the_same_as_a_tuple_of_them() -> None:
     listed: Any = ["note", "seen_at"]
     assert Temporal(track_except=listed) == mode_named("temporal", {"track_except": listed})
-    assert described(Temporal(track=listed)) == described(Temporal(track=("note", "seen_at")))
+    assert Temporal(track=listed).describe() == Temporal(track=("note", "seen_at")).describe()
     assert hash(Mirror(metadata=listed[:0])) == hash(Mirror())
 
 
-@pytest.mark.parametrize("mode", EVERY, ids=described)
+@pytest.mark.parametrize("mode", EVERY, ids=Mode.describe)
 def test_a_mode_survives_being_written_down(mode: Mode) -> None:
-    assert mode_from_json(mode_to_json(mode)) == mode
+    assert mode_from_json(mode.to_json()) == mode
 
 
 def test_a_mode_is_described_by_what_differs_from_its_defaults() -> None:
-    assert described(Mirror()) == "mirror"
-    assert described(Temporal(valid_from="since")) == "temporal(valid_from='since')"
+    assert Mirror().describe() == "mirror"
+    assert Temporal(valid_from="since").describe() == "temporal(valid_from='since')"

@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakefeed.change.schema_change import diff
-from lakefeed.change.segment import Counts, Doubt, Segment, Window
+from lakefeed.change.segment import Counts, Segment, StaleReason, Window
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.errors import ConfigError, LakeError, RebuildNeededError, TableStoppedError
-from lakefeed.lake.decision import Decisions
-from lakefeed.lake.followed import Followed, window_of
-from lakefeed.lake.following import Policy, follow
 from lakefeed.lake.mode import Append, Mirror, Mode, Temporal
-from lakefeed.lake.policy import CHOICES, Evolution
-from lakefeed.lake.projection import lineage, steps
 from lakefeed.lake.route import Route, Routes, Rule
+from lakefeed.lake.schema.decision import Decisions
+from lakefeed.lake.schema.evolve import evolved
+from lakefeed.lake.schema.mapping import ColumnMapping, mapped_window
+from lakefeed.lake.schema.policy import CHOICES, Evolution, Policy
+from lakefeed.lake.schema.projection import lineage, steps
 
 T = TableId("main", "t")
 ID = Column("id", pa.int64(), nullable=False, id="1")
@@ -36,15 +36,15 @@ def later(version: int, *columns: Column, key: Sequence[str] = ("id",)) -> Table
     return TableSchema(T, columns, tuple(key), version)
 
 
-def followed(*path: TableSchema, **choices: str) -> Followed:
-    return followed_as(Mirror(), *path, **choices)
+def mapped(*path: TableSchema, **choices: str) -> ColumnMapping:
+    return mapped_as(Mirror(), *path, **choices)
 
 
-def followed_as(mode: Mode, /, *path: TableSchema, **choices: str) -> Followed:
-    return follow(Followed.plain(path[0]), path, Policy(T, mode, Evolution().with_choices(choices)))
+def mapped_as(mode: Mode, /, *path: TableSchema, **choices: str) -> ColumnMapping:
+    return evolved(ColumnMapping.plain(path[0]), path, Policy(T, mode, Evolution().with_choices(choices)))
 
 
-def names(found: Followed) -> list[str]:
+def names(found: ColumnMapping) -> list[str]:
     return [fed.column.name for fed in found.columns]
 
 
@@ -61,7 +61,7 @@ def test_every_kind_of_change_has_its_choices_and_the_first_is_the_default() -> 
 def test_by_default_columns_follow_and_keep_nothing_of_their_own() -> None:
     renamed = later(2, ID, replace(V, name="v2"), W)
     grown = later(3, ID, replace(V, name="v2", type=pa.decimal128(30, 2)), Column("new", pa.bool_(), id="9", default=1))
-    found = followed(FIRST, renamed, grown)
+    found = mapped(FIRST, renamed, grown)
     assert found.schema(grown).names == grown.names
     assert found.schema(grown).arrow.types == grown.arrow.types
     assert found.is_plain(grown)
@@ -90,7 +90,7 @@ def test_acceptance_10_what_is_to_stop_stops_with_what_happened_and_what_to_do(
     kind: str, path: tuple[TableSchema, ...], said: str
 ) -> None:
     with pytest.raises(TableStoppedError, match=f"table main.t: {said}.*{kind}: stop") as stopped:
-        followed(*path, **{kind: "stop"})
+        mapped(*path, **{kind: "stop"})
     assert stopped.value.table == "main.t"
     assert f"Set evolution.{kind} to" in stopped.value.remedy
     assert "lakefeed rebuild FILE main.t --from-source" in stopped.value.remedy
@@ -99,35 +99,35 @@ def test_acceptance_10_what_is_to_stop_stops_with_what_happened_and_what_to_do(
 def test_a_changed_key_asks_for_a_copy_unless_the_table_is_a_change_log() -> None:
     rekeyed = later(2, ID, V, W, key=("v",))
     with pytest.raises(RebuildNeededError, match="the key changed"):
-        followed(FIRST, rekeyed)
-    assert followed_as(Append(), FIRST, rekeyed).is_plain(rekeyed)
+        mapped(FIRST, rekeyed)
+    assert mapped_as(Append(), FIRST, rekeyed).is_plain(rekeyed)
     with pytest.raises(RebuildNeededError, match="part of the key"):
-        followed(FIRST, later(2, replace(ID, type=pa.string()), V, W), change_type="new_column")
+        mapped(FIRST, later(2, replace(ID, type=pa.string()), V, W), change_type="new_column")
 
 
 def test_another_type_asks_for_a_copy_where_that_is_the_choice() -> None:
     with pytest.raises(RebuildNeededError, match="column 'v' changed from"):
-        followed(FIRST, later(2, ID, replace(V, type=pa.string()), W), change_type="rebuild")
+        mapped(FIRST, later(2, ID, replace(V, type=pa.string()), W), change_type="rebuild")
 
 
 def test_a_renamed_key_is_the_same_key() -> None:
     renamed = later(2, replace(ID, name="no"), V, W, key=("no",))
-    assert followed(FIRST, renamed).schema(renamed).key == ("no",)
+    assert mapped(FIRST, renamed).schema(renamed).key == ("no",)
 
 
 def test_an_ignored_column_stays_ignored_under_any_name_and_policy() -> None:
     added = later(2, ID, V, W, Column("n", pa.string(), id="4"))
     renamed = later(3, ID, V, W, Column("m", pa.string(), id="4"))
-    ignoring = followed(FIRST, added, add_column="ignore")
+    ignoring = mapped(FIRST, added, add_column="ignore")
     assert (names(ignoring), ignoring.ignored(added)) == (["id", "v", "w"], ("n",))
-    evolving = follow(ignoring, (added, renamed), Policy(T, Mirror()))
+    evolving = evolved(ignoring, (added, renamed), Policy(T, Mirror()))
     assert (names(evolving), evolving.ignored(renamed)) == (["id", "v", "w"], ("m",))
 
 
 def test_a_kept_column_stays_in_its_place_and_a_new_one_of_its_name_gets_another() -> None:
     dropped = later(2, ID, W)
     back = later(3, ID, W, Column("V", pa.string(), id="7"))
-    found = followed(FIRST, dropped, back, drop_column="keep")
+    found = mapped(FIRST, dropped, back, drop_column="keep")
     assert names(found) == ["id", "v", "w", "V__2"]
     assert [fed.until for fed in found.columns] == [None, 1, None, None]
 
@@ -135,7 +135,7 @@ def test_a_kept_column_stays_in_its_place_and_a_new_one_of_its_name_gets_another
 def test_a_changed_type_goes_to_a_column_of_its_own() -> None:
     retyped = later(2, ID, replace(V, type=pa.string()), W)
     again = later(3, ID, replace(V, type=pa.bool_()), W)
-    found = followed(FIRST, retyped, again, change_type="new_column")
+    found = mapped(FIRST, retyped, again, change_type="new_column")
     assert names(found) == ["id", "v", "v__2", "v__3", "w"]
     assert [(fed.since, fed.until) for fed in found.columns[1:4]] == [(0, 1), (2, 2), (3, None)]
     assert [fed.column.type for fed in found.columns[1:4]] == [pa.int64(), pa.string(), pa.bool_()]
@@ -144,13 +144,13 @@ def test_a_changed_type_goes_to_a_column_of_its_own() -> None:
 def test_a_name_that_the_source_has_itself_is_not_given_away() -> None:
     own = Column("v__2", pa.string(), id="8")
     retyped = later(2, ID, replace(V, type=pa.string()), W, own)
-    found = followed(FIRST, retyped, change_type="new_column")
+    found = mapped(FIRST, retyped, change_type="new_column")
     assert names(found) == ["id", "v", "v__3", "w", "v__2"]
 
 
 def test_names_that_two_columns_swap_are_swapped() -> None:
     swapped = later(2, ID, replace(V, name="w"), replace(W, name="v"))
-    found = followed(FIRST, swapped)
+    found = mapped(FIRST, swapped)
     assert [(fed.column.id, fed.column.name) for fed in found.columns] == [("1.id", "id"), ("1.v", "w"), ("1.w", "v")]
 
 
@@ -161,18 +161,18 @@ def test_rows_without_a_key_cannot_lose_a_column_and_be_matched_on() -> None:
         ({"change_type": "new_column"}, later(2, ID, replace(V, type=pa.string()), W, key=())),
     ):
         with pytest.raises(TableStoppedError, match="has no key and its rows are matched by all their values"):
-            followed(first, after, **choice)
-        assert not followed_as(Append(), first, after, **choice).is_plain(after)
+            mapped(first, after, **choice)
+        assert not mapped_as(Append(), first, after, **choice).is_plain(after)
 
 
 def test_the_files_of_every_version_feed_the_columns_they_fed_then() -> None:
     retyped = later(2, ID, replace(V, type=pa.string()), W)
     dropped = later(3, ID, replace(V, name="x", type=pa.string()), Column("n", pa.int64(), id="5", default=7))
     schemas = {schema.version: schema for schema in (FIRST, retyped, dropped)}
-    found = followed(FIRST, retyped, dropped, change_type="new_column", drop_column="keep")
+    found = mapped(FIRST, retyped, dropped, change_type="new_column", drop_column="keep")
     assert names(found) == ["id", "v", "x", "w", "n"]
     parts = tuple(Segment(T, "f", 1, 1, version, version, version, Counts()) for version in schemas)
-    own = window_of(Window(T, 0, 1, None, parts, dropped, schemas), found)
+    own = mapped_window(Window(T, 0, 1, None, parts, dropped, schemas), found)
     assert (own.target.names, own.target.key) == (("id", "v", "x", "w", "n"), ("id",))
     fed = {version: lineage(steps(own.schemas, version, own.target.version)) for version in schemas}
     nothing = "_lakefeed_none_"
@@ -184,9 +184,9 @@ def test_the_files_of_every_version_feed_the_columns_they_fed_then() -> None:
 
 def test_a_change_log_keeps_dropped_columns_unless_the_configuration_says_otherwise() -> None:
     dropped = later(2, ID, V)
-    assert names(followed_as(Append(), FIRST, dropped)) == ["id", "v", "w"]
-    assert names(followed_as(Append(), FIRST, dropped, drop_column="evolve")) == ["id", "v"]
-    assert names(followed_as(Temporal(), FIRST, dropped)) == ["id", "v"]
+    assert names(mapped_as(Append(), FIRST, dropped)) == ["id", "v", "w"]
+    assert names(mapped_as(Append(), FIRST, dropped, drop_column="evolve")) == ["id", "v"]
+    assert names(mapped_as(Temporal(), FIRST, dropped)) == ["id", "v"]
     assert Evolution().with_choices({"add_column": "stop"}).for_mode(Append()).drop_column == "keep"
 
 
@@ -194,12 +194,12 @@ WIDE = replace(V, type=pa.decimal128(30, 2))
 TEXT = replace(V, type=pa.string())
 
 
-def doubted(
+def stale(
     mode: Mode, schema: TableSchema, columns: tuple[str, ...] | None, start: TableSchema = FIRST, /, **choices: str
-) -> Followed:
-    doubts = [Doubt(schema.version, "its rows may be others", columns)]
+) -> ColumnMapping:
+    reasons = [StaleReason(schema.version, "its rows may be others", columns)]
     policy = Policy(T, mode, Evolution().with_choices(choices))
-    return follow(Followed.plain(start), [start, schema], policy, doubts)
+    return evolved(ColumnMapping.plain(start), [start, schema], policy, reasons)
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,9 @@ def test_a_mirror_whose_rows_may_differ_is_copied_anew_and_history_goes_on(
     schema: TableSchema, columns: tuple[str, ...], choices: dict[str, str]
 ) -> None:
     with pytest.raises(RebuildNeededError, match="its rows may be others"):
-        doubted(Mirror(), schema, columns, **choices)
+        stale(Mirror(), schema, columns, **choices)
     for mode in (Temporal(), Append()):
-        assert set(schema.names) <= set(doubted(mode, schema, columns, **choices).live)
+        assert set(schema.names) <= set(stale(mode, schema, columns, **choices).live)
 
 
 @pytest.mark.parametrize(
@@ -230,10 +230,10 @@ def test_a_mirror_whose_rows_may_differ_is_copied_anew_and_history_goes_on(
     ],
     ids=["a column of its own", "ignored"],
 )
-def test_a_doubt_that_reaches_no_column_of_the_mirror_needs_no_copy(
+def test_a_stale_reason_that_reaches_no_column_of_the_mirror_needs_no_copy(
     schema: TableSchema, columns: tuple[str, ...], choices: dict[str, str], expected: list[str]
 ) -> None:
-    assert sorted(names(doubted(Mirror(), schema, columns, **choices))) == sorted(expected)
+    assert sorted(names(stale(Mirror(), schema, columns, **choices))) == sorted(expected)
 
 
 @pytest.mark.parametrize(
@@ -250,48 +250,49 @@ def test_acceptance_10_what_is_to_stop_is_not_copied_though_rows_may_differ(
     kind: str, schema: TableSchema, columns: tuple[str, ...], is_lost: bool
 ) -> None:
     with pytest.raises(TableStoppedError, match=f"{kind}: stop") as stopped:
-        doubted(Mirror(), schema, None if is_lost else columns, **{kind: "stop"})
+        stale(Mirror(), schema, None if is_lost else columns, **{kind: "stop"})
     assert not isinstance(stopped.value, RebuildNeededError)
     assert "lakefeed rebuild FILE main.t --from-source" in stopped.value.remedy
-    assert ("is then copied anew" in stopped.value.remedy) == (is_lost or kind == "change_key")
+    assert ("is then copied again" in stopped.value.remedy) == (is_lost or kind == "change_key")
 
 
 def test_another_type_in_the_source_that_is_the_same_here_counts_as_widened() -> None:
     rewritten = later(2, ID, replace(V, source_type="json"), W)
     for mode in (Mirror(), Temporal(), Append()):
         with pytest.raises(TableStoppedError, match="its rows may be others, and its evolution says widen_type: stop"):
-            doubted(mode, rewritten, ("v",), widen_type="stop")
+            stale(mode, rewritten, ("v",), widen_type="stop")
 
 
 @pytest.mark.parametrize("mode", [Mirror(), Temporal(), Append()], ids=["mirror", "temporal", "append"])
 def test_rows_that_nobody_can_tell_are_copied_anew_in_every_mode(mode: Mode) -> None:
     with pytest.raises(RebuildNeededError, match="its rows may be others"):
-        doubted(mode, FIRST.at_version(2), None)
+        stale(mode, FIRST.at_version(2), None)
 
 
 def test_a_table_made_anew_is_judged_by_the_names_of_its_columns() -> None:
     anew = [replace(column, id=f"9.{place}") for place, column in enumerate((ID, V, W))]
     same = TableSchema(T, tuple(anew), ("id",), 2)
     with pytest.raises(RebuildNeededError):
-        doubted(Mirror(), same, None, change_key="stop", drop_column="stop", add_column="stop")
+        stale(Mirror(), same, None, change_key="stop", drop_column="stop", add_column="stop")
     with pytest.raises(TableStoppedError, match="the key changed"):
-        doubted(Mirror(), replace(same, key=("w",)), None, change_key="stop")
+        stale(Mirror(), replace(same, key=("w",)), None, change_key="stop")
     keyless = replace(FIRST, key=())
     with pytest.raises(RebuildNeededError):
-        doubted(Mirror(), replace(same, columns=tuple(anew[:2]), key=()), None, keyless, drop_column="keep")
+        stale(Mirror(), replace(same, columns=tuple(anew[:2]), key=()), None, keyless, drop_column="keep")
 
 
-def test_a_doubt_of_a_version_that_the_table_has_is_settled() -> None:
-    window = Window(T, 0, 2, None, (), FIRST, doubts=(Doubt(1, "a", ("v",)), Doubt(2, "b", ("v",)), Doubt(1, "c")))
-    assert [doubt.reason for doubt in window.open_doubts(1)] == ["b", "c"]
+def test_a_stale_reason_of_a_version_that_the_table_has_is_settled() -> None:
+    reasons = (StaleReason(1, "a", ("v",)), StaleReason(2, "b", ("v",)), StaleReason(1, "c"))
+    window = Window(T, 0, 2, None, (), FIRST, stale_reasons=reasons)
+    assert [one.reason for one in window.open_stale_reasons(1)] == ["b", "c"]
 
 
 def test_values_that_are_left_as_they_were_are_told(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     path = [FIRST, later(2, ID, WIDE, W)]
-    doubts = [Doubt(2, "the type of v changed", ("v",))]
+    reasons = [StaleReason(2, "the type of v changed", ("v",))]
     for mode in (Temporal(), Append()):
         decisions = Decisions(Policy(T, mode), tmp_path / "t.json")
-        decisions.decide(decisions.after(path, 1, doubts), path, 1, doubts)
+        decisions.decide(decisions.after(path, 1, reasons), path, 1, reasons)
     told = "table main.t: the type of v changed; rows from before keep what they had, until they change"
     assert [record.getMessage() for record in caplog.records] == [told, told]
 
@@ -319,7 +320,7 @@ def test_a_decision_outlives_the_process_and_the_policy_but_not_the_generation(
     evolving = Decisions(Policy(T, Mirror()), place)
     assert evolving.at(dropped, 5) == after
     assert (evolving.has(2, 5), evolving.has(1, 5), evolving.has(2, 6)) == (True, False, False)
-    assert evolving.at(dropped, 6) == Followed.plain(dropped)
+    assert evolving.at(dropped, 6) == ColumnMapping.plain(dropped)
 
 
 def test_columns_that_are_the_sources_own_need_no_decision(tmp_path: Path) -> None:
@@ -381,10 +382,10 @@ def test_whatever_happens_the_followed_columns_are_consistent(
     path: tuple[TableSchema, ...], evolution: Evolution, mode: Mode
 ) -> None:
     """Names are unique, the key is whole, nothing the source has is lost unless it was to be, each step can be done."""
-    policy, state, stopped = Policy(T, mode, evolution), Followed.plain(path[0]), True
+    policy, state, stopped = Policy(T, mode, evolution), ColumnMapping.plain(path[0]), True
     for index in range(1, len(path)):
         try:
-            after = follow(state, path[index - 1 : index + 1], policy)
+            after = evolved(state, path[index - 1 : index + 1], policy)
         except TableStoppedError as error:
             stopped = "stop" in asdict(evolution).values() or isinstance(error, RebuildNeededError)
             break
@@ -407,15 +408,15 @@ def test_whatever_happens_the_followed_columns_are_consistent(
     assert stopped, "a table stopped that was to go on"
 
 
-def _whole_way(path: tuple[TableSchema, ...], state: Followed, policy: Policy) -> None:
+def _whole_way(path: tuple[TableSchema, ...], state: ColumnMapping, policy: Policy) -> None:
     """The way at once is the way step by step, and a file of any version has no more than its own columns."""
-    assert follow(Followed.plain(path[0]), path, policy) == state
+    assert evolved(ColumnMapping.plain(path[0]), path, policy) == state
     schemas = {schema.version: schema for schema in path}
     parts = tuple(Segment(T, "f", 1, 1, version, version, version, Counts()) for version in schemas)
-    own = window_of(Window(T, 0, 1, None, parts, path[-1], schemas), state)
+    own = mapped_window(Window(T, 0, 1, None, parts, path[-1], schemas), state)
     for version, given_then in schemas.items():
         origin = lineage(steps(own.schemas, version, own.target.version))
         fed = [name for name in origin.values() if name is not None and not name.startswith("_lakefeed_none_")]
         assert len(set(fed)) == len(fed), "one column of a file feeds two of the table"
         assert set(fed) <= set(given_then.names)
-    assert Followed.plain(path[0]).is_plain(path[0])
+    assert ColumnMapping.plain(path[0]).is_plain(path[0])

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lakefeed.errors import ConfigError, SparkSetupError
-from lakefeed.lake.jars import remember_jars, remembered_jars
-from lakefeed.lake.java import _wrapped, find_java, java_version
 from lakefeed.lake.location import escaped, lake_root
-from lakefeed.lake.session import checked_session, driver_memory_bytes
+from lakefeed.lake.spark.jars import remember_jars, remembered_jars
+from lakefeed.lake.spark.java import _wrapped, find_java, java_version
+from lakefeed.lake.spark.session import checked_session, driver_memory_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

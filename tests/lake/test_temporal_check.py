@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lakefeed.lake.mode import Temporal
-from lakefeed.lake.temporal_check import temporal_violations
+from lakefeed.lake.mode.check import temporal_violations
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,11 +9,10 @@ import pytest
 
 from lakefeed.change.table import Column, TableSchema
 from lakefeed.errors import TableStoppedError
-from lakefeed.lake.followed import Followed
-from lakefeed.lake.following import Policy, follow
 from lakefeed.lake.mode import Mirror, Mode, Temporal
-from lakefeed.lake.policy import Evolution
-from lakefeed.lake.tracking import refuse_loss, refuse_unknown, tracked_columns
+from lakefeed.lake.schema.evolve import evolved
+from lakefeed.lake.schema.mapping import ColumnMapping
+from lakefeed.lake.schema.policy import Evolution, Policy
 from lakefeed.testing.builders import table
 
 ID, A, B = (
@@ -27,24 +26,24 @@ FIRST = TableSchema(TABLE, (ID, A, B), ("id",), 1)
 def step(mode: Mode, *columns: Column, **choices: str) -> None:
     """The source's table gets these columns."""
     path = [FIRST, TableSchema(TABLE, columns, ("id",), 2)]
-    before = Followed.plain(FIRST)
-    after = follow(before, path, Policy(TABLE, mode, Evolution().with_choices(choices)))
-    refuse_loss(mode, TABLE, before, after, path)
+    before = ColumnMapping.plain(FIRST)
+    after = evolved(before, path, Policy(TABLE, mode, Evolution().with_choices(choices)))
+    mode.check_evolution(TABLE, before, after, path)
 
 
 def test_all_columns_but_the_key_are_tracked_unless_some_are_named() -> None:
-    assert tracked_columns(Temporal(), FIRST) == ("a", "b")
-    assert tracked_columns(Temporal(track=("b", "id")), FIRST) == ("b",)
-    assert tracked_columns(Temporal(track_except=("b", "seen_at")), FIRST) == ("a",)
+    assert Temporal().tracked_columns(FIRST) == ("a", "b")
+    assert Temporal(track=("b", "id")).tracked_columns(FIRST) == ("b",)
+    assert Temporal(track_except=("b", "seen_at")).tracked_columns(FIRST) == ("a",)
 
 
 @pytest.mark.parametrize("mode", [Temporal(track=("a", "c")), Temporal(track=("A",)), Temporal(track_except=("B",))])
 def test_a_name_that_the_table_does_not_have_is_refused_with_those_that_it_has(mode: Temporal) -> None:
     with pytest.raises(TableStoppedError, match="does not have all columns") as stopped:
-        refuse_unknown(mode, FIRST)
+        mode.check_columns(FIRST)
     assert stopped.value.table == "main.t"
     assert "its columns are id, a, b" in stopped.value.remedy
-    refuse_unknown(Mirror(), FIRST)
+    Mirror().check_columns(FIRST)
 
 
 @pytest.mark.parametrize("mode", [Temporal(track=("a",)), Temporal(track_except=("a",))])

@@ -15,7 +15,7 @@ from tests.reading.journals import add, opened
 
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.errors import DecodeError, JournalError, TableStoppedError
-from lakefeed.lake.widening import holds
+from lakefeed.lake.schema.widening import holds
 from lakefeed.reading.follow import ReadColumn, follow
 from lakefeed.reading.rows import SegmentRead, default_scalar, read_segment
 

@@ -123,7 +123,7 @@ def commit(version: int, upto: int, *, applied: bool = True, generation: int = 1
         "position": at(upto).encode(),
     }
     if high is not None:
-        metadata["seed"] = {"chunks": 1, "rows": 1, "high": at(high).encode()}
+        metadata["copy"] = {"chunks": 1, "rows": 1, "high": at(high).encode()}
     return LogCommit(version=version, metadata=metadata, applied=upto if applied else None)
 
 

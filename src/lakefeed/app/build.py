@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from lakefeed.app.config import Config, EvolutionConfig, LakeConfig, PostgresSource, SourceConfig, SqliteSource
 from lakefeed.errors import ConfigError
 from lakefeed.lake.mode import mode_named
-from lakefeed.lake.policy import Evolution
 from lakefeed.lake.route import Rule
+from lakefeed.lake.schema.policy import Evolution
 
 if TYPE_CHECKING:
     from lakefeed.capture.base import Source
@@ -93,7 +93,7 @@ def _need_psycopg() -> None:
 
 def _delta(config: LakeConfig) -> Delta:
     from lakefeed.lake.delta import Delta
-    from lakefeed.lake.session import spark_session
+    from lakefeed.lake.spark.session import spark_session
 
     for key in ("catalog", "namespace"):
         if key in config.model_fields_set:
@@ -110,7 +110,7 @@ def _delta(config: LakeConfig) -> Delta:
 
 def _iceberg(config: LakeConfig) -> Iceberg:
     from lakefeed.lake.iceberg import Iceberg
-    from lakefeed.lake.session import spark_session
+    from lakefeed.lake.spark.session import spark_session
 
     if "deletion_vectors" in config.model_fields_set:
         raise ConfigError(

@@ -8,7 +8,7 @@ from pathlib import Path
 from lakefeed.app.config import Config
 from lakefeed.capture.base import Finding, Level
 from lakefeed.errors import SparkSetupError
-from lakefeed.lake.java import find_java
+from lakefeed.lake.spark.java import find_java
 
 
 def machine_findings(config: Config) -> tuple[Finding, ...]:

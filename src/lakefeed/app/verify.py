@@ -28,13 +28,12 @@ from lakefeed.app.verify_history import history_faults, told
 from lakefeed.app.verify_rows import Row, different_rows
 from lakefeed.app.verify_value import ValueDifferenceError, exact_batch
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.lake.followed import Followed
-from lakefeed.lake.mode import Append, Mirror, Temporal
+from lakefeed.lake.mode import Mirror, Mode
 from lakefeed.lake.reader import StoredRows
-from lakefeed.lake.shape import Shape
+from lakefeed.lake.schema.mapping import ColumnMapping
 
 _EXAMPLES = 3
-_MIRROR = Shape(Mirror())
+_MIRROR = Mirror()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,24 +72,24 @@ class SourceTable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is known of a lake table. ``followed`` and ``schema`` say which source column feeds which of its columns."""
+    """What is known of a lake table. ``mapping`` and ``schema`` pair its columns with the source's."""
 
     table: TableId
-    shape: Shape = _MIRROR
-    followed: Followed | None = None
+    mode: Mode = _MIRROR
+    mapping: ColumnMapping | None = None
     schema: TableSchema | None = None
 
     def columns(self, lake: Sequence[str], source: Sequence[str]) -> Columns:
-        if self.followed is None or self.schema is None:
+        if self.mapping is None or self.schema is None:
             return paired_by_name(lake, source)
-        return paired(lake, source, self.followed, self.schema)
+        return paired(lake, source, self.mapping, self.schema)
 
     @property
     def key(self) -> tuple[str, ...]:
         """In the lake table's names; none if unknown, and then rows are what they have."""
-        if self.followed is None or self.schema is None:
+        if self.mapping is None or self.schema is None:
             return ()
-        return self.followed.schema(self.schema).key
+        return self.mapping.schema(self.schema).key
 
 
 Progress = Callable[[str, int], None]
@@ -104,7 +103,7 @@ def compare_table(
 
     Needs room for both tables in the temporary directory (TMPDIR) if they are large; memory stays bounded.
     """
-    own = {column.name for column in subject.shape.added()}
+    own = {column.name for column in subject.mode.added_columns()}
     names = [name for name in stored.schema.names if name not in own]
     columns = subject.columns(names, source.columns(names))
     incomparable = _incomparable(subject, columns)
@@ -127,7 +126,7 @@ def _incomparable(subject: Subject, columns: Columns) -> str | None:
     if not columns.pairs:
         return "there is no column that both have"
     is_keyless = subject.schema is not None and not subject.schema.key
-    if isinstance(subject.shape.mode, Append) and not is_keyless and not _whole_key(subject, columns):
+    if subject.mode.current_rows() is None and not is_keyless and not _whole_key(subject, columns):
         return "the lake table does not have the whole key, so that what its changes leave is unknown"
     return None
 
@@ -183,7 +182,7 @@ class _Sides:
         progress: Progress,
     ) -> None:
         self._subject = subject
-        self._mode = subject.shape.mode
+        self._mode = subject.mode
         self._columns = columns
         self._stored, self._source = stored, source = tables
         self._progress = progress
@@ -192,7 +191,7 @@ class _Sides:
         self._count = buckets_for(max(estimate, source.count()) if estimate is not None else None)
         self._key = _whole_key(subject, columns)
         spread = self._key or columns.lake
-        needed = {*columns.lake, *(column.name for column in subject.shape.added())}
+        needed = {*columns.lake, *(column.name for column in subject.mode.added_columns())}
         kept = pa.schema([one for one in stored.schema if one.name in needed])
         self._compared = pa.schema([stored.schema.field(name) for name in columns.lake])
         self.lake = Buckets(place / "lake", self._count, spread, kept)
@@ -209,14 +208,15 @@ class _Sides:
             rows = self._source_rows(stored)
             found.lake_rows += rows.num_rows
             found.add(*different_rows(self.source.table(number), rows))
-            if isinstance(self._mode, Temporal) and self._key:
-                found.faults += history_faults(stored, self._key, self._mode)
+            interval = self._mode.interval()
+            if interval is not None and self._key:
+                found.faults += history_faults(stored, self._key, interval)
         return found
 
     def _read(self) -> None:
         for batch in self._stored.batches():
             kept = batch.select(self.lake.schema.names)
-            if isinstance(self._mode, Append):
+            if self._mode.current_rows() is None:
                 self._truncated_at = max(self._truncated_at, last_truncate(kept))
             self.lake.add(kept)
             self._progress("lake", self.lake.rows)
@@ -230,8 +230,9 @@ class _Sides:
 
     def _source_rows(self, stored: pa.Table) -> pa.Table:
         """The rows of a bucket of the lake's that should be the source's."""
-        current = self._subject.shape.current()
+        current = self._mode.current_rows()
         if current is not None:
-            return current.of_table(stored).select(self._compared.names)
+            rows: pa.Table = current.of(stored).select(self._compared.names)
+            return rows
         changes: Any = stored.select([*self._compared.names, *TOLD])
         return current_rows(changes, self._key, self._compared.names, self._truncated_at)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from lakefeed.app.verify_history import same_as_next
 from lakefeed.app.verify_rows import Row, rows_of
 from lakefeed.change.batch import ABSENT, SEQ
-from lakefeed.lake.shape import OPERATION
+from lakefeed.lake.mode.base import OPERATION
 
 TOLD = (OPERATION, SEQ, ABSENT)
 """The columns of the change log that say what a change was."""

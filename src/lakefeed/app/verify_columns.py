@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lakefeed.change.table import TableSchema
-from lakefeed.lake.followed import Fed, Followed
+from lakefeed.lake.schema.mapping import ColumnMapping, MappedColumn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +40,13 @@ def paired_by_name(lake: Sequence[str], source: Sequence[str]) -> Columns:
     )
 
 
-def paired(lake: Sequence[str], source: Sequence[str], followed: Followed, schema: TableSchema) -> Columns:
-    """Every column with the one that feeds it. ``schema`` is the source's that the lake table has followed."""
-    fed = {one.column.name: one for one in followed.columns}
+def paired(lake: Sequence[str], source: Sequence[str], mapping: ColumnMapping, schema: TableSchema) -> Columns:
+    """Every column with the one that feeds it. ``schema`` is the source's that the lake table has mapping."""
+    fed = {one.column.name: one for one in mapping.columns}
     known = [name for name in lake if name in fed]
     whole = {name: fed[name].source for name in known if fed[name].is_live and not fed[name].since}
-    ignored = [name for name in followed.ignored(schema) if name in source]
-    expected = {*ignored, *(one.source for one in followed.columns if one.is_live and one.column.name in lake)}
+    ignored = [name for name in mapping.ignored(schema) if name in source]
+    expected = {*ignored, *(one.source for one in mapping.columns if one.is_live and one.column.name in lake)}
     return Columns(
         pairs=tuple((name, feeds) for name, feeds in whole.items() if feeds in source),
         chosen=(
@@ -61,7 +61,7 @@ def paired(lake: Sequence[str], source: Sequence[str], followed: Followed, schem
     )
 
 
-def _chosen(fed: Fed) -> str:
+def _chosen(fed: MappedColumn) -> str:
     if not fed.is_live:
         return f"column {fed.column.name} is kept, and is no longer fed by the source"
     return f"column {fed.column.name} has the source's {fed.source} only in rows that were changed since its type was"

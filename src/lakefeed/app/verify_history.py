@@ -1,7 +1,7 @@
 """The invariants of a history table, by a reader that the pipeline does not use, over all versions of some keys.
 
 Per key: at most one version is current, intervals are not negative and do not overlap, and a version is current if and
-only if it has no end. ``lake.temporal_check`` says the same with Spark.
+only if it has no end. ``lake.mode.check`` says the same with Spark.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakefeed.change.batch import SEQ
-from lakefeed.lake.mode import Temporal
+from lakefeed.lake.mode import Interval
 
 
-def history_problems(versions: pa.Table, key: Sequence[str], mode: Temporal) -> Iterator[str]:
+def history_problems(versions: pa.Table, key: Sequence[str], mode: Interval) -> Iterator[str]:
     """What is wrong, as sentences; nothing for a table that is as it should be."""
     yield from told(history_faults(versions, key, mode))
 
 
-def history_faults(versions: pa.Table, key: Sequence[str], mode: Temporal) -> Counter[str]:
+def history_faults(versions: pa.Table, key: Sequence[str], mode: Interval) -> Counter[str]:
     """How many versions break which invariant."""
     if versions.num_rows == 0:
         return Counter()

@@ -16,11 +16,10 @@ from psycopg import sql
 from lakefeed.app.verify import Comparison, Subject, compare_table, missing_table
 from lakefeed.app.verify_rows import Row
 from lakefeed.change.table import TableId
-from lakefeed.lake.mode import Mirror
+from lakefeed.lake.mode import Mirror, Mode
 from lakefeed.lake.reader import rows_at
-from lakefeed.lake.shape import Shape
 
-_MIRROR = Shape(Mirror())
+_MIRROR = Mirror()
 _RUN_ROWS = 50_000
 _SESSION = (
     "SET datestyle = 'ISO'; SET intervalstyle = 'postgres'; SET timezone = 'UTC'; SET extra_float_digits = 1;"
@@ -60,12 +59,12 @@ class PostgresTable:
                     yield rows
 
 
-def compare_postgres_table(dsn: str, table: TableId, lake_table: Path, shape: Shape = _MIRROR) -> Comparison:
+def compare_postgres_table(dsn: str, table: TableId, lake_table: Path, mode: Mode = _MIRROR) -> Comparison:
     """Compare one table with the lake table at a path. Nothing may be writing to either side meanwhile."""
     stored = rows_at(str(lake_table))
     if stored is None:
         return missing_table(table, lake_table)
-    return compare_table(Subject(table=table, shape=shape), stored, PostgresTable(dsn, table))
+    return compare_table(Subject(table=table, mode=mode), stored, PostgresTable(dsn, table))
 
 
 def _selected(name: str, kind: pa.DataType) -> sql.Composable:

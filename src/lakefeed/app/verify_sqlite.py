@@ -13,11 +13,10 @@ import pyarrow as pa
 from lakefeed.app.verify import Comparison, Subject, compare_table, missing_table
 from lakefeed.app.verify_rows import Row
 from lakefeed.change.table import TableId
-from lakefeed.lake.mode import Mirror
+from lakefeed.lake.mode import Mirror, Mode
 from lakefeed.lake.reader import rows_at
-from lakefeed.lake.shape import Shape
 
-_MIRROR = Shape(Mirror())
+_MIRROR = Mirror()
 _ROWID = re.compile("_+rowid")
 _RUN_ROWS = 50_000
 
@@ -61,12 +60,12 @@ class SqliteTable:
             yield connection
 
 
-def compare_sqlite_table(database: Path, table: TableId, lake_table: Path, shape: Shape = _MIRROR) -> Comparison:
+def compare_sqlite_table(database: Path, table: TableId, lake_table: Path, mode: Mode = _MIRROR) -> Comparison:
     """Compare one table with the lake table at a path. Nothing may be writing to either side meanwhile."""
     stored = rows_at(str(lake_table))
     if stored is None:
         return missing_table(table, lake_table)
-    return compare_table(Subject(table=table, shape=shape), stored, SqliteTable(database, table))
+    return compare_table(Subject(table=table, mode=mode), stored, SqliteTable(database, table))
 
 
 def _text(raw: bytes) -> str | bytes:

@@ -53,8 +53,8 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
-    """What a RecopyNeeded said, and the version that the table's schema had from then on. See there."""
+class StaleReason:
+    """Why rows may be stale: a RecopyNeeded (see there), and the version of the table's schema from then on."""
 
     version: int
     reason: str
@@ -68,7 +68,7 @@ class Window:
     ``target`` is the table's schema at ``upto``; ``schemas`` has every version that ``segments`` use, the target and
     the versions between the one at ``after`` and the target. ``exact`` is False while some of the changes may be inside
     the copied rows already (the copy was read while they happened): then an insert may meet its own row, and history
-    is not to be made of them. ``doubts`` are what these change sets say against the rows from before them.
+    is not to be made of them. ``stale_reasons`` are why rows from before these change sets may be stale.
     """
 
     table: TableId
@@ -79,7 +79,7 @@ class Window:
     target: TableSchema
     schemas: Mapping[int, TableSchema] = field(default_factory=dict)
     exact: bool = True
-    doubts: tuple[Doubt, ...] = ()
+    stale_reasons: tuple[StaleReason, ...] = ()
 
     @property
     def counts(self) -> Counts:
@@ -106,12 +106,12 @@ class Window:
         marks = [segment.truncated_at for segment in self.segments if segment.truncated_at is not None]
         return max(marks, default=None)
 
-    def open_doubts(self, version: int) -> tuple[Doubt, ...]:
+    def open_stale_reasons(self, version: int) -> tuple[StaleReason, ...]:
         """Those that a lake table with this version of the schema has yet to settle.
 
-        A doubt about columns is settled by the step to its version; one about all rows only by a new copy.
+        A reason for columns is settled by the evolution to its version; one for all rows only by a new copy.
         """
-        return tuple(doubt for doubt in self.doubts if doubt.columns is None or doubt.version > version)
+        return tuple(one for one in self.stale_reasons if one.columns is None or one.version > version)
 
     @property
     def absent(self) -> frozenset[str]:

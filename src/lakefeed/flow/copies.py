@@ -36,8 +36,7 @@ from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableCopy, TableFormat, TableResult
 from lakefeed.lake.engine import CONCERNS_ALL
-from lakefeed.lake.mode import described
-from lakefeed.lake.outcome import explained
+from lakefeed.lake.spark.error import explained
 
 log = logging.getLogger(__name__)
 
@@ -123,8 +122,8 @@ class TableCopies:
                 self._states.stage(route, reason="the source table is there again")
             elif state.route != route:
                 raise ConfigError(
-                    f"lake table {route.table} was made as {described(state.mode)} of {state.source}; the "
-                    f"configuration now says {described(route.mode)} of {route.source}",
+                    f"lake table {route.table} was made as {state.mode.describe()} of {state.source}; the "
+                    f"configuration now says {route.mode.describe()} of {route.source}",
                     remedy=f"Put the configuration back, or rebuild the table: lakefeed rebuild FILE {route.table}",
                 )
         for state in self._states.in_phase(Phase.STAGED, Phase.COPYING, Phase.LIVE, Phase.BLOCKED):

@@ -35,8 +35,7 @@ from lakefeed.journal.atomic import write_atomic
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableFormat
 from lakefeed.lake.full_diff import Comparison, FullDiffResult, full_diff
-from lakefeed.lake.mode import Append
-from lakefeed.lake.outcome import explained
+from lakefeed.lake.spark.error import explained
 
 log = logging.getLogger(__name__)
 
@@ -211,7 +210,7 @@ class FullDiffs:
 
     def _comparable(self) -> dict[TableId, TableState]:
         """By source table, one live lake table that keeps its current rows."""
-        live = [record for record in self._states.in_phase(Phase.LIVE) if not isinstance(record.mode, Append)]
+        live = [record for record in self._states.in_phase(Phase.LIVE) if record.mode.current_rows() is not None]
         return {record.source: record for record in sorted(live, key=lambda record: record.table, reverse=True)}
 
     def _named(self, name: str, found: dict[TableId, TableState]) -> TableState:

@@ -16,7 +16,7 @@ from lakefeed.change.table import TableId
 from lakefeed.flow.table_state import Phase, TableStates
 from lakefeed.lake.base import TableFormat
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
-from lakefeed.lake.outcome import first_line, is_conflict
+from lakefeed.lake.spark.error import first_line, is_conflict
 
 log = logging.getLogger(__name__)
 

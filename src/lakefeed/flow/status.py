@@ -139,7 +139,7 @@ def complete_upto(state: TableState, applied: Applied, journal: Journal) -> int:
         return number  # a table that somebody has put back to an older version
     window = journal.window(state.source, number, journal.head)
     version = applied.schema_version
-    something_new = window.segments or window.target.version > version or window.open_doubts(version)
+    something_new = window.segments or window.target.version > version or window.open_stale_reasons(version)
     return number if something_new else journal.head
 
 

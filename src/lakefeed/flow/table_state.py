@@ -30,7 +30,7 @@ from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import JournalDamagedError
 from lakefeed.journal.atomic import write_atomic
 from lakefeed.journal.commit import Commit
-from lakefeed.lake.mode import Mode, mode_from_json, mode_to_json
+from lakefeed.lake.mode import Mode, mode_from_json
 from lakefeed.lake.route import Route
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class TableState:
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        data |= {"table": str(self.table), "source": str(self.source), "mode": mode_to_json(self.mode)}
+        data |= {"table": str(self.table), "source": str(self.source), "mode": self.mode.to_json()}
         data |= {"phase": self.phase.value, "chunks": [dict(chunk) for chunk in self.chunks]}
         data["schema"] = self.schema.to_json() if self.schema else None
         data["low"] = self.low.encode() if self.low else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from lakefeed.change.change_set import RecopyNeeded
 from lakefeed.change.position import Position
-from lakefeed.change.segment import Doubt, Window
+from lakefeed.change.segment import StaleReason, Window
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import JournalError
 from lakefeed.journal import recovery
@@ -89,13 +89,13 @@ class JournalView:
             segments = self._index.segments(table, after, upto)
             target = self._known_version(table, upto)
             before = self._known_version(table, after)
-            doubts = self._doubts(table, covered)
+            stale = self._stale_reasons(table, covered)
         end = covered[-1].end if covered else self.position(upto)
         between = range(min(before, target), max(before, target) + 1)
         wanted = {target, *between, *(segment.schema_version for segment in segments)}
         kept = self.schemas.versions(table)
         schemas = {version: kept[version] for version in sorted(wanted) if version in kept}
-        return Window(table, after, upto, end, segments, self.schemas.get(table, target), schemas, doubts=doubts)
+        return Window(table, after, upto, end, segments, self.schemas.get(table, target), schemas, stale_reasons=stale)
 
     def schema(self, table: TableId, version: int) -> TableSchema:
         """One version of a table's schema. JournalError if there is none, or retention has dropped it."""
@@ -120,10 +120,10 @@ class JournalView:
         with self._lock:
             return self._index.newest
 
-    def _doubts(self, table: TableId, commits: Sequence[Commit]) -> tuple[Doubt, ...]:
+    def _stale_reasons(self, table: TableId, commits: Sequence[Commit]) -> tuple[StaleReason, ...]:
         """With the lock held."""
         return tuple(
-            Doubt(self._known_version(table, commit.number), notice.reason, notice.columns)
+            StaleReason(self._known_version(table, commit.number), notice.reason, notice.columns)
             for commit in commits
             for notice in commit.notices
             if isinstance(notice, RecopyNeeded) and notice.table == table

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lakefeed.change.position import Position
 from lakefeed.change.segment import Counts, Window
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
-from lakefeed.lake.route import Route
+
+if TYPE_CHECKING:
+    from lakefeed.lake.route import Route
 
 
 class ChangeLog(Protocol):
@@ -41,7 +43,7 @@ class ChunkSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCopy:
-    """The copy of one table: which generation of the lake table, from which place in the journal, which chunks.
+    """The copy of one table: which generation of the lake table, from which change set on, which chunks.
 
     ``generation`` names one life of the lake table: a rebuilt table gets the next one, so that numbers recorded by
     the old life can never be taken for the new one's. ``base`` is the journal's head before the first chunk is read:
@@ -58,10 +60,26 @@ class TableCopy:
     def table(self) -> TableId:
         return self.schema.table
 
+    @property
+    def description(self) -> str:
+        """For people, as the lake table's comment."""
+        return f"Made of {self.table}, kept by Lakefeed. Key: {', '.join(self.schema.key) or 'none'}."
+
+    def metadata(self, pipeline: str) -> dict[str, Any]:
+        """What the copy's commits say to people and to ``history``; each adds what it has copied as ``copy``."""
+        return {
+            "pipeline": pipeline,
+            "table": str(self.table),
+            "generation": self.generation,
+            "change_sets": {"after": 0, "upto": self.base},
+            "schema_version": self.schema.version,
+            "position": self.position.encode() if self.position else None,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a finished copy says: rows and the highest position that a chunk was read at (None for an empty plan)."""
+    """A finished copy: rows and the highest position that a chunk was read at (None for an empty plan)."""
 
     rows: int
     high: Position | None
@@ -106,16 +124,20 @@ class LakeTable(Protocol):
         """Where readers find the table."""
 
     def applied(self, generation: int) -> Applied | None:
-        """What the table's own commits say. None: there is no table, or it is of another generation."""
+        """What the table's own commits record. None: there is no table, or it is of another generation."""
 
     def load(self, copy: TableCopy, progress: Callable[[int], None]) -> Loaded:
         """Copy a table: the first commit replaces whatever was there; groups of chunks are one commit each.
 
-        Groups that an earlier, interrupted call has committed are not read again. ``progress`` is told rows added.
+        Groups that an earlier, interrupted call has committed are not read again. ``progress`` gets the rows added.
         """
 
-    def apply(self, window: Window, generation: int) -> None:
-        """Bring the table from ``window.after`` to ``window.upto`` in one commit, evolving its schema first."""
+    def apply(self, window: Window, generation: int) -> Applied:
+        """Bring the table from ``window.after`` to ``window.upto`` in one commit, evolving its schema first.
+
+        Returns what the table then records, so that nobody has to ask for it. A window that the table has already
+        commits nothing. CommitFailedError: the table is not where the window begins.
+        """
 
     def states(self, generation: int) -> tuple[TableVersion, ...]:
         """States of this generation that can still be read and are exact (past the copy), oldest first. No JVM."""
@@ -136,7 +158,7 @@ class LakeTable(Protocol):
     def maintain(self, options: MaintenanceOptions, key: Sequence[str]) -> MaintenanceResult:
         """Pack small files and remove what nobody needs any more. Runs beside syncs: see flow.maintenance.
 
-        Changes no row and nothing that ``applied`` says. ``key`` is the source table's.
+        Changes no row and nothing that ``applied`` returns. ``key`` is the source table's.
         """
 
 
@@ -154,7 +176,7 @@ class TableFormat(Protocol):
 class TableResult:
     """One table after a sync: its applied number, what was changed in it, and what stopped it, if anything.
 
-    ``rebuild``: the table can go on only once it has been copied anew.
+    ``rebuild``: the table can go on only once it has been copied again.
     """
 
     applied: int

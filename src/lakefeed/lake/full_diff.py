@@ -31,8 +31,8 @@ from lakefeed.change.table import TableId
 from lakefeed.errors import LakefeedError
 from lakefeed.lake.base import ChunkSource
 from lakefeed.lake.location import filesystem, spark_glob, spark_path
-from lakefeed.lake.outcome import explained
-from lakefeed.lake.sparktype import quoted
+from lakefeed.lake.spark.error import explained
+from lakefeed.lake.spark.type import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

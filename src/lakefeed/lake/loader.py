@@ -7,10 +7,12 @@ part of the table.
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +25,8 @@ from lakefeed.change.table import TableId
 from lakefeed.errors import DecodeError, LakefeedError
 from lakefeed.lake.base import ChunkSource
 from lakefeed.lake.location import filesystem
-from lakefeed.lake.outcome import explained
-from lakefeed.lake.statistics import file_statistics
+from lakefeed.lake.spark.error import explained
+from lakefeed.lake.window import is_ordered_alike
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -33,6 +35,11 @@ GROUP_CHUNKS = 8
 """Per commit. What an interruption can cost is one group; what a commit costs is milliseconds."""
 
 ROW_GROUP_ROWS = 128 * 1024
+INDEXED_COLUMNS = 32
+"""With statistics; as Delta's own default."""
+
+_PREFIX = 32
+_LAST_CHAR = "\U0010ffff"
 _SAMPLE_ROWS = 8192
 _REPEATS = 4
 """A column whose values come so many times on average gets a dictionary. For others it was measured to cost two fifths
@@ -40,15 +47,26 @@ of the writing time, and to make the file larger."""
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkFile:
-    """What a task wrote. ``name`` is None for a chunk without rows: then there is no file."""
+class DataFile:
+    """One written file of a table. ``name`` is its path below the directory; ``statistics`` are Delta's, as JSON."""
 
-    name: str | None
+    name: str
     rows: int
     bytes: int
     statistics: str
     written_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFile:
+    """What a task wrote, and the position that the chunk was read at. A chunk without rows makes no file."""
+
+    file: DataFile | None
     high: Position
+
+    @property
+    def rows(self) -> int:
+        return self.file.rows if self.file is not None else 0
 
 
 def write_chunk(
@@ -64,13 +82,20 @@ def write_chunk(
         groups = _row_groups(reader, schema, added)
         first = next(groups, None)
         if first is None:
-            return ChunkFile(None, 0, 0, "", 0, reader.high)
+            return ChunkFile(None, reader.high)
         files.create_dir(root, recursive=True)
+        sample = first.slice(0, _SAMPLE_ROWS)
+        repetitive = [  # the columns for which a dictionary pays
+            name
+            for name, values in zip(sample.column_names, sample.columns, strict=True)
+            if not pa.types.is_nested(values.type)
+            and pc.count_distinct(values, mode="all").as_py() * _REPEATS <= sample.num_rows
+        ]
         footers: list[Any] = []
-        # The Arrow schema in the footer would tell readers types that are not the table's.
+        # The Arrow schema in the footer would give readers types that are not the table's.
         with pq.ParquetWriter(
             f"{root}/{name}", schema, filesystem=files, compression="zstd", compression_level=1,
-            use_dictionary=_repetitive(first),  # type: ignore[arg-type]  # a list is fine; the stubs do not know
+            use_dictionary=repetitive,  # type: ignore[arg-type]  # a list is fine; the stubs do not know
             store_schema=False, metadata_collector=footers,
         ) as writer:  # fmt: skip
             writer.write_table(first, row_group_size=first.num_rows)
@@ -79,7 +104,8 @@ def write_chunk(
         footer = footers[0]
         size = files.get_file_info(f"{root}/{name}").size
         statistics = file_statistics(footer, schema)
-        return ChunkFile(name, footer.num_rows, size, statistics, int(time.time() * 1000), reader.high)
+        file = DataFile(name, footer.num_rows, size, statistics, int(time.time() * 1000))
+        return ChunkFile(file, reader.high)
 
 
 def attempt_chunk(
@@ -114,13 +140,24 @@ def written_chunks(
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, added: Mapping[str, Any]) -> Iterator[pa.Table]:
-    """Batches of any size as tables of about ROW_GROUP_ROWS: small row groups make files big and slow."""
+    """Batches of any size as tables of about ROW_GROUP_ROWS: small row groups make files big and slow.
+
+    The columns are the same under the stored schema, which differs in nullability and in what is added behind them.
+    """
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
+        own = batch.num_columns
         if batch.num_rows == 0:
             continue
-        waiting.append(_as_stored(batch, schema, added))
+        if (
+            batch.schema.names != schema.names[:own]
+            or batch.schema.types != schema.types[:own]
+            or len(schema) != own + len(added)
+        ):
+            raise DecodeError(f"a chunk has the columns {batch.schema}, the table {schema}")
+        more = [pa.repeat(pa.scalar(added[field.name], field.type), batch.num_rows) for field in list(schema)[own:]]
+        waiting.append(pa.RecordBatch.from_arrays([*batch.columns, *more], schema=schema))
         rows += batch.num_rows
         if rows >= ROW_GROUP_ROWS:
             yield pa.Table.from_batches(waiting, schema)
@@ -129,25 +166,48 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, added: Map
         yield pa.Table.from_batches(waiting, schema)
 
 
-def _repetitive(rows: pa.Table) -> list[str]:
-    """The columns for which a dictionary pays, by a look at the first rows."""
-    sample = rows.slice(0, _SAMPLE_ROWS)
-    return [
-        name
-        for name, values in zip(sample.column_names, sample.columns, strict=True)
-        if not pa.types.is_nested(values.type)
-        and pc.count_distinct(values, mode="all").as_py() * _REPEATS <= sample.num_rows
-    ]
+def file_statistics(metadata: Any, schema: pa.Schema) -> str:
+    """A Parquet footer as Delta's statistics of one file, which let readers and merges skip files: JSON text.
+
+    Left out is what could mislead: floats (a footer ignores NaN, Spark orders it last), decimals (JSON numbers lose
+    digits), values no text can stand for. A missing bound only means that the file is read. ``metadata`` is a pyarrow
+    FileMetaData.
+    """
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for index, field in enumerate(schema):
+        if index >= INDEXED_COLUMNS or pa.types.is_nested(field.type):
+            break  # behind a nested column the footer's columns no longer count like the schema's
+        groups = [metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)]
+        if any(group is None for group in groups):
+            continue
+        if all(group.has_null_count for group in groups):
+            nulls[field.name] = sum(group.null_count for group in groups)
+        bounded = [group for group in groups if group.has_min_max]
+        silent = any(not group.has_min_max and group.num_values for group in groups)
+        if not bounded or silent or not is_ordered_alike(field.type):
+            continue
+        try:
+            bounds = (
+                _text(min(group.min for group in bounded), upper=False),
+                _text(max(group.max for group in bounded), upper=True),
+            )
+        except (OverflowError, ValueError):
+            continue  # a date that Python cannot hold, or a text that no short one is above of
+        low[field.name], high[field.name] = bounds
+    return json.dumps(
+        {"numRecords": metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}, ensure_ascii=False
+    )
 
 
-def _as_stored(batch: pa.RecordBatch, schema: pa.Schema, added: Mapping[str, Any]) -> pa.RecordBatch:
-    """The same columns under the stored schema, which differs in nullability and in what is added behind them."""
-    own = batch.num_columns
-    if (
-        batch.schema.names != schema.names[:own]
-        or batch.schema.types != schema.types[:own]
-        or len(schema) != own + len(added)
-    ):
-        raise DecodeError(f"a chunk has the columns {batch.schema}, the table {schema}")
-    more = [pa.repeat(pa.scalar(added[field.name], field.type), batch.num_rows) for field in list(schema)[own:]]
-    return pa.RecordBatch.from_arrays([*batch.columns, *more], schema=schema)
+def _text(value: Any, *, upper: bool) -> Any:
+    if isinstance(value, str):
+        if len(value) <= _PREFIX:
+            return value
+        if upper and value[_PREFIX] == _LAST_CHAR:
+            raise ValueError("no short text is above this one")
+        return value[:_PREFIX] + (_LAST_CHAR if upper else "")
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return value.isoformat() if isinstance(value, date) else value

@@ -12,9 +12,8 @@ from fnmatch import fnmatchcase
 
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError
-from lakefeed.lake.following import Policy
-from lakefeed.lake.mode import Mirror, Mode, described
-from lakefeed.lake.policy import Evolution
+from lakefeed.lake.mode import Mirror, Mode
+from lakefeed.lake.schema.policy import Evolution, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +64,17 @@ class Routes:
                 continue
             table = TableId(source.schema, rule.name.replace("{table}", source.name))
             if table in found:
-                raise ConfigError(f"two rules make the lake table {table}, as {described(found[table].mode)} and "
-                                  f"{described(rule.mode)}", remedy="Give the second one another name.")  # fmt: skip
+                raise ConfigError(f"two rules make the lake table {table}, as {found[table].mode.describe()} and "
+                                  f"{rule.mode.describe()}", remedy="Give the second one another name.")  # fmt: skip
             found[table] = Route(table, source, rule.mode)
         return tuple(found.values())
 
     def policy(self, route: Route) -> Policy:
-        """What the lake table of a route follows. No part of the route: it may change in a table's life."""
-        rules = [rule for rule in self._rules if rule.matches(route.source) and _makes(rule, route)]
-        own = rules[-1].evolution if rules else None
+        """How the lake table of a route evolves. No part of the route: it may change in a table's life."""
+        own: Evolution | None = None
+        for rule in self._rules:
+            name = route.source.name if rule.name is None else rule.name.replace("{table}", route.source.name)
+            is_own = route.table == route.source if rule.name is None else route.table.name == name
+            if rule.matches(route.source) and is_own:
+                own = rule.evolution
         return Policy(route.table, route.mode, own or self._evolution)
-
-
-def _makes(rule: Rule, route: Route) -> bool:
-    if rule.name is None:
-        return route.table == route.source
-    return route.table.name == rule.name.replace("{table}", route.source.name)

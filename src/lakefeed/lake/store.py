@@ -1,4 +1,7 @@
-"""The seam between modes and formats: TableStore, what a table format can do to one table. One commit per write."""
+"""The seam between modes and formats: a mode makes a Step of a window, a TableStore commits it.
+
+A new table format is a folder with a TableStore, a TableFormat and a Lake, and one line in ``formats``.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,62 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lakefeed.change.table import TableSchema
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
-from lakefeed.lake.bounds import KeyBounds
-from lakefeed.lake.file_chunk import CurrentRows
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
-from lakefeed.lake.shape import Shape
-from lakefeed.lake.step import Replaceable, Step
+from lakefeed.lake.window import KeyBounds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from lakefeed.lake.mode.base import CurrentRows, Mode
+
+
+@dataclass(frozen=True, slots=True)
+class AppendRows:
+    """Add rows; touch none that are there."""
+
+    rows: DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceRows:
+    """These rows are the table's whole content from now on. They may be made of the table's own rows."""
+
+    rows: DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Replaceable:
+    """Some files of a table at one version of it."""
+
+    version: int
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteRows:
+    """These rows stand for those of ``old``, and are made of them; the table's other files stay."""
+
+    rows: DataFrame
+    old: Replaceable
+
+
+@dataclass(frozen=True, slots=True)
+class MergeRows:
+    """``MERGE INTO <table> AS t USING <view of rows> AS s ON <condition> <clauses>``, in Spark SQL.
+
+    ``count`` is about how many rows there are.
+    """
+
+    rows: DataFrame
+    condition: str
+    clauses: tuple[str, ...]
+    count: int
+
+    def statement(self, table: str, view: str) -> str:
+        return "\n".join([f"MERGE INTO {table} AS t USING {view} AS s ON {self.condition}", *self.clauses])
+
+
+Step = AppendRows | ReplaceRows | RewriteRows | MergeRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +74,7 @@ class Stamp:
     """What a commit records in the same atomic step as its data.
 
     ``number`` is the change set that the table then has, ``schema_version`` the schema; None leaves what was recorded.
-    ``metadata`` is for people who look at the table's history.
+    ``metadata`` is for people who read the table's history.
     """
 
     generation: int
@@ -49,18 +100,25 @@ class TableStore(Protocol):
 
     Every write is one commit and records its stamp. A write whose stamp (or a later one) is recorded already commits
     nothing, and one of change sets that the table has in part raises CommitFailedError: another process has come
-    between. What a write raises says nothing about its outcome: ask ``recorded``.
+    between. What a write raises says nothing about its outcome: ask ``applied``.
+
+    The log is read once for each commit: after it. The next one is planned on what was read then (``known``,
+    ``extent``, ``read_files``), and if the table has moved since, it raises a conflict (``spark.error.is_conflict``):
+    then ask ``applied``, which reads, and plan again.
     """
 
     @property
     def location(self) -> str:
         """Where readers find the table."""
 
-    def recorded(self, generation: int) -> Applied | None:
-        """What the table's commits say of this generation; None before its copy is complete. No Spark, no JVM."""
+    def applied(self, generation: int) -> Applied | None:
+        """What the table's commits record of this generation; None before its copy is complete. No Spark, no JVM."""
+
+    def known(self, generation: int) -> Applied | None:
+        """The same as it was last read, or after our own last commit."""
 
     def load(
-        self, copy: TableCopy, shape: Shape, session: Callable[[], SparkSession], progress: Callable[[int], None]
+        self, copy: TableCopy, mode: Mode, session: Callable[[], SparkSession], progress: Callable[[int], None]
     ) -> Loaded:
         """The copy of a table: see ``LakeTable.load``. The session is asked for only if there is much to read."""
 
@@ -79,8 +137,8 @@ class TableStore(Protocol):
     def read_files(self, session: SparkSession, old: Replaceable) -> DataFrame:
         """The rows of files that an extent named as replaceable."""
 
-    def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> None:
-        """Do the step in one commit."""
+    def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> Applied:
+        """Do the step in one commit. Returns what the table then records."""
 
     def maintain(
         self, session: Callable[[], SparkSession], options: MaintenanceOptions, key: Sequence[str]
@@ -94,5 +152,5 @@ class TableStore(Protocol):
     def evolve(self, session: SparkSession, path: Sequence[TableSchema], stamp: Stamp) -> None:
         """Bring the columns from the first schema of ``path`` to the last, in one commit.
 
-        The schemas are the lake table's own (``Shape.schema``). What cannot be followed has been refused before.
+        The schemas are the lake table's own (``Mode.schema``). What cannot be done has been refused before.
         """

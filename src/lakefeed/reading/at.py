@@ -11,10 +11,9 @@ from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakeError
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.delta import Delta
-from lakefeed.lake.delta_history import DeltaHistory
+from lakefeed.lake.formats import history_at
 from lakefeed.lake.history import LogCommit, LogState, TableHistory, state_at
 from lakefeed.lake.iceberg import Iceberg
-from lakefeed.lake.iceberg_metadata import is_iceberg
 from lakefeed.lake.location import lake_root, table_path
 from lakefeed.reading.options import STATE_FOLDER
 
@@ -44,7 +43,10 @@ def read_at(
     place = _Place.of(position, change_set)
     name = TableId.parse(table)
     root = lake.path if isinstance(lake, Delta | Iceberg) else lake_root(lake)
-    history = _history(spark, lake, name)
+    if isinstance(lake, Delta | Iceberg):
+        history: TableHistory = lake.history(name)
+    else:  # the format is that of the table there
+        history = history_at(spark, root, table_path(root, name), name)
     commits = history.commits()
     state = state_at(commits, place.covers)
     if state is None:
@@ -54,14 +56,6 @@ def read_at(
     _check_settled(root, name, place, state)
     history.check(state.version)
     return history.read(spark, state.version)
-
-
-def _history(spark: SparkSession, lake: str | Path | Delta | Iceberg, table: TableId) -> TableHistory:
-    """Of a path: the format is that of the table there."""
-    if isinstance(lake, Delta | Iceberg):
-        return lake.history(table)
-    path = table_path(lake_root(lake), table)
-    return Iceberg(spark, lake).history(table) if is_iceberg(path) else DeltaHistory(path, table)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import LakeError, TableStoppedError
-from lakefeed.lake.projection import lineage, steps
-from lakefeed.lake.widening import holds
+from lakefeed.lake.schema.projection import lineage, steps
+from lakefeed.lake.schema.widening import holds
 from lakefeed.reading.shape import readable_type
 
 Default = int | float | str | None

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from lakefeed.errors import ConfigError
-from lakefeed.lake.sparktype import quoted
+from lakefeed.lake.spark.type import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -37,7 +37,7 @@ class MemoryTable:
     generation: int
     schema: TableSchema
     number: int
-    seeded: int = 0
+    copied: int = 0
     high: Position | None = None
     rows: dict[Key, Row] = field(default_factory=dict)
 
@@ -78,32 +78,32 @@ class MemoryLakeTable:
             return None
         return Applied(number=found.number, schema_version=found.schema.version, rows=len(found.rows))
 
-    def load(self, seed: TableCopy, progress: Callable[[int], None]) -> Loaded:
+    def load(self, copy: TableCopy, progress: Callable[[int], None]) -> Loaded:
         hit("lake.before_load")
         table = self._lake.tables.get(self.route.table)
-        if table is None or table.generation != seed.generation:
-            table = MemoryTable(seed.generation, seed.schema, seed.base)
+        if table is None or table.generation != copy.generation:
+            table = MemoryTable(copy.generation, copy.schema, copy.base)
             self._lake.tables[self.route.table] = table
-        for chunk in seed.chunks[table.seeded :]:
+        for chunk in copy.chunks[table.copied :]:
             with chunk.open() as reader:
                 rows = [row for batch in reader for row in batch.to_pylist()]
-                table.rows |= {_key(seed.schema, row): row for row in rows}
+                table.rows |= {_key(copy.schema, row): row for row in rows}
                 table.high = highest(table.high, reader.high)
-            table.seeded += 1
+            table.copied += 1
             self._lake.commits += 1
             progress(len(rows))
             hit("lake.during_load")
         hit("lake.after_load")
         return Loaded(rows=len(table.rows), high=table.high)
 
-    def apply(self, window: Window, generation: int) -> None:
+    def apply(self, window: Window, generation: int) -> Applied:
         table = self._lake.tables[self.route.table]
         if table.generation != generation or table.number >= window.upto:
-            return
-        for doubt in window.open_doubts(table.schema.version):
-            raise RebuildNeededError(f"table {self.route.table}: {doubt.reason}", table=str(self.route.table))
+            return Applied(number=table.number, schema_version=table.schema.version, rows=len(table.rows))
+        for stale in window.open_stale_reasons(table.schema.version):
+            raise RebuildNeededError(f"table {self.route.table}: {stale.reason}", table=str(self.route.table))
         hit("lake.before_commit")
-        after = MemoryTable(table.generation, window.target, window.upto, table.seeded, table.high)
+        after = MemoryTable(table.generation, window.target, window.upto, table.copied, table.high)
         after.rows = _evolved(table.rows, table.schema, window.target)
         changes = [change for segment in window.segments for change in _changes(segment, window)]
         for row in sorted(changes, key=lambda row: row[SEQ]):
@@ -112,6 +112,7 @@ class MemoryLakeTable:
         self._lake.tables[self.route.table] = after
         self._lake.commits += 1
         hit("lake.after_commit")
+        return Applied(number=after.number, schema_version=after.schema.version, rows=len(after.rows))
 
     def states(self, generation: int) -> tuple[TableVersion, ...]:
         """Only the newest: a dictionary has no history."""

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from lakefeed.change.batch import ABSENT, OP, SEQ, ChangeBatch, Operation
 from lakefeed.change.position import Position
-from lakefeed.change.segment import Counts, Doubt, Segment, Window
+from lakefeed.change.segment import Counts, Segment, StaleReason, Window
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import JournalError
 from lakefeed.testing.builders import at
@@ -34,7 +34,7 @@ class ScriptedLog:
         self._sets: list[tuple[Segment, ...]] = []
         self._schemas: dict[TableId, list[tuple[int, TableSchema]]] = {}
         self._seq = 0
-        self._doubts: list[tuple[int, TableId, Doubt]] = []
+        self._stale: list[tuple[int, TableId, StaleReason]] = []
         self.trimmed = 0
 
     def schema_of(self, schema: TableSchema) -> TableSchema:
@@ -49,9 +49,9 @@ class ScriptedLog:
         self._sets.append(tuple(self._write(batch) for batch in batches))
         return self.head
 
-    def doubt(self, table: TableId, reason: str, columns: tuple[str, ...] | None = None) -> None:
+    def add_stale_reason(self, table: TableId, reason: str, columns: tuple[str, ...] | None = None) -> None:
         """The next change set says of ``table`` what a RecopyNeeded says."""
-        self._doubts.append((self.head + 1, table, Doubt(self._schemas[table][-1][1].version, reason, columns)))
+        self._stale.append((self.head + 1, table, StaleReason(self._schemas[table][-1][1].version, reason, columns)))
 
     @property
     def head(self) -> int:
@@ -70,8 +70,8 @@ class ScriptedLog:
         target = [schema for number, schema in known if number <= max(upto, 1)][-1]
         segments = tuple(part for parts in self._sets[after:upto] for part in parts if part.table == table)
         schemas = {schema.version: schema for _, schema in known}
-        doubts = tuple(one for number, of, one in self._doubts if of == table and after < number <= upto)
-        return Window(table, after, upto, self.position(upto), segments, target, schemas, doubts=doubts)
+        stale = tuple(one for number, of, one in self._stale if of == table and after < number <= upto)
+        return Window(table, after, upto, self.position(upto), segments, target, schemas, stale_reasons=stale)
 
     def _write(self, batch: ChangeBatch) -> Segment:
         data = batch.data

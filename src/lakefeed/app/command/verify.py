@@ -101,14 +101,13 @@ def _subject(config: Config, record: TableState, schema_version: int) -> Subject
     """With the columns that the lake table was given at the version of the source's schema that it has."""
     from lakefeed.app.verify import Subject
     from lakefeed.journal.journal import Journal
-    from lakefeed.lake.decision import Decisions, decisions_file
-    from lakefeed.lake.following import Policy
-    from lakefeed.lake.shape import Shape
+    from lakefeed.lake.schema.decision import Decisions, decisions_file
+    from lakefeed.lake.schema.policy import Policy
 
     schema = Journal.read(config.state_path).schema(record.source, schema_version)
     place = decisions_file(config.lake.path, config.pipeline, record.table)
-    followed = Decisions(Policy(record.table, record.mode), place).at(schema, record.generation)
-    return Subject(table=record.table, shape=Shape(record.mode), followed=followed, schema=schema)
+    mapping = Decisions(Policy(record.table, record.mode), place).at(schema, record.generation)
+    return Subject(table=record.table, mode=record.mode, mapping=mapping, schema=schema)
 
 
 def _source(config: SourceConfig, table: TableId) -> SourceTable:
@@ -143,11 +142,9 @@ def _rows(found: Comparison) -> tuple[int | None, int | None]:
 
 
 def _object(record: TableState, found: Comparison) -> dict[str, object]:
-    from lakefeed.lake.mode import described
-
     source_rows, lake_rows = _rows(found)
     return {
-        "mode": described(record.mode),
+        "mode": record.mode.describe(),
         "equal": found.equal,
         "compared": found.compared,
         "source_rows": source_rows,

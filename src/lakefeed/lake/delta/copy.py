@@ -1,0 +1,173 @@
+"""The copy of one table into Delta: Spark tasks write the files, one commit per group of chunks adds them.
+
+  1 a group's chunks are read and written in parallel, each to a file of its own name
+  2 one commit adds the files and records how many chunks the table has; the first also replaces what was there
+  3 the last commit records the applied number: from then on, and not before, the table counts as copied
+A restart continues after the last recorded chunk. Files of a group that was not committed belong to nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lakefeed.change.position import Position, decode_position, highest
+from lakefeed.change.table import TableId, TableSchema
+from lakefeed.errors import CommitFailedError, TableStoppedError
+from lakefeed.failpoint import hit
+from lakefeed.lake.base import Loaded, TableCopy
+from lakefeed.lake.formats import other_format_at
+from lakefeed.lake.loader import GROUP_CHUNKS, DataFile, attempt_chunk, written_chunks
+from lakefeed.lake.location import delta_uri, filesystem
+from lakefeed.lake.mode.base import CurrentRows, Mode
+from lakefeed.lake.spark.type import lake_arrow
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+    from lakefeed.lake.delta.store import DeltaStore
+
+
+def load_table(
+    store: DeltaStore,
+    copy: TableCopy,
+    mode: Mode,
+    context: Callable[[], SparkContext],
+    progress: Callable[[int], None],
+) -> Loaded:
+    """Copy ``copy`` into the table of ``store``; ``context`` is asked for only if there is much to read."""
+    ids, total = store.ids(copy.generation), len(copy.chunks)
+    with store.writing() as table:
+        begun = table is not None and table.transaction_version(ids.owner) == copy.generation
+        done: int | None = table.transaction_version(ids.copy) if table is not None and begun else None
+        is_foreign = table is not None and table.transaction_version(ids.owner) is None
+    # A table of another format is foreign, whoever made it: each format would clean up the other's files.
+    kind = other_format_at(store.location, "delta") or ("Delta" if is_foreign else None)
+    if done is None and kind is not None:
+        raise TableStoppedError(
+            f"table {copy.table}: there is a table ({kind}) at {store.location} that this pipeline did not make",
+            remedy="Choose another lake path or pipeline name, or remove that table.",
+            table=str(copy.table),
+        )
+    stored = lake_arrow(mode.schema(copy.schema))
+    write = partial(attempt_chunk, directory=store.location, schema=stored, added=mode.copied(copy))
+    while done is None or done < total:
+        start = done or 0
+        written = written_chunks(copy.chunks[start : start + GROUP_CHUNKS], write, copy.table, context)  # 1
+        rows = sum(one.rows for one in written)
+        after = min(start + GROUP_CHUNKS, total)
+        high = None
+        for one in written:
+            high = highest(high, one.high)
+        metadata = {
+            **copy.metadata(store.pipeline),
+            "copy": {"chunks": after, "rows": rows, "high": high.encode() if high else None},
+        }
+        _commit_group(store, copy, stored, [one.file for one in written if one.file], (done, after), metadata)  # 2, 3
+        done = after
+        progress(rows)
+        hit("lake.during_load")
+    return _loaded(store, copy.generation)
+
+
+def _commit_group(
+    store: DeltaStore,
+    copy: TableCopy,
+    stored: pa.Schema,
+    files: list[DataFile],
+    chunks: tuple[int | None, int],
+    metadata: dict[str, Any],
+) -> None:
+    """Add a group's files in one commit, which brings the table from so many chunks to so many.
+
+    The first one (None) replaces whatever table was there, in the same step.
+    """
+    from deltalake import Schema
+    from deltalake.transaction import CommitProperties, Transaction, create_table_with_add_actions
+
+    before, after = chunks
+    ids = store.ids(copy.generation)
+    transactions = {ids.copy: after}
+    if before is None:
+        transactions |= {ids.owner: copy.generation, ids.schema: copy.schema.version}
+    if after == len(copy.chunks):
+        transactions[ids.applied] = copy.base
+    properties = CommitProperties(
+        custom_metadata={"userMetadata": json.dumps(metadata)},
+        app_transactions=[Transaction(app, version) for app, version in transactions.items()],
+    )
+    schema, actions = Schema.from_arrow(stored), [add_action(file) for file in files]
+    with store.writing() as table:
+        if before is None:
+            create_table_with_add_actions(
+                delta_uri(store.location), schema, actions, mode="overwrite", description=copy.description,
+                configuration=dict(store.options.properties), storage_options=dict(store.options.storage) or None,
+                commit_properties=properties,
+            )  # fmt: skip
+        elif table is None or table.transaction_version(ids.copy) != before:
+            raise CommitFailedError(f"another process copies the same rows to {store.location}, or has removed them")
+        else:
+            table.create_write_transaction(actions, "append", schema, commit_properties=properties)
+
+
+def _loaded(store: DeltaStore, generation: int) -> Loaded:
+    """The sum of what the commits of this generation's copy record."""
+    with store.writing() as table:
+        history = table.history() if table is not None else []
+    rows, high = 0, None
+    for commit in history:
+        metadata = json.loads(commit.get("userMetadata") or "{}")
+        if isinstance(metadata, dict) and metadata.get("generation") == generation and "copy" in metadata:
+            rows += metadata["copy"]["rows"]
+            text = metadata["copy"]["high"]
+            high = highest(high, decode_position(text) if text else None)
+    return Loaded(rows=rows, high=high)
+
+
+def add_action(file: DataFile) -> Any:
+    """One written file, as a commit names it."""
+    from deltalake.transaction import AddAction
+
+    return AddAction(file.name, file.bytes, {}, file.written_ms, True, file.statistics)
+
+
+@dataclass(frozen=True, slots=True)
+class FileChunk:
+    """A Parquet file of a lake table as a chunk: how one lake table's rows become another's. Picklable.
+
+    The current rows of the file, with the columns of ``schema``. Is its own reader; ``high`` is the same for all.
+    """
+
+    schema: TableSchema
+    path: str
+    current: CurrentRows
+    high: Position | None
+
+    @property
+    def table(self) -> TableId:
+        return self.schema.table
+
+    @contextmanager
+    def open(self) -> Iterator[Self]:
+        yield self
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """A column that was added after the file was written reads as NULL, as the table itself reads it."""
+        files, place = filesystem(self.path)
+        wanted = self.schema.arrow
+        with pq.ParquetFile(place, filesystem=files) as file:
+            for batch in file.iter_batches():
+                rows = self.current.of(batch)
+                columns = [
+                    rows.column(field.name).cast(field.type) if field.name in rows.schema.names
+                    else pa.nulls(rows.num_rows, field.type)
+                    for field in wanted
+                ]  # fmt: skip
+                yield pa.RecordBatch.from_arrays(columns, schema=wanted)

@@ -1,0 +1,151 @@
+"""The versions of a Delta table, by its log: see ``history``.
+
+The applied number is a transaction of the commit itself (see ``store``), so it is there exactly when the rows are.
+The note is the commit's ``userMetadata``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+from lakefeed.change.table import TableId
+from lakefeed.errors import LakeError
+from lakefeed.lake.base import TableVersion
+from lakefeed.lake.history import LogCommit, exact_states, noted
+from lakefeed.lake.location import delta_uri, filesystem, spark_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_COMMIT = re.compile(r"(\d{20})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class AppIds:
+    """The application ids of one table in one pipeline: see ``store``."""
+
+    pipeline: str
+    table: TableId
+    generation: int
+
+    @property
+    def owner(self) -> str:
+        return f"lakefeed/{self.pipeline}/{self.table}"
+
+    @property
+    def applied(self) -> str:
+        return f"{self.owner}/{self.generation}"
+
+    @property
+    def schema(self) -> str:
+        return f"{self.applied}/schema"
+
+    @property
+    def copy(self) -> str:
+        return f"{self.applied}/copy"
+
+
+class DeltaHistory:
+    """See ``history.TableHistory``. ``storage`` are deltalake's options."""
+
+    keeps_more = "a longer delta.logRetentionDuration keeps more from now on."
+
+    def __init__(self, path: str, table: TableId, storage: Mapping[str, str] | None = None) -> None:
+        self._path = path
+        self._table = table
+        self._storage = dict(storage or {})
+
+    def commits(self) -> list[LogCommit]:
+        return read_log(self._path, self._table)
+
+    def check(self, version: int) -> None:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        try:
+            table = DeltaTable(delta_uri(self._path), version=version, storage_options=self._storage)
+            files = table.get_add_actions().column("path").to_pylist()
+        except (DeltaError, OSError) as error:
+            raise self._cleaned_up(version, "the log") from error
+        system, place = filesystem(self._path)
+        found = system.get_file_info([f"{place}/{file}" for file in files])
+        missing = sum(1 for info in found if not info.is_file)
+        if missing:
+            raise self._cleaned_up(version, f"{missing} of {len(files)} files")
+
+    def read(self, spark: SparkSession, version: int) -> DataFrame:
+        return spark.read.format("delta").option("versionAsOf", version).load(spark_path(self._path))
+
+    def _cleaned_up(self, version: int, what: str) -> LakeError:
+        return LakeError(
+            f"table {self._table} was at that place in version {version}, but {what} of it have been cleaned up",
+            remedy="Keep more: VACUUM with a longer retention, and delta.logRetentionDuration; or ask for a later "
+            "place.",
+        )
+
+
+def read_log(path: str, table: TableId) -> list[LogCommit]:
+    """The commits that the table's log still has, oldest first. LakeError if there is no Delta table."""
+    system, place = filesystem(path)
+    found = system.get_file_info(fs.FileSelector(f"{place}/_delta_log", allow_not_found=True))
+    files = sorted((match[1], info.path) for info in found if (match := _COMMIT.fullmatch(info.base_name)))
+    if not files:
+        raise LakeError(
+            f"there is no Delta table of {table} at {path}", remedy="Correct the lake's path or the table's name."
+        )
+    commits: list[LogCommit] = []
+    for version, file in files:
+        with system.open_input_stream(file) as stream:
+            actions = [json.loads(line) for line in stream.read().splitlines() if line.strip()]
+        information: Mapping[str, Any] = next((one["commitInfo"] for one in actions if "commitInfo" in one), {})
+        metadata = noted(information.get("userMetadata"))
+        if metadata is None:
+            commits.append(LogCommit(version=int(version)))
+            continue
+        recorded = {one["txn"]["appId"]: one["txn"]["version"] for one in actions if "txn" in one}
+        ids = AppIds(metadata["pipeline"], table, metadata["generation"])
+        commits.append(LogCommit(version=int(version), metadata=metadata, applied=recorded.get(ids.applied)))
+    return commits
+
+
+def exact_versions(path: str, ids: AppIds) -> tuple[TableVersion, ...]:
+    """See ``LakeTable.states``."""
+    return tuple(
+        TableVersion(
+            number=commit.applied or 0,
+            schema_version=int((commit.metadata or {})["schema_version"]),
+            position=commit.position,
+            version=commit.version,
+        )
+        for commit in exact_states(read_log(path, ids.table), ids.generation)
+    )
+
+
+class DeltaRows:
+    """See ``reader.StoredRows``. By deltalake's query engine, which also knows deletion vectors."""
+
+    def __init__(self, path: str, storage: Mapping[str, str] | None = None) -> None:
+        from deltalake import DeltaTable
+
+        self._table = DeltaTable(delta_uri(path), storage_options=dict(storage or {}))
+        described: Any = self._table.schema().to_arrow()  # another library's schema, by the Arrow C interface
+        self.schema: pa.Schema = pa.schema(described)
+
+    @property
+    def estimate(self) -> int | None:
+        counts = self._table.get_add_actions(flatten=True).column("num_records").to_pylist()
+        return sum(counts) if None not in counts else None
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        from deltalake import QueryBuilder
+
+        found: Any = QueryBuilder().register("t", self._table).execute("SELECT * FROM t")
+        for batch in pa.RecordBatchReader.from_stream(found):
+            yield batch.select(self.schema.names).cast(self.schema)

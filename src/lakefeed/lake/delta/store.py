@@ -1,0 +1,379 @@
+"""One Delta table: what its commits record, how much of it lies where, its files, and its commits.
+
+What a table's commits record, as Delta application transactions (appId → version):
+
+    lakefeed/<pipeline>/<table>                         the generation that the table is of
+    lakefeed/<pipeline>/<table>/<generation>            applied change set number; there once the copy is complete
+    lakefeed/<pipeline>/<table>/<generation>/schema     schema version
+    lakefeed/<pipeline>/<table>/<generation>/copy       chunks of the copy that are in the table
+
+Delta keeps these through overwrites, so each life of a table has ids of its own.
+
+The log is read through the deltalake package: no JVM. Where the table allows it, Spark only writes files and the log
+takes them in: a commit by Spark itself reads the table's whole log in a job of its own, to see which transactions it
+records, and finds the rows of a merge in another: about a second and another two, whatever the batch
+(docs/decisions/0010-delta-files.md). Files that no commit names are not part of the table: maintenance removes them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from lakefeed.change.table import TableSchema
+from lakefeed.errors import CommitFailedError, LakeError
+from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
+from lakefeed.lake.delta.copy import FileChunk, add_action, load_table
+from lakefeed.lake.delta.feature import has_mapped_columns, has_masked_rows, masks_rows, takes_files
+from lakefeed.lake.delta.history import AppIds, exact_versions
+from lakefeed.lake.delta.maintenance import WRITTEN, maintain_table
+from lakefeed.lake.loader import DataFile, file_statistics
+from lakefeed.lake.location import delta_uri, filesystem, spark_glob, spark_path
+from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
+from lakefeed.lake.mode.base import CurrentRows, Mode
+from lakefeed.lake.route import Route
+from lakefeed.lake.schema.projection import lineage, projected
+from lakefeed.lake.spark.error import ConcurrentModification
+from lakefeed.lake.spark.type import quoted, spark_columns
+from lakefeed.lake.store import AppendRows, Extent, MergeRows, Replaceable, RewriteRows, Stamp, Step
+from lakefeed.lake.window import KeyBounds
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+SESSION = {
+    # The source of a merge is immutable files under a total order: reading it twice gives the same rows, so there
+    # is no need to write it down first.
+    "spark.databricks.delta.merge.materializeSource": "none",
+    # Instants with statistics, which the older form does not have; dates before 1582 as they are.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+}
+_VIEW = "lakefeed_changes"
+_WRITER = {"compression": "zstd", "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
+_LOCAL_TIME = pa.timestamp("us")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaOptions:
+    """``storage`` is deltalake's storage options, ``properties`` what tables are made with."""
+
+    storage: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+class DeltaStore:
+    """See ``lake.store.TableStore`` for the contract. One thread at a time writes; ``applied`` may be asked by any."""
+
+    def __init__(self, path: str, pipeline: str, route: Route, options: DeltaOptions) -> None:
+        self.location = path
+        self.pipeline = pipeline
+        self.options = options
+        self._route = route
+        self._uri = delta_uri(path)
+        self._storage = dict(options.storage) or None
+        self._lock = threading.Lock()
+        self._table: DeltaTable | None = None  # as it was last read
+        self._rows: tuple[int, int | None] = (-1, None)
+
+    # What the commits record
+
+    def ids(self, generation: int) -> AppIds:
+        return AppIds(self.pipeline, self._route.table, generation)
+
+    def applied(self, generation: int) -> Applied | None:
+        with self._lock:
+            return self._recorded(self.refresh(), generation)
+
+    def known(self, generation: int) -> Applied | None:
+        with self._lock:
+            return self._recorded(self._table, generation)
+
+    def refresh(self) -> DeltaTable | None:
+        """Read the log: the table at its newest version. Another process may have committed, or removed it."""
+        from deltalake import DeltaTable
+
+        if not DeltaTable.is_deltatable(self._uri, self._storage):
+            self._table = None
+        elif self._table is None:
+            self._table = DeltaTable(self._uri, storage_options=self._storage)
+        else:
+            self._table.update_incremental()
+        return self._table
+
+    def opened(self) -> DeltaTable | None:
+        """A handle for one caller: to list a large table's files takes longer than others should wait for the lock."""
+        from deltalake import DeltaTable
+
+        if not DeltaTable.is_deltatable(self._uri, self._storage):
+            return None
+        return DeltaTable(self._uri, storage_options=self._storage)
+
+    def _recorded(self, table: DeltaTable | None, generation: int) -> Applied | None:
+        ids = self.ids(generation)
+        if table is None or table.transaction_version(ids.owner) != generation:
+            return None
+        number, version = table.transaction_version(ids.applied), table.transaction_version(ids.schema)
+        if number is None or version is None:
+            return None
+        at = table.version()
+        if self._rows[0] != at:  # rows by the files' statistics; None where they do not tell
+            counts = pa.table(table.get_add_actions(flatten=True)).column("num_records")
+            known = not has_masked_rows(table) and not counts.null_count
+            self._rows = (at, int(pc.sum(counts, min_count=0).as_py()) if known else None)
+        return Applied(number=number, schema_version=version, rows=self._rows[1])
+
+    def _still(self, recorded: Applied | None, stamp: Stamp) -> Applied:
+        if recorded is None:
+            raise CommitFailedError(f"the table at {self.location} is not of generation {stamp.generation} any more")
+        return recorded
+
+    def _done(self, table: DeltaTable | None, stamp: Stamp) -> Applied | None:
+        """What the table records, if it has the stamp's change set already.
+
+        CommitFailedError if the table is not where the stamp's change sets begin: another process has this pipeline,
+        too, and the changes are to be planned again.
+        """
+        recorded = self._still(self._recorded(table, stamp.generation), stamp)
+        if stamp.number is None or recorded.number >= stamp.number:
+            return recorded
+        if recorded.number > stamp.metadata["change_sets"]["after"]:
+            raise CommitFailedError(f"another process has brought {self.location} to change set {recorded.number}")
+        return None
+
+    # Extent and rows
+
+    def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:
+        """How many of the table's files may have rows between the bounds; all, where their statistics do not tell.
+
+        With deletion vectors no bytes are touched: a merge marks rows and rewrites no file.
+        """
+        with self._lock:
+            table = self._table
+            if table is None:
+                return None
+            actions = pa.table(table.get_add_actions(flatten=True))
+            version, replaceable, masks = table.version(), takes_files(table), masks_rows(table)
+        sizes, names = actions.column("size_bytes"), actions.column_names
+        touched: Any = pa.repeat(pa.scalar(True), actions.num_rows)
+        low, high = f"min.{column}", f"max.{column}"
+        # Delta cuts instants in statistics to milliseconds, so that a file may seem to end early.
+        if bounds is not None and low in names and high in names and not isinstance(bounds.low, datetime):
+            try:
+                below: Any = pc.less(actions.column(high), pa.scalar(bounds.low))
+                above: Any = pc.greater(actions.column(low), pa.scalar(bounds.high))
+                outside: Any = pc.fill_null(pc.or_(below, above), False)  # a file without statistics may have rows
+                touched = pc.invert(outside)
+            except pa.ArrowException:  # the statistics are of another type than the key, which then says nothing
+                pass
+        paths = actions.filter(touched).column("path").to_pylist() if replaceable else []
+        return Extent(
+            files=actions.num_rows,
+            bytes=int(pc.sum(sizes, min_count=0).as_py()),
+            touched_files=int(pc.sum(touched, min_count=0).as_py()),
+            touched_bytes=0 if masks else int(pc.sum(sizes.filter(touched), min_count=0).as_py()),
+            replaceable=Replaceable(version, tuple(map(str, paths))) if replaceable else None,
+        )
+
+    def read(self, session: SparkSession) -> DataFrame:
+        return session.read.format("delta").load(spark_path(self.location))
+
+    def read_files(self, session: SparkSession, old: Replaceable) -> DataFrame:
+        """The rows of some of the table's files, with the table's columns: older files may lack the newer ones."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        with self._lock:
+            described: Any = (
+                self._at(old.version).schema().to_arrow()
+            )  # another library's schema, by Arrow's C interface
+        schema = from_arrow_schema(pa.schema(described), prefer_timestamp_ntz=True)
+        return session.read.schema(schema).parquet(*(spark_glob(f"{self.location}/{path}") for path in old.files))
+
+    def _at(self, version: int | None) -> DeltaTable:
+        """The table as it was read last. ConcurrentModification if that is another version."""
+        if self._table is None:
+            raise LakeError(f"the table at {self._uri} is gone")
+        if version is not None and self._table.version() != version:
+            raise ConcurrentModification(f"the table is at version {self._table.version()} and was at {version}")
+        return self._table
+
+    # Commits
+
+    def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> Applied:
+        by_files = isinstance(step, RewriteRows) or (isinstance(step, AppendRows) and takes_files(self._at(None)))
+        with self._lock:  # Spark would not see that another process has a part of these change sets
+            done = self._done(self._table if by_files else self.refresh(), stamp)
+        if done is not None:
+            return done
+        if by_files:
+            old = step.old if isinstance(step, RewriteRows) else None
+            return self._exchange(write_files(step.rows, self.location), old, stamp)
+        with self._stamped(session, stamp):
+            if isinstance(step, MergeRows):
+                step.rows.createOrReplaceTempView(_VIEW)
+                session.sql(step.statement(f"delta.{quoted(spark_path(self.location))}", _VIEW))
+            else:
+                mode = "append" if isinstance(step, AppendRows) else "overwrite"
+                step.rows.write.format("delta").mode(mode).save(spark_path(self.location))
+        return self._still(self.applied(stamp.generation), stamp)
+
+    def _exchange(self, added: Sequence[DataFile], removed: Replaceable | None, stamp: Stamp) -> Applied:
+        """One commit: files in, and others out. Nothing, if the table has the stamp's change set already.
+
+        ConcurrentModification if somebody has committed since the table was read.
+        """
+        from deltalake.exceptions import CommitFailedError as Refused
+        from deltalake.transaction import CommitProperties, RemoveAction, Transaction
+
+        ids, now = self.ids(stamp.generation), int(time.time() * 1000)
+        out = [RemoveAction(path, True, now) for path in removed.files] if removed is not None else []
+        properties = CommitProperties(
+            custom_metadata={"userMetadata": json.dumps(stamp.metadata)},
+            app_transactions=[Transaction(ids.applied, stamp.number or 0)],
+            max_commit_retries=0,
+        )
+        with self._lock:
+            table = self._at(removed.version if removed is not None else None)
+            done = self._done(table, stamp)
+            if done is not None:
+                return done  # the files are part of nothing: maintenance removes them
+            actions = [*(add_action(file) for file in added), *out]
+            try:
+                table.create_write_transaction(actions, "append", table.schema(), commit_properties=properties)
+            except Refused as error:
+                raise ConcurrentModification(str(error)) from error
+            table.update_incremental()
+            found = self._recorded(table, stamp.generation)
+        return self._still(found, stamp)
+
+    def evolve(self, session: SparkSession, path: Sequence[TableSchema], stamp: Stamp) -> None:
+        """For every reader, without column ids (docs/decisions/0005-schema-evolution.md).
+
+        Columns added without a default, and steps that leave the columns as they are, change metadata only. For
+        columns added with a default, dropped, renamed or widened the table is rewritten in one commit. Delta could do
+        most of it in metadata, with column mapping and type widening; some readers do not have these features.
+        """
+        place, first, last = spark_path(self.location), path[0], path[-1]
+        if _LOCAL_TIME in last.arrow.types and _LOCAL_TIME not in first.arrow.types:
+            # A table made without a timestamp that has no zone must be allowed one first. A commit of its own, harmless
+            # to repeat, in a session without the stamp: it must not be taken for the evolution.
+            session.newSession().sql(
+                f"ALTER TABLE delta.{quoted(place)} SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')"
+            )
+        came_from = lineage(path)
+        kept = [name for name, was in came_from.items() if was == name]
+        is_only_metadata = (
+            tuple(kept) == first.names
+            and all(first.column(name).type == last.column(name).type for name in kept)
+            and all(last.column(name).default is None for name, was in came_from.items() if was is None)
+        )
+        with self._stamped(session, stamp):
+            if is_only_metadata:
+                nothing = session.createDataFrame([], spark_columns(last))
+                nothing.write.format("delta").mode("append").option("mergeSchema", "true").save(place)
+            else:
+                rows = self.read(session).select(*projected(path))
+                rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(place)
+
+    @contextmanager
+    def _stamped(self, session: SparkSession, stamp: Stamp) -> Iterator[None]:
+        """The commit inside, by Spark, records the stamp; one that is recorded already is left out."""
+        ids = self.ids(stamp.generation)
+        app_id, version = (
+            (ids.applied, stamp.number) if stamp.number is not None else (ids.schema, stamp.schema_version)
+        )
+        settings = {
+            "spark.databricks.delta.write.txnAppId": app_id,
+            "spark.databricks.delta.write.txnVersion": str(version),
+            "spark.databricks.delta.commitInfo.userMetadata": json.dumps(stamp.metadata),
+        }
+        for name, value in settings.items():
+            session.conf.set(name, value)
+        try:
+            yield
+        finally:
+            for name in settings:
+                session.conf.unset(name)
+
+    # Copies, earlier states, maintenance
+
+    def load(
+        self, copy: TableCopy, mode: Mode, session: Callable[[], SparkSession], progress: Callable[[int], None]
+    ) -> Loaded:
+        return load_table(self, copy, mode, lambda: session().sparkContext, progress)
+
+    @contextmanager
+    def writing(self) -> Iterator[DeltaTable | None]:
+        """The table, freshly read, for a copy: what it commits may be a table of another schema."""
+        with self._lock:
+            try:
+                yield self.refresh()
+            finally:
+                self._table = None
+
+    def states(self, generation: int) -> tuple[TableVersion, ...]:
+        return exact_versions(self.location, self.ids(generation))
+
+    def chunks(self, state: TableVersion, schema: TableSchema, current: CurrentRows) -> tuple[ChunkSource, ...]:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        named = f"version {state.version} of the table at {self.location}"
+        try:
+            table = DeltaTable(self._uri, version=state.version, storage_options=self._storage)
+        except DeltaError as error:
+            raise LakeError(f"{named} cannot be read: {error}") from error
+        if has_masked_rows(table):
+            raise LakeError(f"{named} has deletion vectors, which mask rows of its files")
+        if has_mapped_columns(table):
+            raise LakeError(f"{named} has column mapping, so that its files have other column names than the table")
+        paths = [f"{self.location}/{name}" for name in pa.table(table.get_add_actions()).column("path").to_pylist()]
+        for path in paths:
+            system, place = filesystem(path)
+            if system.get_file_info(place).type is not fs.FileType.File:
+                raise LakeError(f"{named} has lost a file: {path}")
+        return tuple(FileChunk(schema, path, current, state.position) for path in paths)
+
+    def maintain(
+        self, session: Callable[[], SparkSession], options: MaintenanceOptions, key: Sequence[str]
+    ) -> MaintenanceResult:
+        return maintain_table(self, session, options, key)
+
+
+def write_files(rows: DataFrame, root: str) -> list[DataFile]:
+    """One file for each of the frame's partitions that has rows."""
+    place = f"{WRITTEN}{uuid.uuid4().hex}"
+    rows.write.options(**_WRITER).parquet(f"{spark_path(root)}/{place}")
+    files, directory = filesystem(f"{root}/{place}")
+    # On a disk no directory shall stay for each commit, with a checksum file that nobody would ever remove.
+    moves = isinstance(files, fs.LocalFileSystem)
+    written: list[DataFile] = []
+    for info in files.get_file_info(fs.FileSelector(directory, recursive=False)):
+        if not info.base_name.endswith(".parquet"):
+            continue
+        footer = pq.read_metadata(info.path, filesystem=files)
+        if footer.num_rows == 0:
+            continue
+        if moves:
+            Path(info.path).rename(Path(root, info.base_name))
+        name = info.base_name if moves else f"{place}/{info.base_name}"
+        statistics = file_statistics(footer, footer.schema.to_arrow_schema())
+        written.append(DataFile(name, footer.num_rows, info.size, statistics, int(info.mtime_ns // 1_000_000)))
+    if moves:
+        shutil.rmtree(directory)
+    return written

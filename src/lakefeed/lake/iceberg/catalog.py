@@ -1,0 +1,262 @@
+"""Which catalog an Iceberg lake's tables are in, in the words of each reader: Spark, Iceberg itself, pyiceberg.
+
+The newest metadata of a table is read without a JVM: JSON, whoever keeps the pointer to it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+from urllib.parse import quote
+
+from lakefeed.change.table import TableId
+from lakefeed.errors import ConfigError, LakeError
+from lakefeed.lake.formats import other_format_at
+from lakefeed.lake.location import escaped, filesystem, spark_path
+
+CATALOGS = ("glue", "hadoop", "hive", "jdbc", "rest")
+_NAME = "lakefeed"
+_OWN_WAREHOUSE = ("hadoop", "jdbc")
+"""Catalogs whose tables are below the lake's path unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergCatalog:
+    """``properties`` are Iceberg's, ``type`` among them. ``namespace`` may have ``{schema}`` in it, and dots."""
+
+    name: str
+    properties: Mapping[str, str]
+    namespace: str
+    root: str
+
+    @classmethod
+    def of(cls, given: Mapping[str, str], root: str, namespace: str) -> Self:
+        """From what a user writes. ConfigError for a type that this version does not know."""
+        properties = {key: str(value) for key, value in given.items() if key != "name"}
+        kind = properties.setdefault("type", "hadoop")
+        if kind not in CATALOGS:
+            raise ConfigError(
+                f"'{kind}' is not a type of Iceberg catalog that this version knows",
+                remedy=f"Choose one of: {', '.join(CATALOGS)}.",
+            )
+        if kind != "hadoop" and "uri" not in properties and kind != "glue":
+            raise ConfigError(f"an Iceberg catalog of type {kind} needs its address", remedy="Add lake.catalog.uri.")
+        if kind in _OWN_WAREHOUSE:
+            properties.setdefault("warehouse", spark_path(root))
+        if kind == "jdbc":
+            properties.setdefault("jdbc.schema-version", "V1")  # what pyiceberg makes, and expects
+        if kind == "hadoop" and properties["warehouse"] != spark_path(root):
+            raise ConfigError("the warehouse of a Hadoop catalog is the lake's path", remedy="Set lake.path instead.")
+        if not namespace or any(not level for level in namespace.split(".")):
+            raise ConfigError(f"'{namespace}' is not a namespace", remedy="Write {schema}, or names with dots between.")
+        return cls(str(given.get("name", _NAME)), properties, namespace, root)
+
+    @property
+    def kind(self) -> str:
+        return self.properties["type"]
+
+    def settings(self) -> dict[str, str]:
+        """For a session. Tables are not cached: another process, or the Java library here, may have committed."""
+        prefix = f"spark.sql.catalog.{self.name}"
+        given = {f"{prefix}.{key}": value for key, value in self.properties.items()}
+        return {prefix: "org.apache.iceberg.spark.SparkCatalog", f"{prefix}.cache-enabled": "false", **given}
+
+    def place(self, table: TableId) -> tuple[tuple[str, ...], str]:
+        """Namespace and name. Both are path components in some catalogs, so they are written like those."""
+        levels = self.namespace.split(".")
+        return tuple(escaped(level.replace("{schema}", table.schema)) for level in levels), escaped(table.name)
+
+    def location(self, table: TableId) -> str:
+        """A path for a Hadoop catalog, else the table's full name."""
+        namespace, name = self.place(table)
+        if self.kind == "hadoop":
+            return "/".join([self.root, *namespace, name])
+        return ".".join([self.name, *namespace, name])
+
+    def reader(self, table: TableId) -> MetadataReader:
+        if self.kind == "hadoop":
+            return HadoopMetadata(self.location(table))
+        namespace, name = self.place(table)
+        own = self.properties["warehouse"].removeprefix("file://") if self.kind == "jdbc" else None
+        directory = "/".join([own, *namespace, name]) if own is not None else None
+        properties = dict(self.properties)
+        if self.kind == "jdbc":
+            address = _sqlalchemy(properties["uri"], properties.get("jdbc.user"), properties.get("jdbc.password"))
+            properties = {"type": "sql", "uri": address, "warehouse": properties["warehouse"]}
+        return CatalogMetadata(self.name, properties, (*namespace, name), directory)
+
+
+def _sqlalchemy(uri: str, user: str | None, password: str | None) -> str:
+    """The address of a database as SQLAlchemy has it, from JDBC's."""
+    kind, _, rest = uri.removeprefix("jdbc:").partition(":")
+    if kind == "sqlite":
+        return f"sqlite:///{rest.removeprefix('file:')}"
+    if kind == "postgresql":
+        login = f"{quote(user, safe='')}:{quote(password or '', safe='')}@" if user else ""
+        return f"postgresql+psycopg://{login}{rest.removeprefix('//')}"
+    raise ConfigError(
+        f"a JDBC catalog in {kind} is not there yet", remedy="Use jdbc:postgresql:…, jdbc:sqlite:… or a REST catalog."
+    )
+
+
+Metadata = Mapping[str, Any]
+_VERSION_NAME = re.compile(r"v(\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?")
+_ATTEMPTS = 5
+
+
+class MetadataReader(Protocol):
+    """The current metadata of one table, as the table specification writes it; None if there is no such table."""
+
+    def current(self) -> Metadata | None: ...
+
+    @property
+    def place(self) -> str | None:
+        """The file that ``current`` last gave."""
+
+    def is_other_format(self) -> bool:
+        """Is there a table of another format where this one would be? Each would clean up the other's files."""
+
+    def table(self) -> Any:
+        """The table as pyiceberg reads it; None if there is none. ConfigError if pyiceberg is not installed."""
+
+
+class HadoopMetadata:
+    """A table of a Hadoop catalog: files ``metadata/v<N>.metadata.json``, of which the highest counts.
+
+    ``version-hint.text`` says where to begin; it is written after the commit, so that there may be newer ones.
+    """
+
+    def __init__(self, location: str) -> None:
+        self._location = location
+        self._known: tuple[str, Metadata] | None = None
+
+    def current(self) -> Metadata | None:
+        """Read again only if the table has moved. A file may be cleaned up between the listing and the reading."""
+        for _ in range(_ATTEMPTS):
+            files, root = filesystem(f"{self._location}/metadata")
+            name = self._newest(files, root)
+            if name is None:
+                return None
+            if self._known is not None and self._known[0] == name:
+                return self._known[1]
+            try:
+                self._known = (name, _parsed(_bytes(files, f"{root}/{name}"), f"{self._location}/metadata/{name}"))
+            except FileNotFoundError:
+                continue
+            return self._known[1]
+        raise LakeError(f"the table at {self._location} changes faster than its metadata can be read")
+
+    @property
+    def place(self) -> str | None:
+        return f"{self._location}/metadata/{self._known[0]}" if self._known is not None else None
+
+    def is_other_format(self) -> bool:
+        return other_format_at(self._location, "iceberg") is not None
+
+    def table(self) -> Any:
+        if self.current() is None:
+            return None
+        try:
+            from pyiceberg.table import StaticTable
+        except ImportError as error:
+            raise _lacking("an Iceberg table that is read without Spark", error) from error
+        return StaticTable.from_metadata(str(self.place))
+
+    def _newest(self, files: Any, root: str) -> str | None:
+        from pyarrow.fs import FileSelector
+
+        try:
+            number = int(_bytes(files, f"{root}/version-hint.text"))
+            name = _version(files, root, number)
+        except (OSError, ValueError):
+            name = None
+        if name is None:  # no hint, or a wrong one
+            found = files.get_file_info(FileSelector(root, allow_not_found=True))
+            versions = {
+                int(match[1]): info.base_name for info in found if (match := _VERSION_NAME.fullmatch(info.base_name))
+            }
+            return versions[max(versions)] if versions else None
+        while (following := _version(files, root, number + 1)) is not None:
+            number, name = number + 1, following
+        return name
+
+
+class CatalogMetadata:
+    """A table of any other catalog, asked through pyiceberg. ``properties`` are pyiceberg's.
+
+    ``directory`` is where the catalog will put the table's files, if that is known beforehand.
+    """
+
+    def __init__(
+        self, catalog: str, properties: Mapping[str, str], table: tuple[str, ...], directory: str | None = None
+    ) -> None:
+        self._name = catalog
+        self._properties = dict(properties)
+        self._table = table
+        self._directory = directory
+        self._catalog: Any = None
+        self._known: tuple[str, Metadata] | None = None
+
+    def current(self) -> Metadata | None:
+        table = self.table()
+        if table is None:
+            return None
+        if self._known is None or self._known[0] != table.metadata_location:
+            with table.io.new_input(table.metadata_location).open() as stream:
+                self._known = (table.metadata_location, _parsed(stream.read(), table.metadata_location))
+        return self._known[1]
+
+    @property
+    def place(self) -> str | None:
+        return self._known[0] if self._known is not None else None
+
+    def is_other_format(self) -> bool:
+        return self._directory is not None and other_format_at(self._directory, "iceberg") is not None
+
+    def table(self) -> Any:
+        """As pyiceberg has it, fresh from the catalog; None if there is no such table."""
+        try:
+            from pyiceberg.catalog import load_catalog
+            from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+        except ImportError as error:
+            raise _lacking(f"a catalog of type {self._properties.get('type')}", error) from error
+        if self._catalog is None:
+            self._catalog = load_catalog(self._name, **self._properties)
+        try:
+            return self._catalog.load_table(self._table)
+        except (NoSuchNamespaceError, NoSuchTableError):
+            return None
+
+
+def _lacking(what: str, error: ImportError) -> ConfigError:
+    return ConfigError(
+        f"{what} needs pyiceberg, which is not installed ({error})", remedy="pip install 'lakefeed[iceberg]'"
+    )
+
+
+def _version(files: Any, root: str, number: int) -> str | None:
+    from pyarrow.fs import FileType
+
+    names = [f"v{number}{form}" for form in (".metadata.json", ".gz.metadata.json", ".metadata.json.gz")]
+    found = files.get_file_info([f"{root}/{name}" for name in names])
+    return next((name for name, info in zip(names, found, strict=True) if info.type == FileType.File), None)
+
+
+def _bytes(files: Any, path: str) -> bytes:
+    with files.open_input_file(path) as stream:
+        content: bytes = stream.read()
+        return content
+
+
+def _parsed(content: bytes, place: str) -> Metadata:
+    try:
+        data = json.loads(gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content)
+    except (OSError, ValueError) as error:
+        raise LakeError(f"the table's metadata in {place} does not parse: {error}") from error
+    if not isinstance(data, dict):
+        raise LakeError(f"the table's metadata in {place} is not an object")
+    return data

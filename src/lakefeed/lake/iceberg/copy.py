@@ -1,0 +1,160 @@
+"""The copy of one table into Iceberg: Spark tasks write the files, one commit per group of chunks adds them.
+
+  1 a transaction on the table is opened, the first time one that replaces whatever was there; it gives the column ids
+  2 a group's chunks are read and written in parallel, each to a file of its own name, with those ids
+  3 the transaction adds the files and records how many chunks the table has
+  4 the last one records the applied number: from then on, and not before, the table counts as copied
+A restart continues after the last recorded chunk. Files of a group that was not committed belong to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+
+from lakefeed.change.position import Position, highest
+from lakefeed.change.table import TableId, TableSchema
+from lakefeed.errors import LakeError, TableStoppedError
+from lakefeed.failpoint import hit
+from lakefeed.lake.base import ChunkSource, Loaded, TableCopy, TableVersion
+from lakefeed.lake.iceberg.record import GENERATION, OWNER, SCHEMA_VERSION, Copied, Record
+from lakefeed.lake.iceberg.schema import schema_json, with_field_ids
+from lakefeed.lake.loader import GROUP_CHUNKS, attempt_chunk, written_chunks
+from lakefeed.lake.mode.base import CurrentRows, Mode
+from lakefeed.lake.spark.type import lake_arrow
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+    from lakefeed.lake.iceberg.store import IcebergStore
+
+_VERSIONS = "write.metadata.previous-versions-max"
+_SPARE_VERSIONS = 10
+"""Of a table's metadata, for what others may commit to it while it is copied."""
+
+
+def load_table(
+    store: IcebergStore,
+    copy: TableCopy,
+    mode: Mode,
+    properties: Mapping[str, str],
+    context: Callable[[], SparkContext],
+    progress: Callable[[int], None],
+) -> Loaded:
+    """Copy ``copy`` into the table of ``store``. ``properties`` are what the table is made with."""
+    record = store.record(copy.generation)
+    if record is None and store.is_foreign():
+        raise TableStoppedError(
+            f"table {copy.table}: there is a table at {store.location}, which this pipeline did not make",
+            remedy="Choose another lake path, namespace or pipeline name, or remove that table.",
+            table=str(copy.table),
+        )
+    own, total = mode.schema(copy.schema), len(copy.chunks)
+    while record is None or record.applied is None:
+        if record is not None:
+            addition = store.java.appending()  # 1
+        else:
+            # While the copy goes on: it may be made of the very table, whose metadata as it was is read to the end.
+            kept = max(int(properties[_VERSIONS]), -(-total // GROUP_CHUNKS) + _SPARE_VERSIONS)
+            made_with = {
+                **properties,
+                _VERSIONS: str(kept),
+                OWNER: store.owner,
+                GENERATION: str(copy.generation),
+                SCHEMA_VERSION: str(copy.schema.version),
+                "comment": copy.description,
+            }
+            addition = store.java.replacing(schema_json(own), made_with)  # 1
+        before = record.copied if record is not None else Copied()
+        stored = with_field_ids(lake_arrow(own), addition.schema)
+        write = partial(attempt_chunk, directory=addition.directory, schema=stored, added=mode.copied(copy))
+        start = before.chunks
+        written = written_chunks(copy.chunks[start : start + GROUP_CHUNKS], write, copy.table, context)  # 2
+        rows, done, high = sum(one.rows for one in written), min(start + GROUP_CHUNKS, total), before.high
+        for one in written:
+            high = highest(high, one.high)
+        is_last = done == total
+        after = Record(
+            owner=store.owner,
+            generation=copy.generation,
+            applied=copy.base if is_last else None,  # 4
+            schema_version=copy.schema.version,
+            copied=Copied(chunks=done, rows=before.rows + rows, high=high),
+        )
+        metadata = {
+            **copy.metadata(store.owner.partition("/")[0]),
+            "copy": {"chunks": done, "rows": rows, "high": high.encode() if high else None},
+        }
+        settled = {_VERSIONS: properties[_VERSIONS]} if is_last else {}
+        addition.commit([one.file for one in written if one.file], after.summary(metadata), settled)  # 3
+        progress(rows)
+        hit("lake.during_load")
+        record = store.record(copy.generation)
+    return Loaded(rows=record.copied.rows, high=record.copied.high)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotChunk:
+    """A data file of an Iceberg table as a chunk: how one lake table's rows become another's. Picklable.
+
+    The current rows of one file of one snapshot, with the columns of ``schema``. Is its own reader. Read through
+    pyiceberg, which knows deleted rows, renamed columns and defaults.
+    """
+
+    schema: TableSchema
+    metadata_file: str
+    snapshot: int
+    data_file: str
+    current: CurrentRows
+    high: Position | None
+
+    @property
+    def table(self) -> TableId:
+        return self.schema.table
+
+    @contextmanager
+    def open(self) -> Iterator[Self]:
+        yield self
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        from pyiceberg.io.pyarrow import ArrowScan
+
+        table, scan = _scanned(self.metadata_file, self.snapshot)
+        tasks = [task for task in scan.plan_files() if task.file.file_path == self.data_file]
+        wanted = self.schema.arrow
+        rows = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter)
+        for batch in rows.to_record_batches(tasks):
+            own = self.current.of(batch)
+            columns = [own.column(field.name).cast(field.type) for field in wanted]
+            yield pa.RecordBatch.from_arrays(columns, schema=wanted)
+
+
+def chunks_of(
+    metadata_file: str | None, state: TableVersion, schema: TableSchema, current: CurrentRows
+) -> tuple[ChunkSource, ...]:
+    """The files of a state. LakeError if they are gone, or if there is nothing here to read them with."""
+    if metadata_file is None:
+        raise LakeError(f"there is no Iceberg table of {schema.table} any more")
+    try:
+        _, scan = _scanned(metadata_file, state.version)
+        files = [task.file.file_path for task in scan.plan_files()]
+    except ImportError as error:
+        raise LakeError(
+            f"the rows of {schema.table} are read through pyiceberg, which is not installed ({error})",
+            remedy="pip install 'lakefeed[iceberg]'",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise LakeError(f"the files of {schema.table} at change set {state.number} are gone: {error}") from error
+    return tuple(SnapshotChunk(schema, metadata_file, state.version, file, current, state.position) for file in files)
+
+
+def _scanned(metadata_file: str, snapshot: int) -> tuple[Any, Any]:
+    from pyiceberg.table import StaticTable
+
+    table = StaticTable.from_metadata(metadata_file)
+    return table, table.scan(snapshot_id=snapshot)

@@ -1,0 +1,107 @@
+"""Apache Iceberg tables: what a user writes (``Iceberg``) and the table format it binds to (``IcebergFormat``).
+
+Neither pyspark nor pyiceberg is imported before it is used, so that a status or an idle sync costs nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lakefeed.change.table import TableId
+from lakefeed.lake.iceberg.catalog import IcebergCatalog
+from lakefeed.lake.iceberg.history import IcebergHistory, IcebergRows
+from lakefeed.lake.iceberg.java import JavaCatalog, JavaTable
+from lakefeed.lake.iceberg.store import IcebergStore
+from lakefeed.lake.location import lake_root
+from lakefeed.lake.mode import Mirror, Mode, checked_mode
+from lakefeed.lake.reader import StoredRows
+from lakefeed.lake.route import Route, Routes, Rule
+from lakefeed.lake.schema.decision import Decisions, decisions_file
+from lakefeed.lake.schema.policy import Evolution
+from lakefeed.lake.spark.session import Sessions, checked_session
+from lakefeed.lake.table import SparkTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Iceberg:
+    """``Iceberg(spark, "lake/shop")``: tables at ``<path>/<schema>/<table>``.
+
+    ``spark`` is a session, or a function that gives one and is called when Spark is first needed. ``mode`` is that of
+    all tables, ``rules`` give some another or a second one; ``evolution`` is what they do when the source's schema
+    changes. ``catalog`` are Iceberg's catalog properties, with ``type`` and ``name``; without it, a Hadoop catalog
+    whose warehouse is ``path``. In ``namespace``, ``{schema}`` is the source table's schema and dots separate levels.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession | Callable[[], SparkSession],
+        path: str | Path,
+        *,
+        mode: Mode | str = Mirror(),  # noqa: B008  # immutable
+        rules: Sequence[Rule] = (),
+        evolution: Evolution | None = None,
+        catalog: Mapping[str, str] | None = None,
+        namespace: str = "{schema}",
+    ) -> None:
+        self._spark = spark
+        self._root = lake_root(path)
+        self._routes = Routes(checked_mode(mode), rules, evolution or Evolution())
+        self._catalog = IcebergCatalog.of(catalog or {}, self._root, namespace)
+
+    @property
+    def path(self) -> str:
+        return self._root
+
+    def history(self, table: TableId) -> IcebergHistory:
+        """The versions of one of its tables. No Spark until one is read."""
+        return IcebergHistory(self._catalog, table)
+
+    def rows(self, table: TableId) -> StoredRows | None:
+        """The rows of one of its tables by a reader that is not Spark; None if there is no such table."""
+        found = self._catalog.reader(table).table()
+        return IcebergRows(found) if found is not None else None
+
+    def bind(self, pipeline: str) -> IcebergFormat:
+        def session() -> SparkSession:
+            return checked_session(self._spark() if callable(self._spark) else self._spark, formats=("iceberg",))
+
+        return IcebergFormat(pipeline, session, self._catalog, self._routes)
+
+
+class IcebergFormat:
+    """The lake of one pipeline: see ``lake.base.TableFormat``."""
+
+    def __init__(
+        self, pipeline: str, spark: Callable[[], SparkSession], catalog: IcebergCatalog, routes: Routes
+    ) -> None:
+        self._pipeline = pipeline
+        self._catalog = catalog
+        self._routes = routes
+        self._sessions = Sessions(spark, catalog.settings())
+        self._java = JavaCatalog(catalog.name, catalog.properties, self._sessions.child)
+        self._lock = threading.Lock()
+        self._tables: dict[Route, SparkTable] = {}
+
+    def routes(self, source: TableId) -> tuple[Route, ...]:
+        return self._routes.of(source)
+
+    def table(self, route: Route) -> SparkTable:
+        with self._lock:
+            if route not in self._tables:
+                catalog, table = self._catalog, route.table
+                namespace, name = catalog.place(table)
+                store = IcebergStore(
+                    (catalog.name, *namespace, name),
+                    catalog.reader(table),
+                    f"{self._pipeline}/{table}",
+                    catalog.location(table),
+                    JavaTable(self._java, namespace, name),
+                )
+                decisions = Decisions(self._routes.policy(route), decisions_file(catalog.root, self._pipeline, table))
+                self._tables[route] = SparkTable(self._pipeline, route, store, self._sessions, decisions)
+            return self._tables[route]

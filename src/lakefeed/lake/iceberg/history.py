@@ -1,0 +1,121 @@
+"""The versions of an Iceberg table, by its metadata: see ``history``.
+
+A version is a snapshot, and ``snapshot-log`` has those that were the table's content, in their order. Everything is in
+a snapshot's summary (see ``store``). An expired snapshot is out of the metadata before its files go, so that one
+that is there can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from lakefeed.change.table import TableId
+from lakefeed.errors import LakeError
+from lakefeed.lake.history import LogCommit, noted
+from lakefeed.lake.iceberg.catalog import HadoopMetadata, IcebergCatalog
+from lakefeed.lake.iceberg.record import COMMIT, Record
+from lakefeed.lake.location import spark_path
+from lakefeed.lake.spark.session import checked_session
+from lakefeed.lake.spark.type import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class IcebergHistory:
+    """See ``history.TableHistory``."""
+
+    keeps_more = "a longer maintenance.keep_hours keeps more snapshots from now on."
+
+    def __init__(self, catalog: IcebergCatalog, table: TableId) -> None:
+        self._catalog = catalog
+        self._table = table
+        self._reader = catalog.reader(table)
+
+    def commits(self) -> list[LogCommit]:
+        metadata = self._reader.current()
+        if metadata is None:
+            raise LakeError(
+                f"there is no Iceberg table of {self._table}: {self._catalog.location(self._table)}",
+                remedy="Correct the lake's path, its catalog, or the table's name.",
+            )
+        snapshots = {one["snapshot-id"]: one["summary"] for one in metadata.get("snapshots", ())}
+        shown = [entry["snapshot-id"] for entry in metadata.get("snapshot-log", ())]
+        found: list[LogCommit] = []
+        for number in shown:
+            if number not in snapshots:
+                continue
+            note, record = noted(snapshots[number].get(COMMIT)), Record.of(snapshots[number])
+            if note is None or record is None:
+                found.append(LogCommit(version=number))
+                continue
+            # Every snapshot knows the copy that it stands on, so that it does not matter which of them are expired.
+            high = record.copied.high
+            copy = {"high": high.encode() if high is not None else None}
+            found.append(LogCommit(version=number, metadata={**note, "copy": copy}, applied=record.applied))
+        return found
+
+    def check(self, version: int) -> None:
+        metadata = self._reader.current() or {}
+        if all(one["snapshot-id"] != version for one in metadata.get("snapshots", ())):
+            raise LakeError(
+                f"table {self._table} was at that position in snapshot {version}, which has been expired",
+                remedy="Ask for a later position; " + self.keeps_more,
+            )
+
+    def read(self, spark: SparkSession, version: int) -> DataFrame:
+        """In the given session for tables at paths; in a child of it, which has the catalog, for all others."""
+        session = checked_session(spark, formats=("iceberg",))
+        if self._catalog.kind == "hadoop":
+            reader = session.read.format("iceberg").option("versionAsOf", str(version))
+            return reader.load(spark_path(self._catalog.location(self._table)))
+        child = session.newSession()
+        for name, value in self._catalog.settings().items():
+            child.conf.set(name, value)
+        namespace, name = self._catalog.place(self._table)
+        full = ".".join(map(quoted, (self._catalog.name, *namespace, name)))
+        return child.sql(f"SELECT * FROM {full} VERSION AS OF {version}")  # noqa: S608  # quoted names
+
+
+class IcebergRows:
+    """See ``reader.StoredRows``. By pyiceberg, file by file: it would otherwise hold all of them in memory.
+
+    ``table`` is pyiceberg's.
+    """
+
+    def __init__(self, table: Any) -> None:
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        self._table = table
+        columns: pa.Schema = schema_to_pyarrow(table.schema(), include_field_ids=False)
+        self.schema: pa.Schema = pa.schema([pa.field(field.name, _short(field.type)) for field in columns])
+
+    @property
+    def estimate(self) -> int | None:
+        snapshot = self._table.current_snapshot()
+        rows = snapshot.summary.get("total-records") if snapshot is not None and snapshot.summary else None
+        return int(rows) if rows is not None else None
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        from pyiceberg.io.pyarrow import ArrowScan
+
+        scan = self._table.scan()
+        rows = ArrowScan(self._table.metadata, self._table.io, scan.projection(), scan.row_filter)
+        for task in scan.plan_files():
+            for batch in rows.to_record_batches([task]):
+                yield batch.select(self.schema.names).cast(self.schema)
+
+
+def rows_of(path: str) -> IcebergRows:
+    """Of a table of a Hadoop catalog."""
+    return IcebergRows(HadoopMetadata(path).table())
+
+
+def _short(kind: Any) -> Any:
+    """pyiceberg likes types with long offsets, which the lake's tables have nowhere else."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_short(kind.value_type))
+    return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)

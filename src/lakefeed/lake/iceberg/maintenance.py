@@ -1,0 +1,90 @@
+"""Maintenance of one Iceberg table: pack small files, expire old snapshots. What the table records survives both.
+
+A snapshot made by packing records nothing, so one that does is put on top of it before anything is expired: empty, and
+published only if nothing was committed in between.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from lakefeed.lake.iceberg.record import ATTEMPT
+from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult, needs_packing
+from lakefeed.lake.spark.type import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from lakefeed.lake.iceberg.store import IcebergStore
+
+KEPT_SNAPSHOTS = 10
+"""That stay whatever their age."""
+_NO_LIMIT = 1 << 60
+"""Bytes from which a file is split. By default 1.8 times the target: to pack small ones takes large ones apart."""
+_ONLY_SMALL = {"delete-ratio-threshold": "1.0"}
+
+
+def maintain_table(
+    store: IcebergStore, session: Callable[[], SparkSession], options: MaintenanceOptions, key: Sequence[str]
+) -> MaintenanceResult:
+    """See ``LakeTable.maintain``. The session is asked for only if it is needed."""
+    size = store.size()
+    if size is None:
+        return MaintenanceResult()
+    before = after = size[0]
+    try:
+        if needs_packing(*size, options):
+            pack(session(), store.name, options, store.having(key) if options.cluster else ())
+            packed = store.size()
+            after = packed[0] if packed is not None else after
+    finally:  # a table that cannot be packed must not grow without end, too
+        removed = clean(store, session, options)
+    return MaintenanceResult(files_before=before, files_after=after, removed=removed)
+
+
+def pack(session: SparkSession, name: Sequence[str], options: MaintenanceOptions, key: Sequence[str]) -> None:
+    """Small files into large ones, sorted by ``key`` if there is one."""
+    given = {
+        "target-file-size-bytes": str(options.file_bytes),
+        "max-file-size-bytes": str(_NO_LIMIT),
+        "min-input-files": "2",
+        **(_ONLY_SMALL if options.insists else {}),
+    }
+    listed = ", ".join(_text(part) for pair in given.items() for part in pair)
+    order = _text(", ".join(f"{quoted(column)} ASC NULLS FIRST" for column in key))
+    sort = f", strategy => 'sort', sort_order => {order}" if key else ""
+    table = _text(".".join(map(quoted, name[1:])))
+    call = f"rewrite_data_files(table => {table}{sort}, options => map({listed}))"
+    session.sql(f"CALL {quoted(name[0])}.system.{call}").collect()
+
+
+def clean(store: IcebergStore, session: Callable[[], SparkSession], options: MaintenanceOptions) -> int:
+    """Expire snapshots that nobody needs, after one that records is on top of those that do not. Returns the files."""
+    found = store.newest_below_others()
+    if found is not None:
+        record, commit = found
+        attempt = uuid.uuid4().hex
+        store.java.stage_nothing({**record.summary({**commit, "maintenance": True}), ATTEMPT: attempt})
+        staged = store.staged(attempt)
+        if staged is not None and staged.before == record:
+            store.java.publish(staged.snapshot)
+    aged = time.time() - options.keep_hours * 3600 if options.keep_hours is not None else None
+    limit = store.expirable(aged, options.keep_versions, kept=KEPT_SNAPSHOTS)
+    if limit is None:
+        return 0
+    before = datetime.fromtimestamp(limit, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+    call = (
+        f"expire_snapshots(table => {_text('.'.join(map(quoted, store.name[1:])))}, "
+        f"older_than => TIMESTAMP '{before}+00:00', retain_last => {KEPT_SNAPSHOTS})"
+    )
+    counts = session().sql(f"CALL {quoted(store.name[0])}.system.{call}").collect()[0]
+    return sum(int(count or 0) for count in counts)
+
+
+def _text(value: str) -> str:
+    """As a literal of Spark SQL."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,198 @@
+"""Iceberg's words for column types, the field ids that its files carry, and how a table's columns evolve.
+
+Iceberg knows a column by its id, not by its name: that is what lets it rename and drop columns without touching a file.
+Files of a copy are written with these ids, like Iceberg's own. From version 3 of its table format a column keeps the
+value that rows from before it read, so that a default is metadata, too. Of the types that are widened it reads some in
+place (a longer integer, double for float, more digits); for others the rows have to be written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from itertools import count, pairwise
+from typing import Any
+
+import pyarrow as pa
+
+from lakefeed.change.schema_change import AddColumn, DropColumn, RenameColumn, RetypeColumn, diff
+from lakefeed.change.table import Column, TableSchema
+from lakefeed.errors import TableStoppedError
+
+_SCALARS: dict[pa.DataType, str] = {
+    pa.bool_(): "boolean",
+    pa.int8(): "int",  # Iceberg has nothing smaller
+    pa.int16(): "int",
+    pa.int32(): "int",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.date32(): "date",
+    pa.timestamp("us"): "timestamp",
+    pa.timestamp("us", tz="UTC"): "timestamptz",
+}
+_TRUE = {"true", "t", "yes", "y", "on", "1"}
+
+
+def schema_json(schema: TableSchema) -> dict[str, Any]:
+    """The columns as Iceberg's JSON. Iceberg gives them ids of its own when a table is made: see ``with_field_ids``.
+
+    All are optional: a source may lift NOT NULL at any time, and a mirror must not fail on that.
+    """
+    nested = iter(range(len(schema.columns) + 1, 10**6))
+    fields = [
+        {"id": number, "name": column.name, "required": False, "type": type_json(column.type, nested)}
+        for number, column in enumerate(schema.columns, 1)
+    ]
+    return {"type": "struct", "schema-id": 0, "fields": fields}
+
+
+def type_json(kind: pa.DataType, ids: Any) -> Any:
+    """One type as Iceberg's JSON; ``ids`` gives the next free id, for the elements of a list."""
+    if pa.types.is_decimal128(kind):
+        return f"decimal({kind.precision}, {kind.scale})"
+    if pa.types.is_list(kind):
+        element = {"type": "list", "element-id": next(ids), "element-required": False}
+        return {**element, "element": type_json(kind.value_type, ids)}
+    return _SCALARS[kind]
+
+
+def with_field_ids(columns: pa.Schema, described: Mapping[str, Any]) -> pa.Schema:
+    """The Arrow columns of a file, marked with the ids of the table's schema (Iceberg's JSON)."""
+    by_name = {field["name"]: field for field in described["fields"]}
+    return pa.schema([_marked(column, by_name[column.name]["id"], by_name[column.name]["type"]) for column in columns])
+
+
+def _marked(field: Any, number: int, described: Any) -> Any:
+    kind = field.type
+    if pa.types.is_list(kind):
+        kind = pa.list_(_marked(kind.value_field, described["element-id"], described["element"]))
+    return pa.field(field.name, kind, metadata={"PARQUET:field_id": str(number)})
+
+
+def default_value(column: Column) -> bool | int | float | str | bytes | Decimal | None:
+    """What rows from before the column read, in a form that Iceberg's literals take; times as ISO text."""
+    value, kind = column.default, column.type
+    if value is None:
+        return None
+    try:
+        if pa.types.is_boolean(kind):
+            return str(value).lower() in _TRUE
+        if pa.types.is_integer(kind):
+            return int(value)
+        if pa.types.is_floating(kind):
+            return float(value)
+        if pa.types.is_decimal(kind):
+            return Decimal(str(value)).quantize(Decimal(1).scaleb(-kind.scale))
+        if pa.types.is_date(kind):
+            return date.fromisoformat(str(value)).isoformat()
+        if pa.types.is_timestamp(kind):
+            moment = datetime.fromisoformat(str(value))
+            if kind.tz is not None:
+                moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+            return moment.isoformat(timespec="microseconds")
+        if pa.types.is_binary(kind):
+            return str(value).encode()
+        if pa.types.is_string(kind):
+            return str(value)
+        raise TypeError(f"no default for {kind}")
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise TableStoppedError(
+            f"column '{column.name}' was added with the default {value!r}, which is no {kind}",
+            remedy="Remove the lake table and start the pipeline again: the table is then copied again.",
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """``type`` is Iceberg's JSON; ``default`` what rows from before read."""
+
+    name: str
+    type: Any
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Widen:
+    """``type`` is Iceberg's JSON. For a list, ``name`` is that of its element."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Behind another column; to the front if that is None."""
+
+    name: str
+    after: str | None
+
+
+Alteration = Add | Drop | Rename | Widen | Move
+
+
+def is_in_place(path: Sequence[TableSchema]) -> bool:
+    """Can Iceberg read the rows that are there as the last schema has them?"""
+    changes = [change for before, after in pairwise(path) for change in diff(before, after)]
+    return all(_promotes(change.old, change.new) for change in changes if isinstance(change, RetypeColumn))
+
+
+def alterations(path: Sequence[TableSchema]) -> list[Alteration]:
+    """What leads from the first schema of ``path`` to the last, in an order in which each is possible."""
+    found: list[Alteration] = []
+    names = list(path[0].names)
+    for before, after in pairwise(path):
+        # Drops make room for renames, renames for additions.
+        changes = diff(before, after)
+        for change in changes:
+            if isinstance(change, DropColumn):
+                names.remove(change.name)
+                found.append(Drop(change.name))
+        # Renames happen at once: where a new name is still another column's old one, all go by way of a third name.
+        renames = {change.old: change.new for change in changes if isinstance(change, RenameColumn)}
+        crossing = {new.lower() for new in renames.values()} & {old.lower() for old in renames}
+        found += [Rename(old, f"_lakefeed_was_{old}") for old in renames if crossing]
+        found += [Rename(f"_lakefeed_was_{old}" if crossing else old, new) for old, new in renames.items()]
+        names = [renames.get(name, name) for name in names]
+        for change in changes:
+            if isinstance(change, RetypeColumn):
+                found += _widened(change.name, change.old, change.new)
+            if isinstance(change, AddColumn):
+                names.append(change.column.name)
+                kind = type_json(change.column.type, count(1))  # Iceberg gives ids of its own
+                found.append(Add(change.column.name, kind, default_value(change.column)))
+    if names != list(path[-1].names):  # so that ``SELECT *`` has the columns in the source's order
+        found += [Move(name, after) for after, name in pairwise([None, *path[-1].names]) if name is not None]
+    return found
+
+
+def _widened(name: str, old: Any, new: Any) -> Iterator[Alteration]:
+    if pa.types.is_list(new):
+        yield from _widened(f"{name}.element", old.value_type, new.value_type)
+    elif type_json(old, count(1)) != (kind := type_json(new, count(1))):
+        yield Widen(name, kind)
+
+
+def _promotes(old: pa.DataType, new: pa.DataType) -> bool:
+    if pa.types.is_list(old) and pa.types.is_list(new):
+        return _promotes(old.value_type, new.value_type)
+    if pa.types.is_decimal128(old) and pa.types.is_decimal128(new):
+        return bool(old.scale == new.scale and old.precision <= new.precision)
+    if pa.types.is_integer(old):
+        return bool(pa.types.is_integer(new))  # the policy has seen to it that it is a longer one
+    return old == new or (old, new) == (pa.float32(), pa.float64())

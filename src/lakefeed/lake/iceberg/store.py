@@ -1,0 +1,366 @@
+"""One Iceberg table: what its commits record, how large it is, and its commits.
+
+What commits record is read from the table's metadata: no Spark, no JVM. It is in the summary of every snapshot that
+Lakefeed makes, so that any one of them has everything:
+
+    lakefeed.owner           <pipeline>/<table>
+    lakefeed.generation      the life of the table that the snapshot belongs to
+    lakefeed.applied         change set number; there once the copy is complete
+    lakefeed.schema-version  of the rows
+    lakefeed.copy            the copy so far: chunks, rows, highest position (JSON)
+    lakefeed.commit          for people who read the history (JSON)
+    lakefeed.attempt         one write; how it is found again between being staged and being published
+
+Snapshots by others (a compaction) record nothing; then the newest ancestor that does counts. Owner, generation and
+schema version are table properties too: a schema belongs to the table and not to a snapshot.
+
+How a step is committed exactly once, also against a process that still believes the table to be its own:
+
+  1 read what the table records; a step that it has is left out
+  2 Spark writes the step as a *staged* snapshot: it is in the metadata, but the table's content is as before
+  3 read what the snapshot that the staged one was made on records; if that has the step, leave the staged one alone
+  4 publish: one commit that makes the staged snapshot the content, if the content still is what it was made on
+Between 1 and 2 another process may come first, which 3 sees; between 3 and 4, which 4 refuses. A staged snapshot that
+is never published is seen by no reader, and goes when snapshots are expired.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lakefeed.change.position import decode_position
+from lakefeed.change.table import TableSchema
+from lakefeed.errors import CommitFailedError, LakeError, TableStoppedError
+from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
+from lakefeed.lake.iceberg.catalog import Metadata, MetadataReader
+from lakefeed.lake.iceberg.copy import chunks_of, load_table
+from lakefeed.lake.iceberg.java import JavaTable
+from lakefeed.lake.iceberg.maintenance import maintain_table
+from lakefeed.lake.iceberg.record import ATTEMPT, COMMIT, GENERATION, OWNER, SCHEMA_VERSION, Record, Staged
+from lakefeed.lake.iceberg.schema import alterations, is_in_place
+from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
+from lakefeed.lake.mode.base import CurrentRows, Mode
+from lakefeed.lake.schema.projection import projected
+from lakefeed.lake.spark.type import quoted
+from lakefeed.lake.store import AppendRows, Extent, MergeRows, Replaceable, Stamp, Step
+from lakefeed.lake.window import KeyBounds
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_SLACK = 1.25
+"""How many times as many snapshots as are wanted are let be: to expire a few takes as long as to expire many."""
+
+_VIEW = "lakefeed_changes"
+_PROPERTY = "spark.sql.iceberg.snapshot-property."
+_PARTITIONS = "spark.sql.shuffle.partitions"
+_SMALL_BYTES, _SMALL_ROWS = 32 << 20, 50_000
+"""Of a whole table and of a merge, up to which one task is about as fast as several."""
+
+PROPERTIES = {
+    "format-version": "3",
+    "write.delete.mode": "merge-on-read",
+    "write.update.mode": "merge-on-read",
+    "write.merge.mode": "merge-on-read",
+    # Only with this does Spark stage what it is told to stage.
+    "write.wap.enabled": "true",
+    # A commit a second would otherwise leave a metadata file a second.
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "50",
+    # Snapshots by others (a compaction) record nothing: a few of ours stay behind them, whoever expires.
+    "history.expire.min-snapshots-to-keep": "10",
+}
+"""What tables are made with; docs/decisions/0008-iceberg-writes.md has the reasons and figures."""
+
+
+class IcebergStore:
+    """See ``lake.store.TableStore`` for the contract. ``name`` is the table's parts in Spark SQL, the catalog first.
+
+    Any thread may ask what the table records.
+    """
+
+    def __init__(
+        self, name: Sequence[str], metadata: MetadataReader, owner: str, location: str, table: JavaTable
+    ) -> None:
+        self.name = tuple(name)
+        self.owner = owner
+        self.location = location
+        self.java = table
+        self._sql_name = ".".join(map(quoted, name))
+        self._reader = metadata
+        self._lock = threading.Lock()
+
+    # What the commits record
+
+    def applied(self, generation: int) -> Applied | None:
+        metadata = self._current()
+        record = self._record(metadata, generation)
+        if metadata is None or record is None or record.applied is None:
+            return None
+        summary = next(_lineage(metadata, metadata.get("current-snapshot-id")), {}).get("summary", {})
+        return Applied(number=record.applied, schema_version=record.schema_version, rows=_rows(summary))
+
+    def known(self, generation: int) -> Applied | None:
+        """Asking costs little: metadata that has been read is not read again."""
+        return self.applied(generation)
+
+    def record(self, generation: int) -> Record | None:
+        """The newest record of this generation; None if its copy has not begun."""
+        return self._record(self._current(), generation)
+
+    def is_foreign(self) -> bool:
+        """There is a table that this pipeline did not make."""
+        metadata = self._current()
+        if metadata is None:
+            return self._reader.is_other_format()
+        return bool(metadata.get("properties", {}).get(OWNER) != self.owner)
+
+    def _current(self) -> Metadata | None:
+        with self._lock:
+            return self._reader.current()
+
+    def _record(self, metadata: Metadata | None, generation: int) -> Record | None:
+        """TableStoppedError if the table is of this generation, but no snapshot is left that says how far it is."""
+        if metadata is None:
+            return None
+        properties = metadata.get("properties", {})
+        if properties.get(OWNER) != self.owner or properties.get(GENERATION) != str(generation):
+            return None
+        found = self._newest(metadata, metadata.get("current-snapshot-id"))
+        if found is None or found[0].generation != generation:
+            table = self.owner.partition("/")[2]
+            raise TableStoppedError(
+                f"table {table}: the snapshots of {self.location} that record which changes it has are gone; they have "
+                "been expired, or the table was rolled back to before its copy",
+                remedy=f"Remove the lake table and start the pipeline again: {table} is then copied again. Expire "
+                "snapshots only while a newer one by Lakefeed is kept.",
+                table=table,
+            )
+        return replace(found[0], schema_version=int(properties[SCHEMA_VERSION]))
+
+    def _newest(self, metadata: Metadata, snapshot: int | None) -> tuple[Record, Mapping[str, Any]] | None:
+        """What the newest snapshot of ours records and says to people, from one on backwards."""
+        for ancestor in _lineage(metadata, snapshot):
+            record = Record.of(ancestor["summary"])
+            if record is not None and record.owner == self.owner:
+                return record, json.loads(ancestor["summary"][COMMIT])
+        return None
+
+    def staged(self, attempt: str) -> Staged | None:
+        """The write of that name; None if it made no snapshot."""
+        metadata = self._current() or {}
+        for snapshot in metadata.get("snapshots", ()):
+            if snapshot["summary"].get(ATTEMPT) == attempt:
+                number = snapshot["snapshot-id"]
+                current = metadata.get("current-snapshot-id")
+                published = any(one["snapshot-id"] == number for one in _lineage(metadata, current))
+                before = self._newest(metadata, snapshot.get("parent-snapshot-id"))
+                return Staged(number, before[0] if before is not None else None, published, _rows(snapshot["summary"]))
+        return None
+
+    # Extent and rows
+
+    def size(self) -> tuple[int, int] | None:
+        """Files and bytes of the table's data, as its current snapshot sums them up."""
+        metadata = self._current()
+        if metadata is None:
+            return None
+        summary = next(_lineage(metadata, metadata.get("current-snapshot-id")), {}).get("summary", {})
+        found = [summary.get(name) for name in ("total-data-files", "total-files-size")]
+        return (int(found[0]), int(found[1])) if None not in found else None
+
+    def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:  # noqa: ARG002
+        """A merge rewrites no file (deleted rows are marked), so that no bytes are ever touched.
+
+        Of the touched files only whether there are any is asked for: to count them takes a call into the JVM each.
+        """
+        size = self.size()
+        if size is None:
+            return None
+        files, total = size
+        none = not files or (bounds is not None and not self.java.is_touched(bounds))
+        return Extent(files=files, bytes=total, touched_files=0 if none else files, touched_bytes=0)
+
+    def read(self, session: SparkSession) -> DataFrame:
+        return session.table(self._sql_name)
+
+    def read_files(self, session: SparkSession, old: Replaceable) -> DataFrame:  # noqa: ARG002  # the seam's
+        raise LakeError(f"no extent of {self.location} names files to replace: its rows are masked, not rewritten")
+
+    # Commits
+
+    def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> Applied:
+        record = self.record(stamp.generation)  # 1
+        if record is None or record.applied is None or stamp.number is None:
+            raise LakeError(f"there is no whole table of generation {stamp.generation} at {self.location}")
+        done = Applied(number=stamp.number, schema_version=record.schema_version, rows=None)
+        if record.applied < stamp.number:
+            attempt = uuid.uuid4().hex
+            summary = replace(record, applied=stamp.number).summary(stamp.metadata)
+            session.conf.set("spark.wap.id", attempt)
+            try:
+                with _recording(session, {**summary, ATTEMPT: attempt}):
+                    self.write(session, step)  # 2
+            finally:
+                session.conf.unset("spark.wap.id")
+            staged = self.staged(attempt)  # 3
+            if staged is None:
+                raise CommitFailedError(f"Spark wrote no snapshot for change set {stamp.number} into {self.location}")
+            before = staged.before
+            if before is None or before.generation != stamp.generation or before.applied is None:
+                raise CommitFailedError(
+                    f"the table at {self.location} was replaced while change set {stamp.number} was written"
+                )
+            if before.applied < stamp.number:
+                if before.applied > stamp.metadata["change_sets"]["after"]:
+                    raise CommitFailedError(
+                        f"another process has brought {self.location} to change set {before.applied}"
+                    )
+                if not staged.published:
+                    self.java.publish(staged.snapshot)  # 4
+                return replace(done, rows=staged.rows)
+        return self.applied(stamp.generation) or done
+
+    def write(self, session: SparkSession, step: Step) -> None:
+        """A snapshot with the step's rows, by Spark."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        if isinstance(step, AppendRows):
+            step.rows.writeTo(self._sql_name).append()
+            return
+        if not isinstance(step, MergeRows):
+            step.rows.writeTo(self._sql_name).overwrite(F.lit(True))
+            return
+        step.rows.createOrReplaceTempView(_VIEW)
+        # A small merge into a small table is written by one task: a file for every core, every second, adds up.
+        size = self.size()
+        is_small = size is not None and size[1] <= _SMALL_BYTES and step.count <= _SMALL_ROWS
+        before: Any = session.conf.get(_PARTITIONS)
+        session.conf.set(_PARTITIONS, "1" if is_small else before)
+        try:
+            session.sql(step.statement(self._sql_name, _VIEW))
+        finally:
+            session.conf.set(_PARTITIONS, before)  # unset, it would be Spark's default and not the session's
+
+    def evolve(self, session: SparkSession, path: Sequence[TableSchema], stamp: Stamp) -> None:
+        """Of two processes that alter columns at once, the second finds its columns changed already and fails."""
+        record, version = self.record(stamp.generation), stamp.schema_version
+        if record is None or version is None:
+            raise LakeError(f"there is no table of generation {stamp.generation} at {self.location}")
+        if record.schema_version >= version:
+            return
+        if is_in_place(path):
+            self.java.alter(alterations(path), {SCHEMA_VERSION: str(version)})
+            return
+        # The whole table under other types, in one commit, which records the number that the rows are of. It replaces
+        # whatever was committed since it was begun. What it then records is true of what it then has, so that the
+        # changes that it has undone are applied again.
+        with _recording(session, replace(record, schema_version=version).summary(stamp.metadata)):
+            rows = self.read(session).select(*projected(path))
+            rows.writeTo(self._sql_name).using("iceberg").tableProperty(SCHEMA_VERSION, str(version)).replace()
+
+    # Copies, earlier states, maintenance
+
+    def load(
+        self, copy: TableCopy, mode: Mode, session: Callable[[], SparkSession], progress: Callable[[int], None]
+    ) -> Loaded:
+        return load_table(self, copy, mode, PROPERTIES, lambda: session().sparkContext, progress)
+
+    def states(self, generation: int) -> tuple[TableVersion, ...]:
+        """The snapshots of this generation that are still there and whose rows are all of one moment."""
+        metadata = self._current()
+        if metadata is None or metadata.get("properties", {}).get(OWNER) != self.owner:
+            return ()
+        found: list[TableVersion] = []
+        for snapshot in _lineage(metadata, metadata.get("current-snapshot-id")):
+            record = Record.of(snapshot["summary"])
+            if record is None or record.generation != generation or record.applied is None:
+                continue
+            text = json.loads(snapshot["summary"][COMMIT]).get("position")
+            position, high = decode_position(text) if text else None, record.copied.high
+            if high is None or (position is not None and position >= high):
+                found.append(
+                    TableVersion(
+                        number=record.applied,
+                        schema_version=record.schema_version,
+                        position=position,
+                        version=snapshot["snapshot-id"],
+                    )
+                )
+        return tuple(reversed(found))
+
+    def chunks(self, state: TableVersion, schema: TableSchema, current: CurrentRows) -> tuple[ChunkSource, ...]:
+        self._current()
+        return chunks_of(self._reader.place, state, schema, current)
+
+    def maintain(
+        self, session: Callable[[], SparkSession], options: MaintenanceOptions, key: Sequence[str]
+    ) -> MaintenanceResult:
+        return maintain_table(self, session, options, key)
+
+    def having(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of the names that are columns of the table."""
+        metadata = self._current() or {}
+        current = metadata.get("current-schema-id")
+        schemas = [one for one in metadata.get("schemas", ()) if one.get("schema-id") == current]
+        there = {field["name"] for schema in schemas for field in schema["fields"]}
+        return tuple(name for name in names if name in there)
+
+    def newest_below_others(self) -> tuple[Record, Mapping[str, Any]] | None:
+        """What the table records and says to people, if its newest snapshot does not.
+
+        None if it does, or if nothing is recorded.
+        """
+        metadata = self._current()
+        current = metadata.get("current-snapshot-id") if metadata is not None else None
+        if metadata is None or any(Record.of(one["summary"]) for one in list(_lineage(metadata, current))[:1]):
+            return None
+        return self._newest(metadata, current)
+
+    def expirable(self, aged: float | None, most: int, *, kept: int) -> float | None:
+        """Expire snapshots from before this time: None if there are none, or no more than ``kept``.
+
+        Those from before ``aged``, and the oldest of clearly more than ``most``.
+        """
+        times = sorted(one["timestamp-ms"] / 1000 for one in (self._current() or {}).get("snapshots", ()))
+        surplus = times[-most] if len(times) > most * _SLACK else None
+        limit = max((one for one in (aged, surplus) if one is not None), default=None)
+        return limit if limit is not None and len(times) > kept and times[0] < limit else None
+
+
+def _lineage(metadata: Metadata, snapshot: int | None) -> Iterator[Mapping[str, Any]]:
+    """A snapshot and its ancestors, as far as they are still there."""
+    by_id = {one["snapshot-id"]: one for one in metadata.get("snapshots", ())}
+    while snapshot is not None and (found := by_id.get(snapshot)) is not None:
+        yield found
+        snapshot = found.get("parent-snapshot-id")
+
+
+def _rows(summary: Mapping[str, str]) -> int | None:
+    """By the sums in a snapshot's summary; None where they do not say it.
+
+    With deletion vectors each deleted row is counted once. Equality deletes, which only others write, say nothing.
+    """
+    records, deleted = summary.get("total-records"), summary.get("total-position-deletes", "0")
+    if records is None or summary.get("total-equality-deletes", "0") != "0":
+        return None
+    return int(records) - int(deleted)
+
+
+@contextmanager
+def _recording(session: SparkSession, summary: Mapping[str, str]) -> Iterator[None]:
+    """What is written inside becomes a snapshot with this summary. The session is the table's own."""
+    settings = {_PROPERTY + key: value for key, value in summary.items()}
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in settings:
+            session.conf.unset(name)

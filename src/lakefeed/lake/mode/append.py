@@ -1,0 +1,73 @@
+"""Append: every change of a window as a row of the table, with what the source says of it. Only ever appends.
+
+A row's order is ``_lakefeed_seq``; copied rows have 0 and the operation ``read``. A delete has the key and NULL in the
+other columns, a truncate has NULL in all; ``_lakefeed_absent`` names the columns of an update that the source did not
+send, which are NULL here and are not NULL there. A before image is a row of the operation ``before``, directly ahead of
+its change. Changes that a copy may already show (a window that is not exact) are rows all the same: the last change of
+a key by seq is right in any case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN
+from lakefeed.change.segment import Window
+from lakefeed.change.table import Column
+from lakefeed.lake.mode.base import COMMITTED_AT, INSTANT, OPERATION, CurrentRows, Mode, operation_text
+from lakefeed.lake.mode.upsert import packed
+from lakefeed.lake.spark.type import quoted
+from lakefeed.lake.window import read_changes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from lakefeed.lake.base import TableCopy
+    from lakefeed.lake.store import Step, TableStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append(Mode):
+    """The change log: every change as a row, in order, with what the source says of it. Nothing is ever updated."""
+
+    name: ClassVar[str] = "append"
+    uses_key: ClassVar[bool] = False
+    drop_column: ClassVar[str] = "keep"  # a change log is kept for what was
+
+    def added_columns(self) -> tuple[Column, ...]:
+        return (
+            Column(OPERATION, pa.string()),
+            Column(SEQ, pa.int64()),
+            Column(POSITION, pa.string()),
+            Column(COMMITTED_AT, INSTANT),
+            Column(TXN, pa.string()),
+            Column(ABSENT, pa.list_(pa.string())),  # last: no file statistics are kept behind a list
+        )
+
+    def copied_values(self, copy: TableCopy, planned: datetime) -> dict[str, Any]:
+        position = copy.position.encode() if copy.position is not None else None
+        return {OPERATION: "read", SEQ: 0, POSITION: position, COMMITTED_AT: planned, TXN: None, ABSENT: None}
+
+    def current_rows(self) -> CurrentRows | None:
+        return None
+
+    def step(self, session: SparkSession, window: Window, store: TableStore) -> Step:  # noqa: ARG002  # the seam's
+        from pyspark.sql import functions as F  # noqa: N812
+
+        from lakefeed.lake.store import AppendRows
+
+        changes = read_changes(session, window, (POSITION, TIME, TXN, ABSENT), before_images=True)
+        rows = changes.select(
+            *(F.col(quoted(name)) for name in window.target.names),
+            F.expr(operation_text(OP)).alias(OPERATION),
+            F.col(SEQ),
+            F.col(POSITION),
+            F.col(TIME).alias(COMMITTED_AT),
+            F.col(TXN),
+            F.col(ABSENT),
+        )
+        return AppendRows(packed(rows, window))

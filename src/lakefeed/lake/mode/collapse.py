@@ -1,0 +1,125 @@
+"""Collapse: of all changes of one key, what is left of them, as one row. Spark expressions only.
+
+The order is ``_lakefeed_seq``, which is total, so the outcome does not depend on files, partitions or retries. The last
+operation wins. A column that the last change did not carry has its newest carried value since the key was last
+inserted or deleted; if there is none, the row says so (its ``CARRIED`` flag is false) and the table's value stands.
+
+Where deleted rows are kept, the last operation is still the one that counts, but the values are those that the row had
+when it was deleted; ``HELD`` says whether any change carried values at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from lakefeed.change.batch import OP, SEQ, Operation
+from lakefeed.change.segment import Window
+from lakefeed.lake.spark.type import quoted
+from lakefeed.lake.window import incomplete_columns, read_changes
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+EMPTY: Mapping[str, str] = MappingProxyType({})
+FRESH = "_lakefeed_fresh"
+"""Was the key inserted or deleted here? Then nothing of the table's row belongs to what is left."""
+
+HELD = "_lakefeed_held"
+"""Where deleted rows are kept: was there a change that carried values? If not, the table's row keeps its own."""
+
+# What a key's changes come to, before it is a row. No column of the source can be called so.
+_LAST = "_lakefeed_last"  # the columns of the last change
+_KEPT = "_lakefeed_kept"  # those of the last change that was not a delete
+_RESET = "_lakefeed_reset"  # the seq of the last insert or delete
+_VALUE, _SENT = "_lakefeed_value", "_lakefeed_sent"  # prefixes: the newest carried value of a column, and its seq
+_TRUNCATES = "_lakefeed_truncates"
+
+
+def collapsed_window(
+    session: SparkSession, window: Window, metadata: Sequence[str] = (), *, keep_deleted: bool = False
+) -> DataFrame:
+    """One row per key of a window. What lies before the last truncate is gone with it.
+
+    ``metadata`` are further metadata columns: the row has those of its last change.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    changes = read_changes(session, window, metadata)
+    if window.truncated_at is not None:
+        changes = changes.where((F.col(SEQ) > window.truncated_at) & (F.col(OP) != int(Operation.TRUNCATE)))
+    return collapse(changes, window.target.key, incomplete_columns(window), keep_deleted=keep_deleted)
+
+
+def collapse(
+    changes: DataFrame, key: Sequence[str], incomplete: Mapping[str, str] = EMPTY, *, keep_deleted: bool = False
+) -> DataFrame:
+    """One row per ``key``: its columns, ``_lakefeed_op`` and other metadata of the last change.
+
+    With ``incomplete`` columns (and the flags that say what was carried) also those flags, and FRESH; with
+    ``keep_deleted`` also HELD.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    names = [name for name in changes.columns if name != SEQ and name not in incomplete.values()]
+    rest = [name for name in names if name not in key and name not in incomplete]
+    own = [name for name in rest if keep_deleted and not name.startswith("_lakefeed_")]
+    is_delete = F.col(OP) == int(Operation.DELETE)
+
+    last = F.struct(*(F.col(quoted(name)) for name in rest if name not in own))
+    found = [F.max_by(last, F.col(SEQ)).alias(_LAST)]
+    if keep_deleted:
+        found.append(F.max(~is_delete).alias(HELD))
+    if own:
+        kept = F.struct(*(F.col(quoted(name)) for name in own))
+        found.append(F.max_by(kept, F.when(~is_delete, F.col(SEQ))).alias(_KEPT))
+    if incomplete:
+        # Nothing from before the key's last insert or delete belongs to the row, unless deleted rows are kept.
+        resets = [int(Operation.INSERT), int(Operation.READ), *([] if keep_deleted else [int(Operation.DELETE)])]
+        found.append(F.max(F.when(F.col(OP).isin(resets), F.col(SEQ))).alias(_RESET))
+    for name, flag in incomplete.items():
+        sent_at = F.when(F.col(flag) & ~is_delete, F.col(SEQ))  # a delete carries nothing
+        found += [F.max_by(F.col(quoted(name)), sent_at).alias(_VALUE + flag), F.max(sent_at).alias(_SENT + flag)]
+    grouped = changes.groupBy(*(F.col(quoted(name)) for name in key)).agg(*found)
+
+    values = []
+    for name in names:
+        if name in key:
+            value = F.col(quoted(name))
+        elif name in incomplete:
+            value = F.col(_VALUE + incomplete[name])
+        else:
+            value = F.col(_KEPT if name in own else _LAST).getField(name)
+        values.append(value.alias(name))
+    if keep_deleted:
+        values.append(F.col(HELD))
+    for flag in incomplete.values():
+        since = F.coalesce(F.col(_RESET), F.lit(-1))
+        values.append(F.coalesce(F.col(_SENT + flag) >= since, F.lit(False)).alias(flag))
+    if incomplete:
+        values.append(F.col(_RESET).isNotNull().alias(FRESH))
+    return grouped.select(*values)
+
+
+def truncates_as_deletes(changes: DataFrame, there: DataFrame, key: Sequence[str]) -> DataFrame:
+    """``changes`` with, in place of each truncate, a delete of every row that was there at its time.
+
+    ``there``: the table's rows that exist before the window. The deletes have the truncate's seq, time and position.
+    """
+    from pyspark.sql import Window as Over
+    from pyspark.sql import functions as F  # noqa: N812
+
+    keys = [F.col(quoted(name)) for name in key]
+    is_truncate = F.col(OP) == int(Operation.TRUNCATE)
+    rows = changes.where(~is_truncate).withColumn(_TRUNCATES, F.lit(False))
+    standing = there.select(*keys, F.lit(int(Operation.READ)).cast("tinyint").alias(OP), F.lit(-1).alias(SEQ))
+    every_key = rows.select(*keys).union(standing.select(*keys)).distinct()
+    marks = changes.where(is_truncate).drop(*key).withColumn(_TRUNCATES, F.lit(True))
+    deletes = every_key.crossJoin(F.broadcast(marks)).withColumn(OP, F.lit(int(Operation.DELETE)).cast("tinyint"))
+    events = rows.unionByName(deletes).unionByName(standing, allowMissingColumns=True)
+    before = F.lag(F.col(OP)).over(Over.partitionBy(*keys).orderBy(SEQ))
+    was_there = F.coalesce(before != int(Operation.DELETE), F.lit(False))
+    events = events.withColumn("_lakefeed_was_there", was_there)
+    needed = (F.col(SEQ) >= 0) & (~F.col(_TRUNCATES) | F.col("_lakefeed_was_there"))
+    return events.where(needed).drop(_TRUNCATES, "_lakefeed_was_there")

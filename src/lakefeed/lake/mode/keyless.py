@@ -1,0 +1,109 @@
+"""Keyless: the mirror of a table without a key. Rows have no identity but all their values, so they are counted.
+
+The source must send whole rows: a delete carries the row that goes, an update arrives as a delete of the old row and an
+insert of the new one. Of n equal rows a delete takes one; which one makes no difference. What a window leaves of each
+distinct row is therefore a number: inserts minus deletes. Where it is above zero, so many are added; where it is below,
+so many of the table's are taken away, matched one to one.
+
+A MERGE cannot take one of several equal rows. It takes them all, and puts back those that stay: in one commit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lakefeed.change.batch import OP, SEQ, Operation
+from lakefeed.change.segment import Window
+from lakefeed.errors import TableStoppedError
+from lakefeed.lake.mode.upsert import Own
+from lakefeed.lake.spark.error import NO_SUCH_ROW
+from lakefeed.lake.spark.type import quoted
+from lakefeed.lake.store import AppendRows, MergeRows, ReplaceRows, Step, TableStore
+from lakefeed.lake.window import read_changes
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_TAKES = "_lakefeed_takes"  # is it a row to be taken out of the table, with all its equals?
+_SOURCE = "_lakefeed_source"
+_TABLE, _INSERT, _DELETE = 0, 1, 2
+
+
+def keyless_step(session: SparkSession, window: Window, store: TableStore, own: Own, *, appends: bool) -> Step:
+    """What brings the table to the window's end. TableStoppedError for changes that cannot be matched.
+
+    ``appends``: the table only takes inserts.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    counts = window.counts
+    problem = None
+    if own.keeps_deleted:
+        problem = "has no key, so its deleted rows cannot be kept: nothing tells them from equal ones"
+    elif not window.exact:
+        problem = "has no key and was changed while it was copied: what the copy has of these changes is unknown"
+    elif appends and counts.total > counts.inserted:
+        problem = "is only appended to, because it has no key, and was changed otherwise"
+    elif counts.updated:
+        problem = "has no key, and an update came without the old row"
+    if problem:
+        raise TableStoppedError(
+            f"table {window.table} {problem}",
+            remedy=f"Give {window.table} a primary key, or another mode by a rule of its own (append keeps every change"
+            " as a row); then remove the lake table, and the pipeline copies it again.",
+            table=str(window.table),
+        )
+
+    # Inserts and deletes as rows of the table, with their kind and order.
+    kind = F.when(F.col(OP) == int(Operation.DELETE), F.lit(_DELETE)).otherwise(F.lit(_INSERT))
+    changes = read_changes(session, window, own.metadata).alias("s").where(f"{OP} <> {int(Operation.TRUNCATE)}")
+    changes = changes.select(
+        *(F.col(quoted(name)) for name in window.target.names),
+        *(F.expr(value).alias(name) for name, value in own.new.items()),
+        kind.alias(_SOURCE),
+        F.col(SEQ),
+    )
+    if window.truncated_at is not None:
+        return ReplaceRows(_counted(changes.where(f"{SEQ} > {window.truncated_at}"), window).drop(_TAKES))
+    if not counts.deleted:
+        return AppendRows(changes.drop(_SOURCE, SEQ))
+
+    # The table's rows that are equal to a deleted one, counted together with the changes.
+    equal = " AND ".join(f"t.{quoted(name)} <=> s.{quoted(name)}" for name in window.target.names)
+    deleted = changes.where(F.col(_SOURCE) == _DELETE).alias("s")
+    stored = store.read(session).alias("t").join(deleted, F.expr(equal), "left_semi")
+    columns = [F.col(quoted(name)) for name in changes.columns if name not in (_SOURCE, SEQ)]
+    stored = stored.select(*columns, F.lit(_TABLE).alias(_SOURCE), F.lit(0).cast("bigint").alias(SEQ))
+    rows = _counted(changes.unionByName(stored), window)
+    names = [name for name in rows.columns if name != _TAKES]
+    values = ", ".join(f"s.{quoted(name)}" for name in names)
+    clauses = (
+        "WHEN MATCHED THEN DELETE",
+        f"WHEN NOT MATCHED THEN INSERT ({', '.join(map(quoted, names))}) VALUES ({values})",  # noqa: S608  # quoted
+    )
+    return MergeRows(rows, f"s.{_TAKES} AND {equal}", clauses, counts.total)
+
+
+def _counted(rows: DataFrame, window: Window) -> DataFrame:
+    """What is left of equal rows: new ones, those of the table that stay, and one for all that are taken out."""
+    from pyspark.sql import Window as Over
+    from pyspark.sql import functions as F  # noqa: N812
+
+    values = [F.col(quoted(name)) for name in window.target.names]
+    source = F.col(_SOURCE)
+    own = [name for name in rows.columns if name != _SOURCE]
+    equal = Over.partitionBy(*values)
+    newest = [F.col(quoted(name)).desc() for name in reversed(own) if name not in window.target.names]
+    added = F.when(source == _INSERT, 1).when(source == _DELETE, -1).otherwise(0)
+    counted = rows.select(
+        "*",
+        F.sum(added).over(equal).alias("_lakefeed_more"),
+        F.sum(F.when(source == _TABLE, 1).otherwise(0)).over(equal).alias("_lakefeed_there"),
+        F.row_number().over(Over.partitionBy(*values, source).orderBy(*newest)).alias("_lakefeed_nth"),
+    )
+    more, there, nth = (F.col(f"_lakefeed_{name}") for name in ("more", "there", "nth"))
+    missing = F.expr(f"CAST(raise_error('{NO_SUCH_ROW}') AS BOOLEAN)")
+    takes = F.when(source != _DELETE, F.lit(False)).when(more + there < 0, missing).otherwise(F.lit(True))
+    stays = (more < 0) & (nth > -more)
+    chosen = F.when(source == _INSERT, nth <= more).when(source == _TABLE, stays).otherwise((more < 0) & (nth == 1))
+    return counted.where(chosen).select(*(quoted(name) for name in own if name != SEQ), takes.alias(_TAKES))

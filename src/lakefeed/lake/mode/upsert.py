@@ -1,0 +1,189 @@
+"""Upsert: what a window leaves of each key, onto the table's rows. One commit.
+
+Four ways to the same rows; the cheapest that is sound is taken:
+
+- *replace*: after a truncate, the table is what came after it.
+- *append*: no file of the table can have a key of the window, by the table's own statistics. Nothing to look up.
+- *rewrite*: the files that may have the window's keys would be rewritten anyway, or are small. Their rows are read
+  once, without those of the window's keys, and written with what the window leaves: half the work of a merge, which
+  reads everything twice. A format that cannot exchange files rewrites them all, if nearly all are touched.
+- *merge*: one MERGE, with the bounds of the window's keys, so that files outside of them are not read, or with all of
+  the keys, if they are few.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lakefeed.change.batch import OP, Operation
+from lakefeed.change.segment import Window
+from lakefeed.lake.mode.collapse import FRESH, HELD, collapsed_window
+from lakefeed.lake.spark.error import INCOMPLETE
+from lakefeed.lake.spark.type import quoted, spark_type
+from lakefeed.lake.store import AppendRows, Extent, MergeRows, ReplaceRows, RewriteRows, Step, TableStore
+from lakefeed.lake.window import KeyBounds, incomplete_columns, key_bounds, narrowed, read_changes
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+REWRITE_SHARE = 0.7
+"""Of the table's bytes in files that may have the window's keys, from which rewriting it all is cheaper."""
+
+SMALL_BYTES = 32 << 20
+"""In files that may have the window's keys, up to which to rewrite them is cheaper than to find out which ones do."""
+
+_SURELY_TOUCHED = 4
+"""Changes per file, at least, from which a file that may have one of the keys is taken to have one."""
+
+_FILE_BYTES = 128 << 20
+_FILE_ROWS = 200_000
+_TASK_BYTES = 1 << 20
+_BROADCAST_ROWS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """The mode's own columns, as Spark SQL over the collapsed change ``s`` and, in ``onto``, the table's row ``t``.
+
+    ``new`` is what they are in a row that the table does not have, ``onto`` in one that it has; those not named there
+    stay. ``only`` limits the rows of the table that changes concern. ``metadata`` are the metadata columns that the
+    expressions use. With ``keeps_deleted`` a delete removes no row: it writes ``onto``, and values stay as they were.
+    """
+
+    new: Mapping[str, str] = field(default_factory=dict)
+    onto: Mapping[str, str] = field(default_factory=dict)
+    only: str | None = None
+    metadata: tuple[str, ...] = ()
+    keeps_deleted: bool = False
+
+
+NOTHING_OWN = Own()
+
+
+def upsert_step(session: SparkSession, window: Window, store: TableStore, own: Own) -> Step:
+    """The cheapest sound way; for modes whose deletes remove rows."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    def left() -> DataFrame:
+        # Made only where it is needed: to describe a frame to Spark takes many calls into the JVM.
+        return left_rows(collapsed_window(session, window, own.metadata), window, own)
+
+    def with_left(old: DataFrame, size: int) -> DataFrame:
+        """Stored rows, ``size`` bytes of them, with what the window leaves instead of the rows of its keys."""
+        condition = f"{matches(window)} AND {own.only}" if own.only else matches(window)
+        keys = keys_of(read_changes(session, window), window)
+        rows = left()
+        kept = old.alias("t").join(keys, F.expr(condition), "left_anti").select(*map(quoted, rows.columns))
+        return kept.unionByName(rows).coalesce(file_count(rows, size))
+
+    if window.truncated_at is not None:
+        rows = left()
+        if own.only:  # the table's other rows stay
+            others = store.read(session).alias("t").where(f"NOT ({own.only})").select(*map(quoted, rows.columns))
+            rows = rows.unionByName(others)
+        return ReplaceRows(rows)
+    bounds = key_bounds(window)
+    extent = store.extent(window.target.key[0], bounds)
+    if extent is not None and extent.touched_files == 0:
+        return AppendRows(packed(left(), window))
+    if extent is not None and not window.absent and own.onto == own.new:  # a merge has the table's row at hand
+        if rewrites_files(window, extent) and extent.replaceable is not None:
+            return RewriteRows(
+                with_left(store.read_files(session, extent.replaceable), extent.touched_bytes), extent.replaceable
+            )
+        many = window.counts.total >= _SURELY_TOUCHED * extent.touched_files
+        if extent.replaceable is None and many and extent.touched_bytes >= REWRITE_SHARE * extent.bytes:
+            return ReplaceRows(with_left(store.read(session), extent.bytes))
+    bounds = narrowed(bounds, window, extent.bytes if extent is not None else 0)
+    return merge_step(collapsed_window(session, window, own.metadata), window, bounds, own)
+
+
+def merge_step(changes: DataFrame, window: Window, bounds: KeyBounds | None, own: Own = NOTHING_OWN) -> MergeRows:
+    """``changes``: one row per key, as ``collapse`` leaves them."""
+    flags = incomplete_columns(window)
+    names, key = window.target.names, window.target.key
+    sets: dict[str, str] = {}
+    for name in names:
+        value = f"s.{quoted(name)}"
+        if name in key:
+            continue
+        if name in flags:  # what was not carried keeps the table's value
+            kept = f"CASE WHEN s.{FRESH} THEN {refusal(window, name)} ELSE t.{quoted(name)} END"
+            value = f"CASE WHEN s.{flags[name]} THEN {value} ELSE {kept} END"
+        sets[name] = f"CASE WHEN s.{HELD} THEN {value} ELSE t.{quoted(name)} END" if own.keeps_deleted else value
+    updates = ", ".join(f"t.{quoted(name)} = {value}" for name, value in {**sets, **own.onto}.items())
+    columns = ", ".join(map(quoted, [*names, *own.new]))
+    values = ", ".join([*(_whole(window, name, flags) for name in names), *own.new.values()])
+    deletes = f"WHEN MATCHED AND s.{OP} = {int(Operation.DELETE)} THEN DELETE"
+    clauses = (
+        *(() if own.keeps_deleted else (deletes,)),
+        *((f"WHEN MATCHED THEN UPDATE SET {updates}",) if updates else ()),
+        f"WHEN NOT MATCHED AND {_is_left(own)}",
+        f"THEN INSERT ({columns}) VALUES ({values})",  # noqa: S608  # names are quoted
+    )
+    within = bounds.condition("t") if bounds is not None else None
+    condition = " AND ".join(part for part in (matches(window), own.only, within) if part)
+    return MergeRows(changes, condition, clauses, window.counts.total)
+
+
+def left_rows(changes: DataFrame, window: Window, own: Own = NOTHING_OWN) -> DataFrame:
+    """What collapsed changes leave where the table has none of their rows."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    flags = incomplete_columns(window)
+    values = {name: _whole(window, name, flags) for name in window.target.names} | dict(own.new)
+    columns = [F.expr(value).alias(name) for name, value in values.items()]
+    return changes.alias("s").where(_is_left(own)).select(*columns)
+
+
+def _whole(window: Window, name: str, flags: Mapping[str, str]) -> str:
+    """A column of a row that the table does not have: every column must have been carried."""
+    value = f"s.{quoted(name)}"
+    return f"CASE WHEN s.{flags[name]} THEN {value} ELSE {refusal(window, name)} END" if name in flags else value
+
+
+def _is_left(own: Own) -> str:
+    return f"s.{HELD}" if own.keeps_deleted else f"s.{OP} <> {int(Operation.DELETE)}"
+
+
+def matches(window: Window) -> str:
+    """The SQL condition that a change ``s`` is of the row ``t``."""
+    # A key column that may be NULL (SQLite allows it) is compared so that NULL equals NULL.
+    return " AND ".join(
+        f"t.{quoted(name)} {'<=>' if window.target.column(name).nullable else '='} s.{quoted(name)}"
+        for name in window.target.key
+    )
+
+
+def keys_of(changes: DataFrame, window: Window) -> DataFrame:
+    """The key columns as ``s``, to be joined with the table: sent to every task if they are few."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    keys = changes.select(*(F.col(quoted(name)) for name in window.target.key)).alias("s")
+    return F.broadcast(keys) if window.counts.total <= _BROADCAST_ROWS else keys
+
+
+def refusal(window: Window, name: str) -> str:
+    """The SQL that stops the table instead of giving a value for a column that nobody sent."""
+    return f"CAST(raise_error('{INCOMPLETE}') AS {spark_type(window.target.column(name).type)})"
+
+
+def packed(rows: DataFrame, window: Window) -> DataFrame:
+    """In as many files as the window's changes are worth, and no more than there are tasks."""
+    wanted = math.ceil(window.counts.total / _FILE_ROWS)
+    return rows.coalesce(max(1, min(wanted, rows.sparkSession.sparkContext.defaultParallelism)))
+
+
+def rewrites_files(window: Window, extent: Extent) -> bool:
+    """Is it cheaper to rewrite the touched files than to merge? Only if the store can exchange them."""
+    many = window.counts.total >= _SURELY_TOUCHED * extent.touched_files
+    return extent.replaceable is not None and (many or extent.touched_bytes <= SMALL_BYTES)
+
+
+def file_count(rows: DataFrame, size: int) -> int:
+    """In how many files to write so many bytes: large ones, but work for every task."""
+    least = rows.sparkSession.sparkContext.defaultParallelism if size > _TASK_BYTES else 1
+    return max(least, math.ceil(size / _FILE_BYTES))

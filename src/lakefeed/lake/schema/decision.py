@@ -1,0 +1,121 @@
+"""Decisions: the column mapping that one lake table has been given, by version of the source's schema. Durable.
+
+A decision is on disk before the commit that makes the table so. The commit says which version the table has, the
+decision which columns that meant: a policy that is changed later changes nothing of what is there. A version without a
+decision is a table with the source's own columns, so most tables have no file at all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from lakefeed.change.segment import StaleReason
+from lakefeed.change.table import TableId, TableSchema
+from lakefeed.errors import LakeError
+from lakefeed.lake.location import table_path
+from lakefeed.lake.schema.evolve import evolved, unsettled
+from lakefeed.lake.schema.mapping import ColumnMapping, MappedColumn
+from lakefeed.lake.schema.policy import Policy
+from lakefeed.lake.schema.projection import lineage
+
+log = logging.getLogger(__name__)
+
+
+def decisions_file(root: str, pipeline: str, table: TableId) -> Path:
+    """Where the decisions of one lake table are: with the rest of the pipeline's state."""
+    return Path(table_path(f"{root}/_lakefeed/{pipeline}/decisions", table) + ".json")
+
+
+class Decisions:
+    """``place`` is the table's file. Without one only what needs no decision can be done: what evolves."""
+
+    def __init__(self, policy: Policy, place: Path | None = None) -> None:
+        self._policy = policy
+        self._place = place
+        self._generation: int | None = None
+        self._known: dict[int, ColumnMapping] = {}
+
+    def at(self, source: TableSchema, generation: int) -> ColumnMapping:
+        """The columns that the table has at this version of the source's schema."""
+        self._load(generation)
+        return self._known.get(source.version) or ColumnMapping.plain(source)
+
+    def has(self, version: int, generation: int) -> bool:
+        """Does the table differ, at this version, from a table that was just copied?"""
+        self._load(generation)
+        return version in self._known
+
+    def after(self, path: Sequence[TableSchema], generation: int, stale: Sequence[StaleReason] = ()) -> ColumnMapping:
+        """The columns that the table is to have at the last schema of ``path``; it is at the first.
+
+        TableStoppedError if the policy does not let it evolve so. Nothing is decided yet.
+        """
+        return evolved(self.at(path[0], generation), path, self._policy, stale)
+
+    def decide(
+        self, after: ColumnMapping, path: Sequence[TableSchema], generation: int, stale: Sequence[StaleReason] = ()
+    ) -> None:
+        """The table is about to have the columns ``after`` at the last schema of ``path``. Durable; idempotent.
+
+        Logs what is left out, and which values are left as they were, from here on.
+        """
+        for reason in unsettled(after, stale, self._policy):
+            log.warning(
+                "table %s: %s; rows from before keep what they had, until they change",
+                self._policy.table,
+                reason.reason,
+            )
+        before, target = self.at(path[0], generation), path[-1]
+        if after.is_plain(target) and target.version not in self._known:
+            return
+        self._known[target.version] = after
+        if self._place is None:
+            raise LakeError(f"table {self._policy.table}: there is no file to keep what its columns are")
+        versions = {version: [one.to_json() for one in mapping.columns] for version, mapping in self._known.items()}
+        self._place.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._place.with_name(f".{self._place.name}.{os.getpid()}")
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump({"generation": generation, "versions": versions}, file, ensure_ascii=False, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._place)
+
+        # What a person may miss in the lake table from here on, and did not before.
+        ignored, came_from = before.ignored(path[0]), lineage(path)
+        for name in after.ignored(target):
+            if came_from[name] not in ignored:
+                log.warning(
+                    "table %s: the source's column '%s' is ignored, as the evolution says", self._policy.table, name
+                )
+        known = {mapped.column.id: mapped for mapped in before.columns}
+        for mapped in after.columns:
+            was, name = known.get(mapped.column.id), mapped.column.name
+            if was is not None and was.is_live and not mapped.is_live:
+                log.warning("table %s: column '%s' is kept, and NULL from here on", self._policy.table, name)
+            if was is None and name != mapped.source:
+                text = "table %s: column '%s' has the values of the source's '%s' from here on"
+                log.warning(text, self._policy.table, name, mapped.source)
+
+    def _load(self, generation: int) -> None:
+        if self._generation == generation:
+            return
+        self._generation, self._known = generation, {}
+        if self._place is None or not self._place.exists():
+            return
+        try:
+            body = json.loads(self._place.read_bytes())
+            if body["generation"] == generation:
+                self._known = {
+                    int(version): ColumnMapping(int(version), tuple(MappedColumn.from_json(one) for one in columns))
+                    for version, columns in body["versions"].items()
+                }
+        except (ValueError, KeyError, TypeError) as error:
+            raise LakeError(
+                f"the file {self._place}, which says what the columns of {self._policy.table} are, is damaged: {error}",
+                remedy="Restore it, or copy the table again: "
+                f"lakefeed rebuild FILE {self._policy.table} --from-source.",
+            ) from error

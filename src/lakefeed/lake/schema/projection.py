@@ -1,0 +1,56 @@
+"""Rows of one schema version as rows of another: renamed columns follow, dropped ones go, types widen.
+
+A column that was added later reads as its default in rows from before: that is what the source shows for them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from lakefeed.change.schema_change import origins
+from lakefeed.change.table import TableSchema
+from lakefeed.errors import LakeError
+from lakefeed.lake.spark.type import quoted, spark_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+
+
+def steps(schemas: Mapping[int, TableSchema], start: int, end: int) -> list[TableSchema]:
+    """The schemas from version ``start`` to version ``end``, each one version after the other."""
+    if start > end:
+        raise LakeError(f"schema version {start} is newer than {end}")
+    found = [schemas[version] for version in sorted(schemas) if start <= version <= end]
+    if not found or found[0].version != start or found[-1].version != end:
+        known = ", ".join(map(str, sorted(schemas)))
+        raise LakeError(f"the journal gave the schema versions {known}; {start} to {end} are needed")
+    return found
+
+
+def lineage(path: Sequence[TableSchema]) -> dict[str, str | None]:
+    """For each column of the last schema its name in the first, or None if it was added on the way.
+
+    Version by version: a column dropped and added again under its old name is a new one.
+    """
+    names: dict[str, str | None] = {name: name for name in path[0].names}
+    for before, after in pairwise(path):
+        came_from = origins(before, after)
+        names = {name: names[was] if was is not None else None for name, was in came_from.items()}
+    return names
+
+
+def projected(path: Sequence[TableSchema]) -> list[SparkColumn]:
+    """Expressions that turn a row of the first schema into a row of the last."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    first, target = path[0], path[-1]
+    columns = []
+    for name, was in lineage(path).items():
+        wanted = target.column(name)
+        column = F.lit(wanted.default) if was is None else F.col(quoted(was))
+        if was is None or first.column(was).type != wanted.type:
+            column = column.cast(spark_type(wanted.type) or "string")
+        columns.append(column.alias(name))
+    return columns

@@ -1,0 +1,60 @@
+"""The jars that a Spark session needs for a table format: by Maven coordinates the first time, from disk ever after.
+
+Spark's resolver takes seconds even when it has everything, so what it resolved once is remembered in a small file
+and put on the class path directly. Jars that Spark brings itself are left out: two versions of one library on one
+class path are decided by chance.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from lakefeed.lake.formats import FORMATS
+from lakefeed.lake.spark.java import cache_directory
+
+_VERSION = re.compile(r"-\d[\w.\-]*\.jar$")
+
+
+def coordinates_of(formats: Sequence[str] = ("delta",)) -> str:
+    """As ``spark.jars.packages`` has them."""
+    return ",".join(FORMATS[name].coordinates for name in sorted(set(formats)))
+
+
+def remembered_jars(coordinates: str = FORMATS["delta"].coordinates) -> tuple[str, ...]:
+    """The jars of an earlier start, if all of them are still there; else none."""
+    try:
+        jars = json.loads(_memory(coordinates).read_text())
+    except (OSError, ValueError):
+        return ()
+    if not isinstance(jars, list) or not all(isinstance(jar, str) and Path(jar).is_file() for jar in jars):
+        return ()
+    return tuple(jars)
+
+
+def remember_jars(resolved: Iterable[str], coordinates: str = FORMATS["delta"].coordinates) -> None:
+    """Keep what the resolver found. ``resolved`` are addresses as Spark lists them in ``spark.jars``."""
+    import pyspark
+
+    paths = [jar.removeprefix("file://").removeprefix("file:") for jar in resolved if jar]
+    # The resolver names a file ``group_artifact-version.jar``, Spark ``artifact-version.jar``.
+    shipped = {_VERSION.sub("", jar.name) for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar")}
+    names = {path: Path(path).name for path in paths}
+    wanted = [
+        path for path, name in names.items()
+        if _VERSION.sub("", name.split("_", 1)[1] if "_" in name else name) not in shipped
+    ]  # fmt: skip
+    if not wanted:
+        return
+    memory = _memory(coordinates)
+    memory.parent.mkdir(parents=True, exist_ok=True)
+    fresh = memory.with_name(f"{memory.name}.{os.getpid()}")
+    fresh.write_text(json.dumps(wanted, indent=1))
+    fresh.replace(memory)
+
+
+def _memory(coordinates: str) -> Path:
+    return cache_directory() / f"jars-{coordinates.replace(':', '_')}.json"

@@ -1,0 +1,61 @@
+"""Runs one Spark action so that the caller stays in charge: it can be interrupted, and the action is then cancelled.
+
+A call into the JVM blocks its Python thread and cannot be interrupted, so the action gets a thread of its own and the
+caller waits here. That also is what lets a failpoint act while the work really runs: after the first Spark job of the
+action has been seen, before it has ended.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from lakefeed.failpoint import hit
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+_POLL_SECONDS = 0.02
+
+
+def run_job(session: SparkSession, name: str, action: Callable[[], T], *, failpoint: str) -> T:
+    """Do ``action``, return what it returns and raise what it raises.
+
+    If the caller is interrupted, cancel the action, wait for its end, and raise the interruption.
+    """
+    from pyspark import InheritableThread
+
+    context = session.sparkContext
+    group = f"lakefeed-{uuid.uuid4()}"
+    ended = threading.Event()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            context.setJobGroup(group, name)
+            results.append(action())
+        except BaseException as error:  # noqa: BLE001  # handed to the caller below
+            errors.append(error)
+        finally:
+            ended.set()
+
+    thread = InheritableThread(target=work, daemon=True)
+    thread.start()
+    seen = False
+    try:
+        while not ended.wait(_POLL_SECONDS):
+            if not seen and context.statusTracker().getJobIdsForGroup(group):
+                seen = True
+                hit(failpoint)
+    except BaseException:
+        context.cancelJobGroup(group)
+        ended.wait()
+        raise
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]

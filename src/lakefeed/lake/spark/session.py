@@ -1,0 +1,192 @@
+"""Builds the Spark session that Lakefeed uses when the user brings none, and checks one that the user brings.
+
+A built session is sized to the machine, quiet, on loopback only, and its workers run this very interpreter. The JVM's
+own output, with the page of noise of the jar resolver, goes to a log file that error messages name.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lakefeed.errors import SparkSetupError
+from lakefeed.lake.formats import FORMATS
+from lakefeed.lake.spark.jars import coordinates_of, remember_jars, remembered_jars
+from lakefeed.lake.spark.java import cache_directory, find_java
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+SPARK_VERSION = "4.1"
+
+_GIB = 1024**3
+_KEPT_LOGS = 10
+_building = threading.Lock()
+
+
+def spark_session(
+    app_name: str = "lakefeed",
+    *,
+    log_dir: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+    formats: Sequence[str] = ("delta",),
+) -> SparkSession:
+    """The session of this process: the active one if there is one (then checked), else a new one.
+
+    ``formats`` are the table formats that it can write, ``delta`` and ``iceberg``. ``settings`` stand above Lakefeed's
+    own. SparkSetupError says in one sentence what is missing (Java, jars) and what repairs it.
+    """
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    with _building:
+        if SparkContext._active_spark_context is not None:
+            return checked_session(SparkSession.builder.getOrCreate(), formats)
+        os.environ["JAVA_HOME"] = str(find_java().home)
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        directory = log_dir or cache_directory() / "logs"
+        directory.mkdir(parents=True, exist_ok=True)
+        for old in sorted(directory.glob("spark-*.log"), key=lambda path: path.stat().st_mtime)[:-_KEPT_LOGS]:
+            old.unlink(missing_ok=True)
+        log = directory / f"spark-{os.getpid()}.log"
+        packages = coordinates_of(formats)
+        jars = remembered_jars(packages)
+        conf = session_conf(app_name, jars, log.parent, formats).setAll(list((settings or {}).items()))
+        session = _start(conf, log, packages)
+        if not jars and conf.get("spark.jars.packages") == packages:
+            remember_jars(session.sparkContext.getConf().get("spark.jars", "").split(","), packages)
+        return session
+
+
+def session_conf(app_name: str, jars: tuple[str, ...], scratch: Path, formats: Sequence[str] = ("delta",)) -> SparkConf:
+    """The settings of a built session. Each number has its reason here."""
+    from pyspark import SparkConf
+
+    cores = os.cpu_count() or 1
+    settings = {
+        "spark.master": f"local[{cores}]",
+        "spark.app.name": app_name,
+        "spark.driver.memory": f"{driver_memory_bytes() // 1024**2}m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:-UsePerfData",
+        "spark.log.level": "ERROR",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # What a UI would show is kept in memory even without one: a process that runs for months needs little of it.
+        "spark.ui.retainedJobs": "20",
+        "spark.ui.retainedStages": "20",
+        "spark.ui.retainedTasks": "1000",
+        "spark.sql.ui.retainedExecutions": "5",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.sql.shuffle.partitions": str(cores),
+        # With so few partitions there is nothing for it to coalesce, and re-planning between stages takes time.
+        "spark.sql.adaptive.enabled": "false",
+        "spark.databricks.delta.snapshotPartitions": str(min(cores, 2)),
+        **_format_settings(formats),
+    }
+    if jars:
+        settings["spark.driver.extraClassPath"] = os.pathsep.join(jars)
+    else:
+        settings["spark.jars.packages"] = coordinates_of(formats)
+    return SparkConf().setAll(list(settings.items()))
+
+
+def _format_settings(formats: Sequence[str]) -> dict[str, str]:
+    wanted = [FORMATS[name] for name in sorted(set(formats))]
+    found = {"spark.sql.extensions": ",".join(known.extension for known in wanted)}
+    for known in wanted:
+        found |= known.settings
+    return found
+
+
+def driver_memory_bytes() -> int:
+    """A quarter of the memory this process may use, between 1 and 16 GiB: Python and the source need some too."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    with suppress(OSError, ValueError):  # no cgroup, or "max"
+        total = min(total, int(limit.read_text()))
+    return max(_GIB, min(total // 4, 16 * _GIB))
+
+
+def _start(conf: SparkConf, log: Path, packages: str) -> SparkSession:
+    from pyspark import SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    with log.open("ab") as sink:
+        try:
+            gateway = launch_gateway(conf, popen_kwargs={"stdout": sink, "stderr": sink})  # type: ignore[no-untyped-call]
+        except PySparkRuntimeError as error:
+            text = log.read_text(errors="replace")
+            if "unresolved dependency" in text or "UNRESOLVED DEPENDENCIES" in text or "download failed" in text:
+                raise SparkSetupError(
+                    f"the jars of {packages} are not on this machine and could not be downloaded",
+                    remedy="Connect to the internet once, or set spark.jars.repositories in spark-defaults.conf.",
+                ) from error
+            raise SparkSetupError("Spark's JVM did not start", remedy=f"The reason is in {log}.") from error
+    context = SparkContext(conf=conf, gateway=gateway)
+    return SparkSession(context)
+
+
+def checked_session(session: SparkSession, formats: Sequence[str] = ("delta",)) -> SparkSession:
+    """The user's own session, if Lakefeed can work in it; else SparkSetupError with the settings to add."""
+    wanted = _format_settings(formats)
+    loaded = (session.conf.get("spark.sql.extensions", "") or "").split(",")
+    lacking = [
+        name for name in formats
+        if FORMATS[name].extension not in map(str.strip, loaded)
+        or any(session.conf.get(key, "") != value for key, value in FORMATS[name].settings.items())
+    ]  # fmt: skip
+    if lacking:
+        settings = ", ".join(f"{key}={value}" for key, value in wanted.items())
+        raise SparkSetupError(
+            f"the Spark session was built without {' and '.join(sorted({name.title() for name in lacking}))}",
+            remedy=f"Build it with {settings} and spark.jars.packages={coordinates_of(formats)}; several extensions or "
+            "packages are written with commas between them.",
+        )
+    if not session.version.startswith(SPARK_VERSION + "."):
+        raise SparkSetupError(
+            f"the Spark session runs Spark {session.version}, Lakefeed needs {SPARK_VERSION}",
+            remedy=f'Install "pyspark~={SPARK_VERSION}.0" and build the session again.',
+        )
+    # Local workers take the system's python3 by default; then this environment's packages are not there.
+    context = session.sparkContext
+    worker = str(context.pythonExec)
+    found = shutil.which(worker)
+    # Links are not followed: an environment's python is one, and it is the link that makes the environment.
+    is_own = found is not None and Path(found).absolute().parent == Path(sys.executable).absolute().parent
+    if str(context.master).startswith("local") and not is_own:
+        raise SparkSetupError(
+            f"the Spark session runs its workers with '{worker}', not with this environment's interpreter",
+            remedy=f"Set PYSPARK_PYTHON={sys.executable} before the session is built.",
+        )
+    return session
+
+
+class Sessions:
+    """Child sessions of one session, which is asked for when the first is needed."""
+
+    def __init__(self, spark: Callable[[], SparkSession], settings: Mapping[str, str]) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._parent: SparkSession | None = None
+
+    def child(self) -> SparkSession:
+        with self._lock:
+            if self._parent is None:
+                self._parent = self._spark()
+            session = self._parent.newSession()
+        for name, value in self._settings.items():
+            session.conf.set(name, value)
+        return session

@@ -1,0 +1,190 @@
+"""A lake table on Spark: a mode that plans, a store that commits. The same for every mode and format."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lakefeed.change.segment import Window
+from lakefeed.change.table import TableSchema
+from lakefeed.errors import CommitUnknownError, LakeError, LakefeedError
+from lakefeed.failpoint import hit
+from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
+from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
+from lakefeed.lake.route import Route
+from lakefeed.lake.schema.decision import Decisions
+from lakefeed.lake.schema.mapping import mapped_window
+from lakefeed.lake.schema.policy import Policy
+from lakefeed.lake.schema.projection import steps
+from lakefeed.lake.spark.error import explained, is_conflict
+from lakefeed.lake.spark.job import run_job
+from lakefeed.lake.spark.session import Sessions
+from lakefeed.lake.spark.type import quoted, refuse_unstorable
+from lakefeed.lake.store import Stamp, TableStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_CONFLICT_TRIES = 5
+
+
+class SparkTable:
+    """See ``lake.base.LakeTable`` for the contract. ``decisions`` say which columns the table has."""
+
+    def __init__(
+        self,
+        pipeline: str,
+        route: Route,
+        store: TableStore,
+        sessions: Sessions,
+        decisions: Decisions | None = None,
+    ) -> None:
+        self.route = route
+        self.location = store.location
+        self._mode = route.mode
+        self._decisions = decisions or Decisions(Policy(route.table, route.mode))
+        self._pipeline = pipeline
+        self._store = store
+        self._sessions = sessions
+        self._own: SparkSession | None = None
+        self._turn = threading.Lock()
+        self._key: tuple[str, ...] | None = None
+
+    def applied(self, generation: int) -> Applied | None:
+        return self._store.applied(generation)
+
+    def load(self, copy: TableCopy, progress: Callable[[int], None]) -> Loaded:
+        hit("lake.before_load")
+        refuse_unstorable(self._mode.schema(copy.schema), added=self._mode.added_columns())
+        self._mode.check_columns(copy.schema)
+        loaded = self._store.load(copy, self._mode, self._session, progress)
+        hit("lake.after_load")
+        return loaded
+
+    def apply(self, window: Window, generation: int) -> Applied:
+        """Each of the steps is skipped if the table has it. A window without changes makes no commit.
+
+        1 what does the table record?  2 evolve its columns, if its schema is older: one commit  3 let the mode plan the
+        window's changes as a step, and commit it. After a conflict with another commit the table is read, and 3 is
+        done again.
+        """
+        stamp = Stamp(generation=generation, number=window.upto, metadata=self._metadata(window, generation))
+        with self._turn:
+            applied = self._store.known(generation) or self._store.applied(generation)  # 1
+            if applied is None:
+                raise LakeError(f"there is no table of generation {generation} at {self.location}")
+            if applied.number >= window.upto:
+                return applied
+            applied = self.evolve(window, generation, applied)  # 2
+            mapping = self._decisions.at(window.target, generation)
+            self._key = mapping.schema(window.target).key
+            if not window.segments:
+                return applied
+            own, session = mapped_window(window, mapping), self._session()
+
+            def work() -> Applied:
+                return self._store.commit(session, self._mode.step(session, own, self._store), stamp)
+
+            hit("lake.before_commit")
+            for left in reversed(range(_CONFLICT_TRIES)):
+                try:
+                    name = f"lakefeed: {self.route.table} up to change set {window.upto}"
+                    applied = run_job(session, name, work, failpoint="lake.during_commit")  # 3
+                    break
+                except Exception as error:  # noqa: BLE001  # judged by what the table then records
+                    if not left or not is_conflict(error):
+                        applied = self._outcome(error, stamp)
+                        break
+                # Maintenance, ours or somebody's, has replaced files under us: the changes are planned again.
+                self._store.applied(generation)
+            hit("lake.after_commit")
+            return applied
+
+    def evolve(self, window: Window, generation: int, applied: Applied) -> Applied:
+        """Settle the schema and the stale reasons of a window: TableStoppedError if the table cannot go on."""
+        version, target = applied.schema_version, window.target.version
+        stale = window.open_stale_reasons(version)
+        if not stale and target <= version:
+            return applied
+        path = steps(window.schemas, version, target) if target > version else [window.target]
+        before = self._decisions.at(path[0], generation)
+        after = self._decisions.after(path, generation, stale)
+        if target <= version:
+            return applied
+        self._mode.check_evolution(self.route.table, before, after, path)
+        own = [self._mode.schema(before.schema(path[0])), self._mode.schema(after.schema(path[-1]))]
+        refuse_unstorable(own[-1], added=self._mode.added_columns())
+        self._decisions.decide(after, path, generation, stale)
+        stamp = Stamp(generation=generation, schema_version=target, metadata=self._metadata(window, generation))
+        try:
+            self._store.evolve(self._session(), own, stamp)
+        except Exception as error:  # noqa: BLE001  # judged by what the table then records
+            return self._outcome(error, stamp)
+        return self._store.applied(generation) or replace(applied, schema_version=target)
+
+    def states(self, generation: int) -> tuple[TableVersion, ...]:
+        """A state with other columns than the source's is left out: it could not copy another table."""
+        states = self._store.states(generation)
+        return tuple(state for state in states if not self._decisions.has(state.schema_version, generation))
+
+    def chunks(self, state: TableVersion, schema: TableSchema) -> tuple[ChunkSource, ...] | None:
+        current = self._mode.current_rows()
+        return self._store.chunks(state, schema, current) if current is not None else None
+
+    def current(self, source: TableSchema, generation: int) -> DataFrame | None:
+        from pyspark.sql import functions as F  # noqa: N812  # its usual name
+
+        which = self._mode.current_rows()
+        if which is None:
+            return None
+        rows = self._store.read(self._sessions.child())
+        if which.column is not None:
+            column = F.col(quoted(which.column))
+            rows = rows.where(column.isNull() if which.null else column)
+        live = self._decisions.at(source, generation).live
+        return rows.select([F.col(quoted(one.column.name)).alias(name) for name, one in live.items() if one.since == 0])
+
+    def maintain(self, options: MaintenanceOptions, key: Sequence[str]) -> MaintenanceResult:
+        """``key`` may be that of the copy: the newest that changes came with is what counts."""
+        key = self._key if self._key is not None else key
+        try:
+            return self._store.maintain(self._sessions.child, options, key)
+        except Exception as error:
+            if not options.insists or not is_conflict(error):
+                raise
+        with self._turn:
+            return self._store.maintain(self._sessions.child, options, key)
+
+    def _outcome(self, error: Exception, stamp: Stamp) -> Applied:
+        """What the table records, if the commit did happen and only its answer was lost; else the error, explained."""
+        if isinstance(error, LakefeedError):
+            raise error
+        try:
+            after = self._store.applied(stamp.generation)
+        except Exception as unreadable:  # noqa: BLE001  # whatever it is, the outcome is unknown
+            text = f"table {self.route.table}: a commit failed and the table cannot be read back: {unreadable}"
+            raise CommitUnknownError(text) from error
+        if (
+            after is not None
+            and after.number >= (stamp.number or 0)
+            and after.schema_version >= (stamp.schema_version or 0)
+        ):
+            return after
+        raise explained(error, self.route.table) from error
+
+    def _metadata(self, window: Window, generation: int) -> dict[str, Any]:
+        return {
+            "pipeline": self._pipeline,
+            "table": str(window.table),
+            "generation": generation,
+            "change_sets": {"after": window.after, "upto": window.upto},
+            "schema_version": window.target.version,
+            "position": window.end.encode() if window.end is not None else None,
+        }
+
+    def _session(self) -> SparkSession:
+        if self._own is None:
+            self._own = self._sessions.child()
+        return self._own

@@ -1,0 +1,207 @@
+"""A window as Spark and a planner read it: its changes as rows of one schema, and the range of its keys.
+
+Changes of any schema version become rows of the window's target schema: see ``schema.projection``. A column that was
+added later reads as its default in rows from before: that is what the source shows for them too.
+
+The lowest and highest key come from the footers of the segments: no Spark job, no rows read. As literals in a merge
+condition they let the table leave out files that cannot have a matching row. Only the first key column is used, and
+only kinds that Parquet, the table formats and Spark order alike. A footer takes about a quarter of a millisecond, so
+that a window of thousands of segments is asked like one of a few: a catch-up is where leaving files out saves most.
+
+Few keys all over a large table leave no file out. There the condition names every one of them, so that a row of another
+key ends where it is read, and is neither sorted nor sent to another task: Iceberg's merge does that with all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import date, datetime
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, Operation
+from lakefeed.change.segment import Segment, Window
+from lakefeed.lake.location import filesystem, spark_glob
+from lakefeed.lake.schema.projection import lineage, projected, steps
+from lakefeed.lake.spark.type import quoted, spark_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame, SparkSession
+
+CARRIED = "_lakefeed_carried_"
+"""Prefix of a boolean column: did this change carry that column? Only for columns that some change did not."""
+
+_METADATA = {POSITION: "string", TIME: "timestamp", TXN: "string"}
+_LONGEST_TEXT = 200
+_LARGE_BYTES = 64 << 20
+_MOST_VALUES, _MOST_SEGMENTS = 10_000, 200
+"""Up to which to read the keys and to say them to Spark takes tenths of a second."""
+_DENSE = 20
+"""Keys that a range may have for each changed one, so that little is gained by naming them."""
+
+
+def incomplete_columns(window: Window) -> dict[str, str]:
+    """Columns of the target that some change of the window did not carry, each with the name of its CARRIED column."""
+    if not window.absent:
+        return {}
+    found: set[str] = set()
+    for segment in window.segments:
+        origin = lineage(steps(window.schemas, segment.schema_version, window.target.version))
+        found |= {name for name, was in origin.items() if was in segment.absent}
+    named = [name for name in window.target.names if name in found]
+    return {name: CARRIED + str(index) for index, name in enumerate(named)}
+
+
+def read_changes(
+    session: SparkSession, window: Window, metadata: Sequence[str] = (), *, before_images: bool = False
+) -> DataFrame:
+    """All changes of a window as rows of its target schema, with operation, seq and what they carried.
+
+    ``metadata`` are further metadata columns. ``_lakefeed_absent`` among them has the target's names. With
+    ``before_images`` those are among the rows, which is for modes that keep rows as they were captured.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    incomplete = incomplete_columns(window)
+    plain = [name for name in metadata if name != ABSENT]
+    more = "".join(f", {name} {_METADATA[name]}" for name in plain)
+    by_version: dict[int, list[Segment]] = {}
+    for segment in window.segments:
+        by_version.setdefault(segment.schema_version, []).append(segment)
+    parts: list[DataFrame] = []
+    for version, segments in by_version.items():
+        path = steps(window.schemas, version, window.target.version)
+        origin = lineage(path)
+        # The schema is given, so that Spark does not open a file to guess it.
+        columns = f"{spark_columns(path[0])}, {OP} tinyint, {SEQ} bigint, {ABSENT} array<string>{more}"
+        changes = session.read.schema(columns).parquet(*(spark_glob(segment.path) for segment in segments))
+        extra = [F.col(name) for name in plain]
+        if ABSENT in metadata:  # under the names that the columns have now; NULL if all were carried
+            missing = [F.when(~_carried(origin[name]), F.lit(name)) for name in incomplete]
+            names = F.array_compact(F.array(*missing)) if missing else F.lit(None).cast("array<string>")
+            extra.append(F.when(F.size(names) > 0, names).alias(ABSENT))
+        flags = [_carried(origin[name]).alias(flag) for name, flag in incomplete.items()]
+        parts.append(changes.select(*projected(path), F.col(OP), F.col(SEQ), *extra, *flags))
+    rows = reduce(lambda one, other: one.unionByName(other), parts)
+    unwanted = window.has_before_images and not before_images
+    return rows.where(f"{OP} <> {int(Operation.BEFORE)}") if unwanted else rows
+
+
+def _carried(name: str | None) -> SparkColumn:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if name is None:
+        return F.lit(True)
+    return ~F.coalesce(F.array_contains(F.col(ABSENT), name), F.lit(False))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyBounds:
+    """The first key column and the values that all of it in a window lie between; maybe all its ``values``."""
+
+    column: str
+    low: Any
+    high: Any
+    values: tuple[int, ...] = ()
+
+    def condition(self, alias: str) -> str | None:
+        """As Spark SQL; None for values that no literal can stand for."""
+        column = f"{alias}.{quoted(self.column)}"
+        try:
+            within = f"{column} >= {_literal(self.low)} AND {column} <= {_literal(self.high)}"
+            return f"{within} AND {column} IN ({', '.join(map(_literal, self.values))})" if self.values else within
+        except (TypeError, ValueError):
+            return None
+
+
+def key_bounds(window: Window) -> KeyBounds | None:
+    """What every first key column value of the window lies between; None if unknown."""
+    key = window.target.key[0]
+    if not is_ordered_alike(window.target.column(key).type):
+        return None
+    found = _range(_columns(window, key))
+    return KeyBounds(key, *found) if found is not None else None
+
+
+def narrowed(bounds: KeyBounds | None, window: Window, table_bytes: int) -> KeyBounds | None:
+    """With every value, where that is worth it: few whole numbers, for a large table."""
+    count = window.counts.total
+    few = count <= _MOST_VALUES and len(window.segments) <= _MOST_SEGMENTS
+    if bounds is None or not isinstance(bounds.low, int) or not few or table_bytes < _LARGE_BYTES:
+        return bounds
+    if bounds.high - bounds.low < _DENSE * count:
+        return bounds
+    values: set[Any] = set()
+    for path, column in _columns(window, bounds.column):
+        files, place = filesystem(path)
+        values |= set(pc.unique(pq.read_table(place, columns=[column], filesystem=files).column(0)).to_pylist())
+    return replace(bounds, values=tuple(sorted(values)))
+
+
+def lowest_time(window: Window) -> str | None:
+    """The earliest commit time of a window as a literal of Spark SQL; None if unknown, as where a change has none."""
+    found = _range((segment.path, TIME) for segment in window.segments)
+    return _literal(found[0]) if found is not None else None
+
+
+def is_ordered_alike(kind: pa.DataType) -> bool:
+    """Do Parquet, the table formats and Spark have the same order for values of this type?"""
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind)
+    )
+
+
+def _columns(window: Window, key: str) -> Iterator[tuple[str, str | None]]:
+    """Each segment's file, and the name that a column of the target has in it."""
+    versions = {segment.schema_version for segment in window.segments}
+    names = {one: lineage(steps(window.schemas, one, window.target.version))[key] for one in versions}
+    for segment in window.segments:
+        yield segment.path, names[segment.schema_version]
+
+
+def _range(columns: Iterable[tuple[str, str | None]]) -> tuple[Any, Any] | None:
+    """Over one column of each file; None at the first that does not have it all, or if there is no file.
+
+    A NULL counts as unknown: bounds would hide it.
+    """
+    low: Any = None
+    high: Any = None
+    for path, column in columns:
+        files, place = filesystem(path)
+        footer = pq.read_metadata(place, filesystem=files)
+        # A footer's names are those of leaves: each list has one, ``element``.
+        leaves: list[Any] = [footer.schema.column(index) for index in range(len(footer.schema))]
+        index = next((number for number, leaf in enumerate(leaves) if leaf.path == leaf.name == column), None)
+        if index is None:
+            return None
+        parts: list[Any] = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
+        if not parts or any(part is None or not part.has_min_max or part.null_count for part in parts):
+            return None
+        try:
+            low = min([*([] if low is None else [low]), *(part.min for part in parts)])
+            high = max([*([] if high is None else [high]), *(part.max for part in parts)])
+        except (OverflowError, TypeError, ValueError):
+            return None  # the column's type changed on the way, or a date that Python cannot hold
+    return None if low is None else (low, high)
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | str | date):
+        raise TypeError(f"no literal for {value!r}")
+    if isinstance(value, int):
+        return f"{value}L" if value > -(2**63) else "(-9223372036854775807L - 1L)"
+    if isinstance(value, str):
+        if len(value) > _LONGEST_TEXT:
+            raise ValueError("too long to be worth a literal")
+        # Through hexadecimal, so that no quoting rule of any Spark setting can change the value.
+        return f"decode(X'{value.encode().hex()}', 'UTF-8')"
+    if isinstance(value, datetime):
+        kind = "TIMESTAMP" if value.tzinfo else "TIMESTAMP_NTZ"
+        return f"{kind}'{value.isoformat(sep=' ', timespec='microseconds')}'"
+    return f"DATE'{value.isoformat()}'"
