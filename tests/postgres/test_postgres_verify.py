@@ -9,10 +9,11 @@ import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from tests.compare import compare_postgres_table
 
-from lakefeed.app import verify_bucket, verify_postgres
-from lakefeed.app.verify_postgres import compare_postgres_table
+from lakefeed.capture.postgres import verify as verify_postgres
 from lakefeed.change.table import TableId
+from lakefeed.verify import bucket as verify_bucket
 
 T = TableId("public", "t")
 ROWS = 3_000
