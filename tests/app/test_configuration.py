@@ -107,11 +107,24 @@ def test_a_mistake_in_a_postgres_source_is_answered_with_its_own_keys(
     assert "hunter2" not in text
 
 
-def test_a_connection_string_that_is_none_is_refused_without_showing_it(tmp_path: Path) -> None:
-    config = load(tmp_path, POSTGRES.replace("host=h", "host"), {"PW": "hunter2"})
-    with pytest.raises(ConfigError, match=r"source\.dsn is not a PostgreSQL connection string") as caught:
+@pytest.mark.parametrize(
+    ("dsn", "expected"),
+    [
+        ("host dbname=shop password=${PW}", "part 1 has no '='"),
+        ("host=h ${PW}", "part 2 has no '='"),
+        ("hots=h password=${PW}", "there is no option 'hots'"),
+        ("host=h password='${PW}", "a quote is not closed"),
+        ("postgresql://u:${PW}@[h", "it is no valid URI"),
+    ],
+)
+def test_a_connection_string_that_is_none_is_refused_with_its_wrong_part_and_without_showing_it(
+    tmp_path: Path, dsn: str, expected: str
+) -> None:
+    config = load(tmp_path, POSTGRES.replace("host=h dbname=shop password=${PW}", f'"{dsn}"'), {"PW": "hunter2"})
+    with pytest.raises(ConfigError, match=r"source\.dsn is not a PostgreSQL connection string: ") as caught:
         build_pipeline(config)
-    assert "hunter2" not in str(caught.value)
+    assert expected in caught.value.message
+    assert "hunter2" not in str(caught.value) + caught.value.remedy
 
 
 @pytest.mark.parametrize(

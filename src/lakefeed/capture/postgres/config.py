@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -77,10 +78,36 @@ source:
         return PostgresTable(self.dsn, table)
 
     def _require_driver(self) -> None:
+        """ConfigError without psycopg, and for a connection string that it cannot read."""
         try:
-            import psycopg  # noqa: F401  # whether it is there
+            from psycopg import ProgrammingError
+            from psycopg.conninfo import conninfo_to_dict
         except ImportError as error:
             raise ConfigError(
                 f"source.kind: postgres needs the driver psycopg, which is not installed ({error})",
                 remedy="pip install 'lakefeed[postgres]'",
             ) from error
+        try:
+            conninfo_to_dict(self.dsn)
+        except ProgrammingError:
+            raise ConfigError(  # without libpq's message, which may quote the password
+                f"source.dsn is not a PostgreSQL connection string: {_mistake(self.dsn)}",
+                remedy="Write it as host=localhost port=5432 dbname=shop user=lakefeed, "
+                "or as postgresql://lakefeed@localhost:5432/shop.",
+            ) from None
+
+
+def _mistake(dsn: str) -> str:
+    """Which part of a connection string is wrong, in words that show no value of it."""
+    from psycopg.pq import Conninfo
+
+    if "://" in dsn:
+        return "it is no valid URI"
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    for number, part in enumerate(re.findall(r"(?:'(?:\\.|[^'\\])*(?:'|$)|[^\s'])+", dsn), start=1):
+        name, separator, _ = part.partition("=")
+        if not separator:
+            return f"part {number} has no '='"
+        if name not in known:
+            return f"there is no option '{name}'" if name.isidentifier() else f"part {number} has no name before '='"
+    return "a quote is not closed, or a value is missing"
