@@ -44,7 +44,7 @@ lock: ## Write requirements.lock and requirements-java.lock anew from pyproject.
 	@bash scripts/lock.sh
 
 schema: setup ## Write docs/lakefeed.schema.json anew from the configuration's models
-	$(BIN)/python -m lakefeed.app.schema docs/lakefeed.schema.json
+	$(BIN)/python -m lakefeed.app.config docs/lakefeed.schema.json
 
 points: setup ## Write docs/points.md anew: requirement points and the tests that prove them
 	$(BIN)/python -m scripts.points

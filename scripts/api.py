@@ -24,8 +24,13 @@ _WIDE = 100
 _LIST_ITEM = re.compile(r"\s*(\d+\.|-) ")
 _HEAD = """# Public names
 
-What `from lakefeed import …` gives. Everything else may change without notice. Written by `make api` from the
-docstrings; a test checks that it is current. How to use them: [tutorial](tutorial.md), [embedding](runtime.md).
+`from lakefeed import …` gives you these names. Everything else may change without notice. `make api` writes this page
+from the docstrings; a test checks that it is current. How to use them: [tutorial](tutorial.md),
+[embedding](runtime.md).
+
+{names}
+
+All errors are in [one table](#errors).
 """
 _ERRORS = """## Errors
 
@@ -42,7 +47,8 @@ def page() -> str:
     names = sorted(name for name in lakefeed.__all__ if not name.startswith("__"))
     found = {name: getattr(lakefeed, name) for name in names}
     errors = {name: item for name, item in found.items() if _is_error(item)}
-    parts = [_HEAD, *(_section(name, item) for name, item in found.items() if name not in errors)]
+    links = " · ".join(f"[{name}](#{name.lower()})" for name in found if name not in errors)
+    parts = [_HEAD.format(names=links), *(_section(name, item) for name, item in found.items() if name not in errors)]
     if errors:
         parts.append(_ERRORS + "".join(_error_row(item) for item in errors.values()))
     return "\n".join(part.rstrip() + "\n" for part in parts)
@@ -81,7 +87,7 @@ def _code(text: str) -> list[str]:
 
 
 def _class_signature(item: type) -> str:
-    if issubclass(item, enum.Enum) or getattr(item, "_is_protocol", False):
+    if issubclass(item, enum.Enum) or getattr(item, "_is_protocol", False) or inspect.isabstract(item):
         return ""
     return _signature(item).removesuffix(" -> None")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +14,15 @@ import lakefeed
 from lakefeed import errors
 
 NAMES = """
-Append Checkpoint CheckpointStore CycleResult Delivery Delta Evolution FileCheckpointStore FullDiff Iceberg
-JournalOptions LakefeedError Listener MemoryCheckpointStore Mirror Pipeline PipelineOptions PipelineStatus Postgres
-PostgresPolling Retry Rule Runtime RuntimeOptions SoftDelete Sqlite SqlitePolling TableRule TableStatus Temporal as_of
-read_at register_source spark_session
+Append ChangeCapture ChangeSet Checkpoint CheckpointDamagedError CheckpointError CheckpointRewindError CheckpointStore
+Column CommitFailedError CommitUnknownError ConfigError CycleResult DecodeError Delivery Delta DescribedTable Dialect
+Evolution FileCheckpointStore FileWatermarkStore Finding FullDiff Iceberg JournalDamagedError JournalError
+JournalFullError JournalOptions Lag LakeError LakefeedError LeaseError Listener MaintenanceOptions MemoryCheckpointStore
+MemoryWatermarkStore Mirror OP Operation Pace Pipeline PipelineOptions PipelineStatus Polling PollingSource
+PositionLostError Postgres PostgresPolling Query RebuildNeededError Retry Rule Runtime RuntimeOptions SEQ Session
+SoftDelete SourceChangedError SourceError SourceSetupError SourceUnavailableError SparkSetupError Sqlite SqlitePolling
+StateError TableId TableRule TableSchema TableStatus TableStoppedError Temporal as_of read_at register_source
+spark_session
 """
 
 CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.LakefeedError)]
@@ -24,6 +31,20 @@ CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and 
 def test_the_public_names_are_these_and_sorted() -> None:
     assert lakefeed.__all__ == NAMES.split()
     assert all(hasattr(lakefeed, name) for name in lakefeed.__all__)
+    assert dir(lakefeed) == lakefeed.__all__
+
+
+def test_type_checkers_see_the_same_names_from_the_same_modules() -> None:
+    tree = ast.parse(Path(str(lakefeed.__file__)).read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {
+        alias.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert seen == lakefeed._MODULES
+
+
+def test_every_error_is_public() -> None:
+    assert {kind.__name__ for kind in CLASSES} <= set(lakefeed.__all__)
 
 
 def test_importing_lakefeed_imports_neither_spark_nor_a_delta_reader() -> None:

@@ -8,108 +8,133 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lakefeed.capture.poll.rule import FullDiff, SoftDelete, TableRule
-    from lakefeed.capture.poll.source import PostgresPolling, SqlitePolling
-    from lakefeed.capture.postgres.source import Postgres
-    from lakefeed.capture.sqlite.source import Sqlite
-    from lakefeed.errors import LakefeedError, Retry
-    from lakefeed.flow.listener import Listener
-    from lakefeed.flow.options import PipelineOptions
-    from lakefeed.flow.pipeline import Pipeline
-    from lakefeed.flow.result import CycleResult
-    from lakefeed.flow.runtime import Runtime
-    from lakefeed.flow.runtime_options import Delivery, RuntimeOptions
-    from lakefeed.flow.status import PipelineStatus, TableStatus
-    from lakefeed.journal.checkpoint import Checkpoint, CheckpointStore
-    from lakefeed.journal.checkpoint_file import FileCheckpointStore
-    from lakefeed.journal.checkpoint_memory import MemoryCheckpointStore
-    from lakefeed.journal.options import JournalOptions
-    from lakefeed.lake.delta import Delta
-    from lakefeed.lake.iceberg import Iceberg
-    from lakefeed.lake.mode import Append, Mirror, Temporal
-    from lakefeed.lake.route import Rule
-    from lakefeed.lake.schema.policy import Evolution
-    from lakefeed.lake.spark.session import spark_session
-    from lakefeed.reading.at import read_at
-    from lakefeed.reading.source import register_source
-    from lakefeed.reading.temporal import as_of
-
-__all__ = [
-    "Append",
-    "Checkpoint",
-    "CheckpointStore",
-    "CycleResult",
-    "Delivery",
-    "Delta",
-    "Evolution",
-    "FileCheckpointStore",
-    "FullDiff",
-    "Iceberg",
-    "JournalOptions",
-    "LakefeedError",
-    "Listener",
-    "MemoryCheckpointStore",
-    "Mirror",
-    "Pipeline",
-    "PipelineOptions",
-    "PipelineStatus",
-    "Postgres",
-    "PostgresPolling",
-    "Retry",
-    "Rule",
-    "Runtime",
-    "RuntimeOptions",
-    "SoftDelete",
-    "Sqlite",
-    "SqlitePolling",
-    "TableRule",
-    "TableStatus",
-    "Temporal",
-    "as_of",
-    "read_at",
-    "register_source",
-    "spark_session",
-]
+    from lakefeed.capture.base import ChangeCapture as ChangeCapture
+    from lakefeed.capture.base import Finding as Finding
+    from lakefeed.capture.base import Lag as Lag
+    from lakefeed.capture.dialect import DescribedTable as DescribedTable
+    from lakefeed.capture.dialect import Dialect as Dialect
+    from lakefeed.capture.dialect import Query as Query
+    from lakefeed.capture.dialect import Session as Session
+    from lakefeed.capture.poll.capture import Polling as Polling
+    from lakefeed.capture.poll.rule import FullDiff as FullDiff
+    from lakefeed.capture.poll.rule import SoftDelete as SoftDelete
+    from lakefeed.capture.poll.rule import TableRule as TableRule
+    from lakefeed.capture.poll.source import PollingSource as PollingSource
+    from lakefeed.capture.poll.source import PostgresPolling as PostgresPolling
+    from lakefeed.capture.poll.source import SqlitePolling as SqlitePolling
+    from lakefeed.capture.poll.store import FileWatermarkStore as FileWatermarkStore
+    from lakefeed.capture.poll.store import MemoryWatermarkStore as MemoryWatermarkStore
+    from lakefeed.capture.poll.stream import Pace as Pace
+    from lakefeed.capture.postgres.source import Postgres as Postgres
+    from lakefeed.capture.sqlite.source import Sqlite as Sqlite
+    from lakefeed.change.batch import OP as OP
+    from lakefeed.change.batch import SEQ as SEQ
+    from lakefeed.change.batch import Operation as Operation
+    from lakefeed.change.change_set import ChangeSet as ChangeSet
+    from lakefeed.change.table import Column as Column
+    from lakefeed.change.table import TableId as TableId
+    from lakefeed.change.table import TableSchema as TableSchema
+    from lakefeed.errors import CheckpointDamagedError as CheckpointDamagedError
+    from lakefeed.errors import CheckpointError as CheckpointError
+    from lakefeed.errors import CheckpointRewindError as CheckpointRewindError
+    from lakefeed.errors import CommitFailedError as CommitFailedError
+    from lakefeed.errors import CommitUnknownError as CommitUnknownError
+    from lakefeed.errors import ConfigError as ConfigError
+    from lakefeed.errors import DecodeError as DecodeError
+    from lakefeed.errors import JournalDamagedError as JournalDamagedError
+    from lakefeed.errors import JournalError as JournalError
+    from lakefeed.errors import JournalFullError as JournalFullError
+    from lakefeed.errors import LakeError as LakeError
+    from lakefeed.errors import LakefeedError as LakefeedError
+    from lakefeed.errors import LeaseError as LeaseError
+    from lakefeed.errors import PositionLostError as PositionLostError
+    from lakefeed.errors import RebuildNeededError as RebuildNeededError
+    from lakefeed.errors import Retry as Retry
+    from lakefeed.errors import SourceChangedError as SourceChangedError
+    from lakefeed.errors import SourceError as SourceError
+    from lakefeed.errors import SourceSetupError as SourceSetupError
+    from lakefeed.errors import SourceUnavailableError as SourceUnavailableError
+    from lakefeed.errors import SparkSetupError as SparkSetupError
+    from lakefeed.errors import StateError as StateError
+    from lakefeed.errors import TableStoppedError as TableStoppedError
+    from lakefeed.flow.listener import Listener as Listener
+    from lakefeed.flow.options import PipelineOptions as PipelineOptions
+    from lakefeed.flow.pipeline import Pipeline as Pipeline
+    from lakefeed.flow.result import CycleResult as CycleResult
+    from lakefeed.flow.runtime import Runtime as Runtime
+    from lakefeed.flow.runtime_options import Delivery as Delivery
+    from lakefeed.flow.runtime_options import RuntimeOptions as RuntimeOptions
+    from lakefeed.flow.status import PipelineStatus as PipelineStatus
+    from lakefeed.flow.status import TableStatus as TableStatus
+    from lakefeed.journal.checkpoint import Checkpoint as Checkpoint
+    from lakefeed.journal.checkpoint import CheckpointStore as CheckpointStore
+    from lakefeed.journal.checkpoint_file import FileCheckpointStore as FileCheckpointStore
+    from lakefeed.journal.checkpoint_memory import MemoryCheckpointStore as MemoryCheckpointStore
+    from lakefeed.journal.options import JournalOptions as JournalOptions
+    from lakefeed.lake.delta import Delta as Delta
+    from lakefeed.lake.iceberg import Iceberg as Iceberg
+    from lakefeed.lake.maintenance import MaintenanceOptions as MaintenanceOptions
+    from lakefeed.lake.mode import Append as Append
+    from lakefeed.lake.mode import Mirror as Mirror
+    from lakefeed.lake.mode import Temporal as Temporal
+    from lakefeed.lake.route import Rule as Rule
+    from lakefeed.lake.schema.policy import Evolution as Evolution
+    from lakefeed.lake.spark.session import spark_session as spark_session
+    from lakefeed.reading.at import read_at as read_at
+    from lakefeed.reading.source import register_source as register_source
+    from lakefeed.reading.temporal import as_of as as_of
 
 _HOMES = {
-    "Append": "lakefeed.lake.mode",
-    "Checkpoint": "lakefeed.journal.checkpoint",
-    "CheckpointStore": "lakefeed.journal.checkpoint",
-    "CycleResult": "lakefeed.flow.result",
-    "Delivery": "lakefeed.flow.runtime_options",
-    "Delta": "lakefeed.lake.delta",
-    "Evolution": "lakefeed.lake.schema.policy",
-    "FileCheckpointStore": "lakefeed.journal.checkpoint_file",
-    "FullDiff": "lakefeed.capture.poll.rule",
-    "Iceberg": "lakefeed.lake.iceberg",
-    "JournalOptions": "lakefeed.journal.options",
-    "LakefeedError": "lakefeed.errors",
-    "Listener": "lakefeed.flow.listener",
-    "MemoryCheckpointStore": "lakefeed.journal.checkpoint_memory",
-    "Mirror": "lakefeed.lake.mode",
-    "Pipeline": "lakefeed.flow.pipeline",
-    "PipelineOptions": "lakefeed.flow.options",
-    "PipelineStatus": "lakefeed.flow.status",
-    "Postgres": "lakefeed.capture.postgres.source",
-    "PostgresPolling": "lakefeed.capture.poll.source",
-    "Retry": "lakefeed.errors",
-    "Rule": "lakefeed.lake.route",
-    "Runtime": "lakefeed.flow.runtime",
-    "RuntimeOptions": "lakefeed.flow.runtime_options",
-    "SoftDelete": "lakefeed.capture.poll.rule",
-    "Sqlite": "lakefeed.capture.sqlite.source",
-    "SqlitePolling": "lakefeed.capture.poll.source",
-    "TableRule": "lakefeed.capture.poll.rule",
-    "TableStatus": "lakefeed.flow.status",
-    "Temporal": "lakefeed.lake.mode",
-    "as_of": "lakefeed.reading.temporal",
-    "read_at": "lakefeed.reading.at",
-    "register_source": "lakefeed.reading.source",
-    "spark_session": "lakefeed.lake.spark.session",
+    "lakefeed.capture.base": "ChangeCapture Finding Lag",
+    "lakefeed.capture.dialect": "DescribedTable Dialect Query Session",
+    "lakefeed.capture.poll.capture": "Polling",
+    "lakefeed.capture.poll.rule": "FullDiff SoftDelete TableRule",
+    "lakefeed.capture.poll.source": "PollingSource PostgresPolling SqlitePolling",
+    "lakefeed.capture.poll.store": "FileWatermarkStore MemoryWatermarkStore",
+    "lakefeed.capture.poll.stream": "Pace",
+    "lakefeed.capture.postgres.source": "Postgres",
+    "lakefeed.capture.sqlite.source": "Sqlite",
+    "lakefeed.change.batch": "OP SEQ Operation",
+    "lakefeed.change.change_set": "ChangeSet",
+    "lakefeed.change.table": "Column TableId TableSchema",
+    "lakefeed.errors": "CheckpointDamagedError CheckpointError CheckpointRewindError CommitFailedError "
+    "CommitUnknownError ConfigError DecodeError JournalDamagedError JournalError JournalFullError LakeError "
+    "LakefeedError LeaseError PositionLostError RebuildNeededError Retry SourceChangedError SourceError "
+    "SourceSetupError SourceUnavailableError SparkSetupError StateError TableStoppedError",
+    "lakefeed.flow.listener": "Listener",
+    "lakefeed.flow.options": "PipelineOptions",
+    "lakefeed.flow.pipeline": "Pipeline",
+    "lakefeed.flow.result": "CycleResult",
+    "lakefeed.flow.runtime": "Runtime",
+    "lakefeed.flow.runtime_options": "Delivery RuntimeOptions",
+    "lakefeed.flow.status": "PipelineStatus TableStatus",
+    "lakefeed.journal.checkpoint": "Checkpoint CheckpointStore",
+    "lakefeed.journal.checkpoint_file": "FileCheckpointStore",
+    "lakefeed.journal.checkpoint_memory": "MemoryCheckpointStore",
+    "lakefeed.journal.options": "JournalOptions",
+    "lakefeed.lake.delta": "Delta",
+    "lakefeed.lake.iceberg": "Iceberg",
+    "lakefeed.lake.maintenance": "MaintenanceOptions",
+    "lakefeed.lake.mode": "Append Mirror Temporal",
+    "lakefeed.lake.schema.policy": "Evolution",
+    "lakefeed.lake.route": "Rule",
+    "lakefeed.lake.spark.session": "spark_session",
+    "lakefeed.reading.at": "read_at",
+    "lakefeed.reading.source": "register_source",
+    "lakefeed.reading.temporal": "as_of",
 }
+"""Where each public name is defined. The imports above say the same to type checkers; a test compares the two."""
+
+_MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'lakefeed' has no attribute '{name}'")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.compare import compare_sqlite_table
 
-from lakefeed.app.demo.place import fresh_place
 from lakefeed.app.demo.shop import build_shop
-from lakefeed.app.verify_sqlite import compare_sqlite_table
+from lakefeed.app.demo.show import fresh_directory
 from lakefeed.change.table import TableId
 
 LAKEFEED = [sys.executable, "-c", "from lakefeed.app.cli import main; main()"]
@@ -206,7 +206,7 @@ def test_run_for_some_seconds_ends_by_itself_with_lines_for_people(shop: Path) -
 
 @pytest.mark.spark
 def test_the_demo_proves_itself_where_an_earlier_one_was_and_its_query_works(tmp_path: Path) -> None:
-    with fresh_place(tmp_path / "demo") as place:
+    with fresh_directory(tmp_path / "demo") as place:
         build_shop(place.database, customers=1, products=1, orders=1)
         (place.directory / "lake" / "_lakefeed" / "shop" / "commits").mkdir(parents=True)
     text = lakefeed(tmp_path, "demo", "--seconds", "3")

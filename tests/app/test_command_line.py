@@ -128,8 +128,10 @@ def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("lakefeed.app.config.load_config", interrupted)
-    assert cli.execute(["status", "x.yaml"]) == 3
-    assert "goes on where it stopped" in capsys.readouterr().err
+    assert cli.execute(["status", "x.yaml"]) == 130
+    assert capsys.readouterr().err == (
+        "Error: interrupted.\nRemedy: Run the command again; it continues where it stopped.\n"
+    )
 
 
 def test_failpoints_are_armed_from_the_environment(

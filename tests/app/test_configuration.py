@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from pydantic import BaseModel
 
-from lakefeed.app.build import LAKES, SOURCES, build_pipeline, evolution, rules
-from lakefeed.app.command.prepare import SOURCES as TEMPLATES
+from lakefeed.app.build import LAKES, build_pipeline, evolution, rules
 from lakefeed.app.command.prepare import template
-from lakefeed.app.config import Config, LakeConfig, PostgresSource, SqliteSource, load_config
-from lakefeed.app.schema import schema_text
+from lakefeed.app.config import Config, LakeConfig, load_config, schema_text
+from lakefeed.capture.postgres.config import PostgresConfig
 from lakefeed.capture.postgres.source import Postgres
+from lakefeed.capture.registry import SOURCES, source_config
+from lakefeed.capture.sqlite.config import SqliteConfig
+from lakefeed.change.table import TableId
+from lakefeed.change.watermark import Watermark
 from lakefeed.errors import ConfigError
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.journal.options import JournalOptions
@@ -69,15 +72,14 @@ POSTGRES = MINIMAL.replace("kind: sqlite\n  path: shop.db", "kind: postgres\n  d
 
 def test_a_postgres_source_takes_its_defaults_from_the_library(tmp_path: Path) -> None:
     config = load(tmp_path, POSTGRES, {"PW": "hunter2"})
-    assert isinstance(config.source, PostgresSource)
+    assert isinstance(config.source, PostgresConfig)
     assert config.source.dsn == "host=h dbname=shop password=hunter2"
     assert "hunter2" not in repr(config)
     library = Postgres("host=h")
-    assert SOURCES["postgres", config.source.capture](config.source) == replace(library, dsn=config.source.dsn)
+    assert config.source.source() == replace(library, dsn=config.source.dsn)
 
 
 def test_the_file_that_init_writes_for_postgres_is_valid(tmp_path: Path) -> None:
-    assert set(TEMPLATES) == {kind for kind, _ in SOURCES}
     text = template("postgres", "shop.yaml")
     plain = load(
         tmp_path, POSTGRES.replace("host=h dbname=shop password=${PW}", "host=localhost dbname=shop user=lakefeed")
@@ -94,7 +96,7 @@ def test_the_file_that_init_writes_for_postgres_is_valid(tmp_path: Path) -> None
         ("kind: postgres", "kind: postgres\n  capture: trigger", "'trigger' is not there yet; available now: log"),
         ("kind: postgres", "kind: postgres\n  provision: maybe", "line 4: source.provision: 'maybe' must be true or"),
         ("kind: postgres", "kind: postgres\n  text_columns: a.b.c", "source.text_columns: 'a.b.c' must be a list"),
-        ("kind: postgres", "kind: postgres\n  tabels: [a]", "no key 'tabels' in source; valid keys are kind, dsn, cap"),
+        ("kind: postgres", "kind: postgres\n  tabels: [a]", "no key 'tabels' in source; valid keys are kind, cap"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_postgres_source_is_answered_with_its_own_keys(
@@ -105,11 +107,24 @@ def test_a_mistake_in_a_postgres_source_is_answered_with_its_own_keys(
     assert "hunter2" not in text
 
 
-def test_a_connection_string_that_is_none_is_refused_without_showing_it(tmp_path: Path) -> None:
-    config = load(tmp_path, POSTGRES.replace("host=h", "host"), {"PW": "hunter2"})
-    with pytest.raises(ConfigError, match=r"source\.dsn is not a PostgreSQL connection string") as caught:
+@pytest.mark.parametrize(
+    ("dsn", "expected"),
+    [
+        ("host dbname=shop password=${PW}", "part 1 has no '='"),
+        ("host=h ${PW}", "part 2 has no '='"),
+        ("hots=h password=${PW}", "there is no option 'hots'"),
+        ("host=h password='${PW}", "a quote is not closed"),
+        ("postgresql://u:${PW}@[h", "it is no valid URI"),
+    ],
+)
+def test_a_connection_string_that_is_none_is_refused_with_its_wrong_part_and_without_showing_it(
+    tmp_path: Path, dsn: str, expected: str
+) -> None:
+    config = load(tmp_path, POSTGRES.replace("host=h dbname=shop password=${PW}", f'"{dsn}"'), {"PW": "hunter2"})
+    with pytest.raises(ConfigError, match=r"source\.dsn is not a PostgreSQL connection string: ") as caught:
         build_pipeline(config)
-    assert "hunter2" not in str(caught.value)
+    assert expected in caught.value.message
+    assert "hunter2" not in str(caught.value) + caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -131,7 +146,7 @@ def test_relative_paths_belong_to_the_directory_of_the_file(tmp_path: Path, monk
     (tmp_path / "conf").mkdir()
     monkeypatch.chdir("/")
     config = load(tmp_path / "conf", MINIMAL)
-    assert isinstance(config.source, SqliteSource)
+    assert isinstance(config.source, SqliteConfig)
     assert config.source.path == str(tmp_path / "conf" / "shop.db")
     assert config.lake.path == str(tmp_path / "conf" / "lake")
     assert config.state_path == tmp_path / "conf" / "lake" / "_lakefeed" / "shop"
@@ -244,6 +259,7 @@ def test_a_key_given_twice_names_both_lines(tmp_path: Path) -> None:
         ("", "must be a mapping of keys to values, and is empty"),
         ("- a\n- b\n", "and is a list"),
         ("just text", "and is a single value"),
+        ("a:\n\tb: 1\n", "line 2: this line has a tab, and YAML takes spaces only"),
         ("a: \x01", "is not YAML"),
         ("a: !!python/object:os.system x", "is not YAML"),
     ],
@@ -265,7 +281,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_a_variable_is_taken_from_the_environment(tmp_path: Path) -> None:
     config = load(tmp_path, MINIMAL.replace("shop.db", "${SHOP_DIR}/${NAME}.db"), {"SHOP_DIR": "/data", "NAME": "x"})
-    assert isinstance(config.source, SqliteSource)
+    assert isinstance(config.source, SqliteConfig)
     assert config.source.path == "/data/x.db"
 
 
@@ -287,13 +303,20 @@ def test_the_value_of_a_variable_is_never_in_a_message(tmp_path: Path) -> None:
     assert "'${SECRET}'" in mistake(tmp_path, MINIMAL.replace("sqlite", "${SECRET}"), {"SECRET": "HUNTER2"})
 
 
-def test_everything_that_a_configuration_can_choose_can_be_built() -> None:
-    def choices(model: type[BaseModel], first: str, second: str) -> set[tuple[str, str]]:
-        fields = model.model_fields
-        return {(a, b) for a in get_args(fields[first].annotation) for b in get_args(fields[second].annotation)}
+@pytest.mark.parametrize("kind", SOURCES)
+def test_everything_that_a_configuration_can_choose_can_be_built(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "shop.db").touch()
+    section = source_config(kind)
+    assert get_args(section.model_fields["kind"].annotation) == (kind,)
+    text = template(kind, "shop.yaml").replace("shop.db", str(tmp_path / "shop.db"))
+    for capture in get_args(section.model_fields["capture"].annotation):
+        chosen = load(tmp_path, re.sub("capture: [a-z]+", f"capture: {capture}", text)).source
+        assert chosen.source().bind("shop").kind == (kind if capture != "poll" else Watermark.kind)
+        assert chosen.dialect().default_schema
+        assert chosen.verify_table(TableId("main", "t")) is not None
 
-    sources = (SqliteSource, PostgresSource)
-    assert {choice for model in sources for choice in choices(model, "kind", "capture")} == set(SOURCES)
+
+def test_every_format_that_a_configuration_can_choose_can_be_built() -> None:
     assert set(get_args(LakeConfig.model_fields["format"].annotation)) == set(LAKES)
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from lakefeed.app.config import SqliteSource, load_config
-from lakefeed.app.demo.place import MARKER, fresh_place
-from lakefeed.app.demo.shop import TABLES, build_shop, count_rows
-from lakefeed.app.demo.writer import Writer
+from lakefeed.app.config import load_config
+from lakefeed.app.demo.shop import TABLES, Writer, build_shop, count_rows
+from lakefeed.app.demo.show import MARKER, fresh_directory
+from lakefeed.capture.sqlite.config import SqliteConfig
 from lakefeed.errors import ConfigError, LakefeedError
 
 KINDS = ("INSERT", "UPDATE", "DELETE")
@@ -67,7 +67,7 @@ def _seen_everything(database: Path) -> bool:
 def test_the_writer_stops_by_itself(tmp_path: Path) -> None:
     database = tmp_path / "shop.db"
     build_shop(database, customers=5, products=5, orders=5)
-    command = [sys.executable, "-m", "lakefeed.app.demo.writer", str(database), "2", "100", str(os.getpid())]
+    command = [sys.executable, "-m", "lakefeed.app.demo.shop", str(database), "2", "100", str(os.getpid())]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     ready, written = answer.stdout.split()
     assert ready == "ready"
@@ -94,7 +94,7 @@ def test_a_writer_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: pyt
 def test_a_writer_whose_parent_is_gone_before_it_begins_writes_nothing(tmp_path: Path) -> None:
     database = tmp_path / "shop.db"
     build_shop(database, customers=5, products=5, orders=5)
-    command = [sys.executable, "-m", "lakefeed.app.demo.writer", str(database), "60", "100", "1"]
+    command = [sys.executable, "-m", "lakefeed.app.demo.shop", str(database), "60", "100", "1"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert answer.stdout == "ready\n0\n"
 
@@ -103,7 +103,7 @@ def test_the_writer_does_not_outlive_a_killed_demo(tmp_path: Path) -> None:
     database = tmp_path / "shop.db"
     build_shop(database, customers=5, products=5, orders=5)
     code = (
-        "import sys, time; from pathlib import Path; from lakefeed.app.demo.writer import Writer\n"
+        "import sys, time; from pathlib import Path; from lakefeed.app.demo.shop import Writer\n"
         "writer = Writer(Path(sys.argv[1]), seconds=60, rate=100)\n"
         "print(writer.pid, flush=True); time.sleep(60)"
     )
@@ -120,30 +120,30 @@ def test_the_writer_does_not_outlive_a_killed_demo(tmp_path: Path) -> None:
 
 def test_the_directory_is_made_anew_for_each_demo(tmp_path: Path) -> None:
     directory = tmp_path / "new" / "demo"
-    with fresh_place(directory) as place:
+    with fresh_directory(directory) as place:
         (directory / "lake" / "main").mkdir(parents=True)
         place.database.write_text("old")
         source = load_config(place.configuration).source
-        assert isinstance(source, SqliteSource)
+        assert isinstance(source, SqliteConfig)
         assert source.path == str(place.database)
-    with fresh_place(directory) as place:
+    with fresh_directory(directory) as place:
         assert not place.database.exists()
         assert sorted(path.name for path in directory.iterdir()) == [MARKER, "shop.yaml"]
 
 
 def test_a_directory_that_no_demo_made_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="no demo made"), fresh_place(tmp_path):
+    with pytest.raises(ConfigError, match="no demo made"), fresh_directory(tmp_path):
         pass
-    with pytest.raises(ConfigError, match="is a file"), fresh_place(tmp_path / "precious.txt"):
+    with pytest.raises(ConfigError, match="is a file"), fresh_directory(tmp_path / "precious.txt"):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
 
 
 def test_two_demos_do_not_share_a_directory(tmp_path: Path) -> None:
     directory = tmp_path / "demo"
-    with fresh_place(directory):
-        with pytest.raises(ConfigError, match="another demo is running"), fresh_place(directory):
+    with fresh_directory(directory):
+        with pytest.raises(ConfigError, match="another demo is running"), fresh_directory(directory):
             pass
         with (directory / MARKER).open("a") as marker, pytest.raises(BlockingIOError):
             fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from lakefeed.app.demo.shop import TABLES
-from lakefeed.app.demo.view import Meter, Moment, View
+from lakefeed.app.demo.show import Meter, Moment, View
 from lakefeed.app.progress import Bars, CycleObjects, Lines, progress
 from lakefeed.capture.base import Lag
 from lakefeed.change.segment import Counts

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lakefeed.app.command.prepare import SOURCES, template
+from lakefeed.app.command.prepare import template
+from lakefeed.capture.registry import SOURCES
 from lakefeed.lake.mode import MODES
 
 

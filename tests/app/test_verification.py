@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from tests.compare import compare_sqlite_table
 
-from lakefeed.app.verify import Comparison
-from lakefeed.app.verify_sqlite import compare_sqlite_table
 from lakefeed.change.table import TableId
 from lakefeed.lake.mode import Append
+from lakefeed.verify.compare import Comparison
 
 ITEMS = TableId("main", "items")
 

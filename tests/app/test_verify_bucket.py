@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from tests.compare import compare_sqlite_table
 
-from lakefeed.app import verify_bucket
-from lakefeed.app.verify_bucket import Buckets, bucket_numbers, buckets_for
-from lakefeed.app.verify_sqlite import compare_sqlite_table
 from lakefeed.change.table import TableId
+from lakefeed.verify import bucket as verify_bucket
+from lakefeed.verify.bucket import Buckets, bucket_numbers, buckets_for
 
 ROWS = 20_000
 VALUES: dict[str, list[Any]] = {

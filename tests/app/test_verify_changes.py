@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakefeed.app.verify_changes import current_rows, last_truncate
 from lakefeed.change.batch import ABSENT, SEQ
 from lakefeed.lake.mode.base import OPERATION
+from lakefeed.verify.mode import current_rows, last_truncate
 
 COLUMNS: dict[str, pa.DataType] = {
     "id": pa.int64(), "v": pa.string(), OPERATION: pa.string(), SEQ: pa.int64(), ABSENT: pa.list_(pa.string()),

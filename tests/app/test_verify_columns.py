@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from lakefeed.app.verify_columns import paired, paired_by_name
 from lakefeed.change.table import Column, TableSchema
 from lakefeed.lake.schema.mapping import ColumnMapping, MappedColumn
 from lakefeed.testing.builders import table
+from lakefeed.verify.columns import paired, paired_by_name
 
 SCHEMA = table("main.t", {"id": pa.int64(), "a": pa.string(), "n": pa.string(), "new": pa.string()}, key=("id",))
 
@@ -32,9 +32,9 @@ def test_what_the_evolution_chose_is_named_and_the_rest_is_compared() -> None:
     assert found.differences == ()
     assert found.chosen == (
         "column new of the source is ignored",
-        "column gone is kept, and is no longer fed by the source",
-        "column n is kept, and is no longer fed by the source",
-        "column n__2 has the source's n only in rows that were changed since its type was",
+        "column gone is kept, and the source no longer feeds it",
+        "column n is kept, and the source no longer feeds it",
+        "column n__2 has the source's n only in rows changed after its type changed",
     )
 
 

@@ -72,12 +72,12 @@ def test_every_mode_is_compared_and_chosen_columns_are_named(
         assert (table["differences"], table["chosen"]) == ([], [])
     shop.execute("UPDATE items SET a = 'unseen' WHERE id = 2")
     for table in answer(shop, capsys, 1).values():
-        assert table["differences"][0] == "1 rows are only in the source, 1 only in the lake"
+        assert table["differences"][0] == "1 row is only in the source, 1 only in the lake"
     shop.sync("ALTER TABLE items DROP COLUMN b; ALTER TABLE items ADD c TEXT; UPDATE items SET c = 'c' WHERE id = 1;")
     for table in answer(shop, capsys, 0).values():
         assert table["chosen"] == [
             "column c of the source is ignored",
-            "column b is kept, and is no longer fed by the source",
+            "column b is kept, and the source no longer feeds it",
         ]
     shop.execute("UPDATE items SET a = 'unseen too' WHERE id = 2")
     for table in answer(shop, capsys, 1).values():

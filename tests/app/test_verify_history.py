@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakefeed.app.verify_history import history_problems
 from lakefeed.change.batch import SEQ
 from lakefeed.lake.mode import Temporal
+from lakefeed.verify.mode import fault_sentences, history_faults
 
 INSTANT = pa.timestamp("us", tz="UTC")
 COLUMNS: dict[str, pa.DataType] = {
@@ -28,7 +28,7 @@ def problems(*versions: tuple[int | None, int | None, int | None, bool, int]) ->
         {"id": id_, "valid_from": at(begins), "valid_to": at(ends), "is_current": current, SEQ: seq}
         for id_, begins, ends, current, seq in versions
     ]
-    return list(history_problems(pa.Table.from_pylist(rows, SCHEMA), ("id",), Temporal()))
+    return list(fault_sentences(history_faults(pa.Table.from_pylist(rows, SCHEMA), ("id",), Temporal())))
 
 
 def test_versions_that_follow_each_other_are_fine_with_and_without_a_gap() -> None:
@@ -50,4 +50,4 @@ def test_versions_that_follow_each_other_are_fine_with_and_without_a_gap() -> No
     ],
 )
 def test_what_is_wrong_is_said(versions: list[tuple[int | None, int | None, int | None, bool, int]], said: str) -> None:
-    assert problems(*versions) == [f"1 versions {said}"]
+    assert problems(*versions) == [f"versions that {said}: 1"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from tests.compare import compare_postgres_table, compare_sqlite_table
 from tests.crash.postgres_shop import NAMES, PostgresShop
 from tests.crash.shop import Shop
 
-from lakefeed.app.verify import Comparison
-from lakefeed.app.verify_postgres import compare_postgres_table
-from lakefeed.app.verify_sqlite import compare_sqlite_table
 from lakefeed.change.table import TableId
+from lakefeed.verify.compare import Comparison
 
 
 def assert_lake_equals_source(shop: Shop) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.compare import compare_sqlite_table
 from tests.crash.poll_shop import NAMES, PollShop
 from tests.crash.test_kill import ONE_LIFE
 
-from lakefeed.app.verify_sqlite import compare_sqlite_table
 from lakefeed.change.table import TableId
 
 SHORT = [

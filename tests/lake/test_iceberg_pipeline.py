@@ -7,10 +7,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.compare import compare_sqlite_table
 
 from lakefeed.app.build import build_pipeline
 from lakefeed.app.config import load_config
-from lakefeed.app.verify_sqlite import compare_sqlite_table
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError
 

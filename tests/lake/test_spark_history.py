@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.compare import compare_sqlite_table
 from tests.crash.shop import TABLES, change
 
 from lakefeed import Delta, JournalOptions, Pipeline, PipelineOptions, Sqlite
-from lakefeed.app.verify_sqlite import compare_sqlite_table
 from lakefeed.change.table import TableId
 from lakefeed.failpoint import FailpointError, armed
 

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from tests.compare import compare_postgres_table, compare_sqlite_table
 from tests.poll.actors import iso, now_us
 
 from lakefeed import Delta, FullDiff, Iceberg, Pipeline, PipelineOptions, PostgresPolling, SqlitePolling, TableRule
-from lakefeed.app.verify_postgres import compare_postgres_table
-from lakefeed.app.verify_sqlite import compare_sqlite_table
 from lakefeed.capture.poll.stream import Pace
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakeError, LeaseError

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from tests.poll.actors import iso, now_us
 
-from lakefeed.app.build import SOURCES, build_pipeline, poll_rules
+from lakefeed.app.build import build_pipeline
 from lakefeed.app.cli import execute
-from lakefeed.app.config import Config, FullDiffConfig, PollRuleConfig, load_config
+from lakefeed.app.config import Config, load_config
+from lakefeed.capture.poll.config import FullDiffConfig, PollRuleConfig
 from lakefeed.capture.poll.rule import FullDiff, NullPolicy, SoftDelete, TableRule
 from lakefeed.capture.poll.source import PostgresPolling, SqlitePolling
 from lakefeed.capture.poll.stream import Pace
@@ -55,7 +56,7 @@ def test_a28_rules_are_by_pattern_with_every_setting_of_the_library(shop: Path) 
         "    w: {full_diff: {}}\n"
         "  poll_seconds: 0.5\n",
     )
-    source = SOURCES["sqlite", "poll"](load(shop, text).source)
+    source = load(shop, text).source.source()
     assert isinstance(source, SqlitePolling)
     assert source.pace == Pace(poll_seconds=0.5)
     assert source.rules == {
@@ -76,9 +77,7 @@ def test_a28_rules_are_by_pattern_with_every_setting_of_the_library(shop: Path) 
 
 
 def test_defaults_are_the_librarys(tmp_path: Path) -> None:
-    source = SOURCES["postgres", "poll"](
-        load(tmp_path, POSTGRES.replace("  rules:\n", "").replace("    t:", "  #")).source
-    )
+    source = load(tmp_path, POSTGRES.replace("  rules:\n", "").replace("    t:", "  #")).source.source()
     assert source == PostgresPolling("host=h", text_columns=())
     plain = TableRule()
     rule = PollRuleConfig()
@@ -115,7 +114,7 @@ def test_rules_that_are_no_section_are_refused(tmp_path: Path) -> None:
 def test_two_ways_to_find_deletes_are_refused(tmp_path: Path) -> None:
     config = load(tmp_path, SQLITE.replace("updated_at: changed", "soft_delete: gone, full_diff: {}"))
     with pytest.raises(ConfigError, match=r"source\.rules\.t has soft_delete and full_diff"):
-        poll_rules(config.source)
+        config.source.table_rules()
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.compare import compare_postgres_table
 
-from lakefeed.app.verify_postgres import compare_postgres_table
 from lakefeed.change.table import TableId
 
 ITEMS = TableId("public", "items")

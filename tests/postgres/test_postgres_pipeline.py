@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from tests.compare import compare_postgres_table
 from tests.postgres.conftest import new_database
 
-from lakefeed.app.verify_postgres import compare_postgres_table
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.table import TableId
 from lakefeed.flow.pipeline import Pipeline

@@ -2,119 +2,34 @@
 
     config = load_config(Path("shop.yaml"))
 
-What the models find wrong in the file is said at once, each with its line, its key and the valid choices.
+The models find every mistake of a file at once; each is reported with its line, its key and the valid choices. What
+stands under ``source`` comes from the registry of sources (``capture.registry``). ``python -m lakefeed.app.config
+FILE`` writes the JSON schema; ``make schema`` calls it.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping
+from functools import cache, reduce
+from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError, create_model
 
-from lakefeed.app.complaint import complaints
-from lakefeed.app.document import read_document
+from lakefeed.app.document import complaints, read_document
+from lakefeed.capture.poll.config import Section, SourceConfig, Text
+from lakefeed.capture.registry import SOURCES, source_config
 from lakefeed.errors import ConfigError
 
 PIPELINE_NAME = r"^[a-z0-9][a-z0-9_-]*$"
 
-Text = Annotated[str, Field(min_length=1)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, title=None)
-
-
-class FullDiffConfig(_Section):
-    """Deleted rows are found by comparing all keys with the lake's, on Spark."""
-
-    every_seconds: float = Field(default=86_400.0, gt=0, allow_inf_nan=False, description="How often `run` does it.")
-    max_deleted_share: float = Field(
-        default=0.1, gt=0, le=1, description="The share of the lake's rows that may be missing; more is refused."
-    )
-    compare_rows: bool = Field(
-        default=False, description="Compare whole rows: also finds changes that left updated_at as it was."
-    )
-
-
-class PollRuleConfig(_Section):
-    """How some tables are polled. What is not given is found from the catalog; docs/polling.md."""
-
-    updated_at: Text | None = Field(default=None, description="The column with the time of the last change.")
-    created_at: Text | None = Field(default=None, description="The column with the time of the insert.")
-    key: list[Text] = Field(default_factory=list, description="Columns that are unique together; else the primary key.")
-    columns: list[Text] = Field(default_factory=list, description="Columns to deliver; without: all.")
-    soft_delete: Text | None = Field(default=None, description="The column that marks a row as deleted.")
-    full_diff: FullDiffConfig | None = Field(default=None, description="Find deleted rows by comparing all keys.")
-    where: Text | None = Field(default=None, description="An SQL condition on every read of the table.")
-    batch_rows: int = Field(default=50_000, ge=1, description="Rows of one query.")
-    safety_lag_seconds: float = Field(
-        default=5.0, ge=0, allow_inf_nan=False, description="How late a row may become visible after its time."
-    )
-    null_updated_at: Literal["stop", "created_at", "ignore"] = Field(
-        default="stop", description="Rows without a time: stop the table, take created_at, or ignore them."
-    )
-
-
-PollSeconds = Annotated[
-    float, Field(gt=0, le=86_400, allow_inf_nan=False, description="capture: poll. Pause between two polls.")
-]
-PollRules = Annotated[
-    dict[str, PollRuleConfig], Field(description="capture: poll. How tables are polled, by glob pattern.")
-]
-
-
-BeforeImages = Annotated[
-    bool, Field(description="Deliver rows as they were before each update and delete, too: for append tables.")
-]
-
-
-class SqliteSource(_Section):
-    """A SQLite database file."""
-
-    kind: Literal["sqlite"] = Field(description="Which database.")
-    path: Text = Field(description="The database file, relative to the configuration file.")
-    capture: Literal["trigger", "poll"] = Field(default="trigger", description="How changes are found.")
-    tables: list[Text] = Field(
-        default_factory=lambda: ["*"], min_length=1, description="Glob patterns of tables, schema.table or table."
-    )
-    before_images: BeforeImages = False
-    poll_seconds: PollSeconds = 1.0
-    rules: PollRules = {}
-
-
-class PostgresSource(_Section):
-    """A PostgreSQL database, 15 or newer."""
-
-    kind: Literal["postgres"] = Field(description="Which database.")
-    dsn: Text = Field(repr=False, description="libpq connection string or URI; a password is better in PGPASSWORD.")
-    capture: Literal["log", "poll"] = Field(default="log", description="How changes are found.")
-    tables: list[Text] = Field(
-        default_factory=lambda: ["public.*"],
-        min_length=1,
-        description="Glob patterns of tables, schema.table or table.",
-    )
-    text_columns: list[Text] = Field(
-        default_factory=list, description="Patterns of schema.table.column that are kept as PostgreSQL prints them."
-    )
-    provision: bool = Field(
-        default=True,
-        description="capture: log. Make publication and slot; if not, check says which statements to run.",
-    )
-    before_images: BeforeImages = False
-    poll_seconds: PollSeconds = 1.0
-    rules: PollRules = {}
-
-
-SourceConfig = SqliteSource | PostgresSource
-"""The database to read, told apart by ``kind``."""
-
-
 ModeName = Literal["mirror", "temporal", "append"]
 
 
-class EvolutionConfig(_Section):
+class EvolutionConfig(Section):
     """What a lake table does when its source table's schema changes. What is not given: the lake's, or the default."""
 
     add_column: Literal["evolve", "ignore", "stop"] | None = Field(
@@ -135,7 +50,7 @@ class EvolutionConfig(_Section):
     )
 
 
-class LakeTableConfig(_Section):
+class LakeTableConfig(Section):
     """Another mode for some tables, or with a name a second lake table beside the first."""
 
     match: Text = Field(description="Glob pattern of source tables, schema.table or table.")
@@ -149,7 +64,7 @@ class LakeTableConfig(_Section):
     )
 
 
-class LakeConfig(_Section):
+class LakeConfig(Section):
     """The tables to keep equal to the source."""
 
     path: Text = Field(description="Tables are at <path>/<schema>/<table>; relative to the configuration file.")
@@ -178,7 +93,7 @@ class LakeConfig(_Section):
     )
 
 
-class SyncConfig(_Section):
+class SyncConfig(Section):
     """How often."""
 
     interval_seconds: float = Field(
@@ -186,7 +101,7 @@ class SyncConfig(_Section):
     )
 
 
-class JournalConfig(_Section):
+class JournalConfig(Section):
     """The durable change sets between source and lake."""
 
     keep_change_sets: int = Field(
@@ -199,7 +114,7 @@ class JournalConfig(_Section):
     )
 
 
-class MaintenanceConfig(_Section):
+class MaintenanceConfig(Section):
     """What keeps the lake's tables fast and small."""
 
     every_seconds: float = Field(
@@ -215,11 +130,11 @@ class MaintenanceConfig(_Section):
     cluster: bool = Field(default=False, description="Sort packed files by the key.")
 
 
-class Config(_Section):
+class Config(Section):
     """A whole configuration file."""
 
     pipeline: str = Field(pattern=PIPELINE_NAME, max_length=64, description="The name of the pipeline.")
-    source: SourceConfig = Field(discriminator="kind", description="The database to read.")
+    source: SourceConfig
     lake: LakeConfig
     sync: SyncConfig = SyncConfig()
     journal: JournalConfig = JournalConfig()
@@ -227,46 +142,50 @@ class Config(_Section):
 
     @property
     def state_path(self) -> Path:
-        """Where the pipeline's journal and other state live."""
+        """The directory of the pipeline's journal and other state."""
         return Path(self.lake.path) / "_lakefeed" / self.pipeline
 
 
 def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Config:
     """Read and check a configuration file; relative paths in it become absolute. Raises ConfigError."""
-    document = read_document(path, environment)
+    document, model = read_document(path, environment), config_model()
     try:
-        config = Config.model_validate(document.data)
+        config = model.model_validate(document.data)
     except ValidationError as error:
-        raise ConfigError(complaints(error, document, Config)) from None  # the cause would show replaced secrets
-    return _with_absolute_paths(config, path.absolute().parent)
-
-
-def _with_absolute_paths(config: Config, directory: Path) -> Config:
-    source: SourceConfig = config.source
-    if isinstance(source, SqliteSource):
-        source = source.model_copy(update={"path": _absolute(source.path, directory)})
-    return config.model_copy(
-        update={
-            "source": source,
-            "lake": config.lake.model_copy(update={"path": _absolute(_local(config.lake.path), directory)}),
-        }
-    )
-
-
-def _absolute(path: str, directory: Path) -> str:
-    return str((directory / Path(path).expanduser()).resolve())
-
-
-def _local(path: str) -> str:
-    scheme, separator, rest = path.partition("://")
+        raise ConfigError(complaints(error, document, model)) from None  # the cause would show replaced secrets
+    directory = path.absolute().parent
+    scheme, separator, rest = config.lake.path.partition("://")
     if separator and scheme != "file":
         raise ConfigError(
             f"lake.path: {scheme}:// is not there yet; a directory of this machine is",
             remedy="Write a path such as ./lake.",
         )
-    return rest if separator else path
+    lake_path = (directory / Path(rest if separator else config.lake.path).expanduser()).resolve()
+    return config.model_copy(
+        update={
+            "source": config.source.beside(directory),
+            "lake": config.lake.model_copy(update={"path": str(lake_path)}),
+        }
+    )
 
 
-def json_schema() -> dict[str, Any]:
-    """The configuration's JSON schema, for editors."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
+def config_model() -> type[Config]:
+    """The model of a file, with every registered kind of source; ``kind`` tells them apart."""
+    return _model_with(tuple(source_config(kind) for kind in SOURCES))
+
+
+@cache
+def _model_with(sections: tuple[type[SourceConfig], ...]) -> type[Config]:
+    kinds: Any = reduce(or_, sections)
+    source = (kinds, Field(discriminator="kind", description="The database to read."))
+    return create_model("Config", __base__=Config, __doc__=Config.__doc__, source=source)
+
+
+def schema_text() -> str:
+    """The configuration's JSON schema, for editors: the exact content of docs/lakefeed.schema.json."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **config_model().model_json_schema()}
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(schema_text(), encoding="utf-8")

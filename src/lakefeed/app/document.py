@@ -1,4 +1,8 @@
-"""A YAML file with the line of every key, duplicate keys refused, and ``${NAME}`` taken from the environment."""
+"""A configuration file: YAML with the line of every key, and sentences for what is wrong in it.
+
+Duplicate keys are refused, ``${NAME}`` is taken from the environment. A complaint names line and key, says what the
+value must be, and lists what there is to choose from.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,28 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
+from lakefeed.capture.registry import PLANNED
 from lakefeed.errors import ConfigError
 
-Place = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """The way to a value: ``("source", "tables", 0)``."""
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_NOT_YET: dict[KeyPath, tuple[str, ...]] = {("source", "kind"): PLANNED, ("source", "capture"): ("log", "trigger")}
+"""Values that the documentation announces and this version does not have everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """``data`` as plain Python values; ``lines`` (from 1) and ``raw`` text by place.
+    """``data`` as plain Python values; ``lines`` (from 1) and ``raw`` text by key path.
 
     ``raw`` is what stands in the file, before variables were replaced: messages quote it, so that a secret never
     gets into one.
@@ -29,42 +39,20 @@ class Document:
 
     path: Path
     data: Any
-    lines: dict[Place, int] = field(default_factory=dict)
-    raw: dict[Place, str] = field(default_factory=dict)
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+    raw: dict[KeyPath, str] = field(default_factory=dict)
 
-    def line(self, place: Place) -> int:
-        """The line of the place, or of the nearest thing around it."""
-        while place and place not in self.lines:
-            place = place[:-1]
-        return self.lines.get(place, 1)
+    def line(self, at: KeyPath) -> int:
+        """The line of a value, or of the nearest section around it."""
+        while at and at not in self.lines:
+            at = at[:-1]
+        return self.lines.get(at, 1)
 
 
 def read_document(path: Path, environment: Mapping[str, str] | None = None) -> Document:
     """Read a file. Raises ConfigError, with the line, for everything that keeps it from being read."""
-    text = _read_text(path)
-    document = Document(path, None)
-    environment = os.environ if environment is None else environment
     try:
-        loader = yaml.SafeLoader(text)
-        try:
-            node = loader.get_single_node()
-            reader = _Reader(document, loader, environment)
-            data = None if node is None else reader.value(node, ())
-        finally:
-            loader.dispose()
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{path}, line {line}: this is not YAML: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} must be a mapping of keys to values, and is {_shape(data)}")
-    return Document(path, data, document.lines, document.raw)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(
             f"there is no file {path}", remedy=f"Name an existing file, or write one with `lakefeed init {path}`."
@@ -75,53 +63,193 @@ def _read_text(path: Path) -> str:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _shape(data: Any) -> str:
-    return "empty" if data is None else f"a {'list' if isinstance(data, list) else 'single value'}"
+    document = Document(path, None)
+    try:
+        loader = yaml.SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            reader = _Reader(document, loader, os.environ if environment is None else environment)
+            data = None if node is None else reader.value(node, ())
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        if "\t" in text.splitlines()[min(line, text.count("\n") + 1) - 1]:
+            raise ConfigError(
+                f"{path}, line {line}: this line has a tab, and YAML takes spaces only",
+                remedy="Replace the tab by spaces.",
+            ) from error
+        raise ConfigError(f"{path}, line {line}: this is not YAML: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if not isinstance(data, dict):
+        shape = "empty" if data is None else f"a {'list' if isinstance(data, list) else 'single value'}"
+        raise ConfigError(f"{path} must be a mapping of keys to values, and is {shape}")
+    return Document(path, data, document.lines, document.raw)
 
 
 class _Reader:
-    """Turns YAML nodes into values, noting where each one stands."""
+    """Turns YAML nodes into values, and records the line of each."""
 
     def __init__(self, document: Document, loader: yaml.SafeLoader, environment: Mapping[str, str]) -> None:
         self._document = document
         self._loader = loader
         self._environment = environment
 
-    def value(self, node: yaml.Node, place: Place) -> Any:
-        self._document.lines.setdefault(place, node.start_mark.line + 1)
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, place)
+    def value(self, node: yaml.Node, at: KeyPath) -> Any:
+        document = self._document
+        document.lines.setdefault(at, node.start_mark.line + 1)
         if isinstance(node, yaml.SequenceNode):
-            return [self.value(item, (*place, index)) for index, item in enumerate(node.value)]
-        self._document.raw[place] = node.value
+            return [self.value(item, (*at, index)) for index, item in enumerate(node.value)]
+        if isinstance(node, yaml.MappingNode):
+            result: dict[str, Any] = {}
+            for key_node, value_node in node.value:
+                key, line = str(key_node.value), key_node.start_mark.line + 1
+                inner = (*at, key)
+                if key in result:
+                    first = document.lines[inner]
+                    raise ConfigError(f"{document.path}, line {line}: '{key}' is given twice, first in line {first}")
+                document.lines[inner] = line
+                result[key] = self.value(value_node, inner)
+            return result
+        document.raw[at] = node.value
         value = self._loader.construct_object(node)
-        return self._replace(value, place) if isinstance(value, str) else value
-
-    def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key, line = str(key_node.value), key_node.start_mark.line + 1
-            inner = (*place, key)
-            if key in result:
-                first = self._document.lines[inner]
-                raise ConfigError(f"{self._document.path}, line {line}: '{key}' is given twice, first in line {first}")
-            self._document.lines[inner] = line
-            result[key] = self.value(value_node, inner)
-        return result
-
-    def _replace(self, text: str, place: Place) -> str:
-        def variable(match: re.Match[str]) -> str:
-            name = match[1]
+        if not isinstance(value, str):
+            return value
+        for name in _VARIABLE.findall(value):
             if name not in self._environment:
-                where = ".".join(str(part) for part in place)
-                line = self._document.lines[place]
                 raise ConfigError(
-                    f"{self._document.path}, line {line}: {where} needs the environment variable {name}, "
+                    f"{document.path}, line {document.lines[at]}: {_dotted(at)} needs the environment variable {name}, "
                     "which is not set",
                     remedy=f"Set it before the command: export {name}=…",
                 )
-            return self._environment[name]
+        return _VARIABLE.sub(lambda match: self._environment[match[1]], value)
 
-        return _VARIABLE.sub(variable, text)
+
+_EXPECTATIONS = {
+    "greater_than": "must be more than {gt:g}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le:g}",
+    "finite_number": "must be a number",
+    "float_type": "must be a number",
+    "int_type": "must be a whole number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text; put it in quotes",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must not be longer than {max_length} characters",
+    "string_pattern_mismatch": "must begin with a letter a-z or digit, then letters a-z, digits, '_' and '-' only",
+    "list_type": 'must be a list, such as ["*"]',
+    "dict_type": "must be a section with keys of its own",
+    "too_short": 'must name at least one, such as ["*"]',
+    "model_type": "must be a section with keys of its own",
+    "model_attributes_type": "must be a section with keys of its own",
+}
+"""By the kind of pydantic's error; the names in braces are in its context."""
+
+
+def complaints(error: ValidationError, document: Document, model: type[BaseModel]) -> str:
+    """One sentence for one problem, a list for several, in the order of the file."""
+    found: set[tuple[int, str]] = set()
+    for problem in error.errors(include_url=False, include_input=False, include_context=True):
+        at, kind, context = tuple(problem["loc"]), problem["type"], dict(problem.get("ctx", {}))
+        if kind in ("union_tag_invalid", "union_tag_not_found"):
+            at = (*at, str(context["discriminator"]).strip("'"))
+            kind = "literal_error" if kind == "union_tag_invalid" else "missing"
+        elif len(at) > 1 and str(at[0]) in model.model_fields and _variants(model.model_fields[str(at[0])]):
+            at = (at[0], *at[2:])  # pydantic puts the section's kind second, and the file does not have it there
+        key, value = _dotted(at), f"'{document.raw[at]}'" if at in document.raw else "this"
+        if kind == "extra_forbidden":
+            text = _unknown_key(at, document, model)
+        elif kind == "missing":
+            text = f"{key} is missing{_missing_hint(at, document, model)}"
+        elif kind == "literal_error":
+            raw, available = document.raw.get(at, ""), _choices(model, at, document)
+            close = get_close_matches(raw, available, n=1)
+            if raw in _NOT_YET.get(at, ()):
+                text = f"{key}: {value} is not there yet; available now: {', '.join(available)}"
+            else:
+                hint = f"; did you mean {close[0]}?" if close else ""
+                text = f"{key}: {value} is not a choice; available: {', '.join(available)}{hint}"
+        elif kind in _EXPECTATIONS:
+            text = f"{key}: {value} {_EXPECTATIONS[kind].format(**context)}"
+        else:
+            text = f"{key}: {value} is not valid: {problem['msg']}"
+        found.add((document.line(at), text))
+    if len(found) == 1:
+        ((line, text),) = found
+        return f"{document.path}, line {line}: {text}"
+    rows = "".join(f"\n  line {line}: {text}" for line, text in sorted(found))
+    return f"{document.path} has {len(found)} mistakes:{rows}"
+
+
+def _unknown_key(at: KeyPath, document: Document, model: type[BaseModel]) -> str:
+    *around, name = at
+    section = _section(model, tuple(around), document)
+    valid = list(section.model_fields)
+    others = _variants(model.model_fields[str(around[0])]) if len(around) == 1 else {}
+    owners = [kind for kind, variant in others.items() if str(name) in variant.model_fields]
+    if owners:
+        mine = next(kind for kind, variant in others.items() if variant is section)
+        return f"{_dotted(at)} belongs to {', '.join(owners)}; valid keys of {mine} are {', '.join(valid)}"
+    close = get_close_matches(str(name), valid, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    where = f"in {_dotted(tuple(around))}" if around else "at the top"
+    return f"there is no key '{name}' {where}; valid keys are {', '.join(valid)}{hint}"
+
+
+def _missing_hint(at: KeyPath, document: Document, model: type[BaseModel]) -> str:
+    """What belongs where a key is missing."""
+    if len(at) == 1:
+        field = model.model_fields[str(at[0])]
+        if variants := _variants(field):
+            return f"; it is a section whose {field.discriminator} is one of {', '.join(variants)}"
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            return f"; it is a section with the keys {', '.join(field.annotation.model_fields)}"
+    choices = _choices(model, at, document)
+    return f"; available: {', '.join(choices)}" if choices else ""
+
+
+def _choices(model: type[BaseModel], at: KeyPath, document: Document) -> tuple[str, ...]:
+    *around, name = at
+    variants = _variants(model.model_fields[str(around[0])]) if len(around) == 1 else {}
+    if variants and name == model.model_fields[str(around[0])].discriminator:
+        return tuple(variants)
+    field = _section(model, tuple(around), document).model_fields[str(name)]
+    return tuple(str(value) for value in get_args(field.annotation) if not isinstance(value, type))
+
+
+def _variants(field: FieldInfo) -> dict[str, type[BaseModel]]:
+    """The kinds of a section that has several, by the value that tells them apart."""
+    if field.discriminator is None:
+        return {}
+    kinds = get_args(field.annotation)
+    return {get_args(kind.model_fields[str(field.discriminator)].annotation)[0]: kind for kind in kinds}
+
+
+def _section(model: type[BaseModel], at: KeyPath, document: Document) -> type[BaseModel]:
+    """The model of a section, or of an item of a list or mapping of sections."""
+    data, is_item = document.data, False
+    for part in at:
+        data = _inside(data, part)
+        if is_item:
+            is_item = False  # the list's or mapping's own name has given the model
+            continue
+        field = model.model_fields[str(part)]
+        if variants := _variants(field):
+            model = variants.get(str(_inside(data, str(field.discriminator))), next(iter(variants.values())))
+        else:
+            is_item = get_origin(field.annotation) in (list, dict)
+            # The one section in an annotation: itself, what a list or a mapping has, what may also be None.
+            kinds = (field.annotation, *get_args(field.annotation))
+            model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+    return model
+
+
+def _inside(data: Any, part: str | int) -> Any:
+    if isinstance(data, dict):
+        return data.get(part)
+    return data[part] if isinstance(data, list) and isinstance(part, int) else None
+
+
+def _dotted(at: KeyPath) -> str:
+    return ".".join(str(part) for part in at)

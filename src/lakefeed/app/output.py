@@ -30,10 +30,16 @@ def show_note(text: str) -> None:
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Columns as wide as their longest value. Numbers to the right; None is a dash."""
-    lines = [[_text(value) for value in row] for row in rows]
-    widths = [max(len(line[index]) for line in [list(columns), *lines]) for index in range(len(columns))]
-    for line in [list(columns), *lines]:
-        cells = (_pad(text, width) for text, width in zip(line, widths, strict=True))
+    lines = [list(columns)]
+    for row in rows:
+        texts = ["-" if value is None else f"{value:,}" if type(value) is int else str(value) for value in row]
+        lines.append(texts)
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    for line in lines:
+        cells = (
+            text.rjust(width) if text.replace(",", "").replace(".", "", 1).isdigit() else text.ljust(width)
+            for text, width in zip(line, widths, strict=True)
+        )
         typer.echo("  ".join(cells).rstrip())
 
 
@@ -56,12 +62,6 @@ def seconds_text(seconds: float | None) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
-def _text(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def _pad(text: str, width: int) -> str:
-    numeric = text.replace(",", "").replace(".", "", 1).isdigit()
-    return text.rjust(width) if numeric else text.ljust(width)
+def counted(number: int, noun: str) -> str:
+    """``1 table``, ``2 tables``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

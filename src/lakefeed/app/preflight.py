@@ -1,4 +1,4 @@
-"""What a pipeline needs of this machine: Java, and a place to write to. The source's own needs the capture knows."""
+"""What a pipeline needs of this machine: Java, and a directory to write to. The capture checks the source itself."""
 
 from __future__ import annotations
 
@@ -13,23 +13,15 @@ from lakefeed.lake.spark.java import find_java
 
 def machine_findings(config: Config) -> tuple[Finding, ...]:
     """Problems of this machine, each with its remedy. Creates nothing, starts no Spark."""
-    return (*_java_findings(), *_lake_findings(Path(config.lake.path)))
-
-
-def _java_findings() -> tuple[Finding, ...]:
+    found = []
     try:
         find_java()
     except SparkSetupError as error:
-        return (Finding(level=Level.ERROR, problem=error.message, remedy=error.remedy),)
-    return ()
-
-
-def _lake_findings(path: Path) -> tuple[Finding, ...]:
+        found.append((error.message, error.remedy))
+    path = Path(config.lake.path)
     nearest = next(parent for parent in (path, *path.parents) if parent.exists())
     if not nearest.is_dir():
-        problem, remedy = f"lake.path {path}: {nearest} is a file", "Choose a directory for lake.path."
+        found.append((f"lake.path {path}: {nearest} is a file", "Choose a directory for lake.path."))
     elif not os.access(nearest, os.W_OK | os.X_OK):
-        problem, remedy = f"lake.path {path}: {nearest} cannot be written by this user", f"chmod u+rwx {nearest}"
-    else:
-        return ()
-    return (Finding(level=Level.ERROR, problem=problem, remedy=remedy),)
+        found.append((f"lake.path {path}: this user may not write to {nearest}", f"chmod u+rwx {nearest}"))
+    return tuple(Finding(level=Level.ERROR, problem=problem, remedy=remedy) for problem, remedy in found)

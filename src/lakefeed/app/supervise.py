@@ -1,36 +1,66 @@
 """Runs a pipeline in a thread, so that the main thread is free for signals.
 
 PySpark takes SIGINT for itself when a session is made in the main thread: Ctrl-C would cancel the running merge. Made
-in another thread it leaves signals alone, and the first SIGINT or SIGTERM lets the step under way come to its end. A
-second one does what it does by default: it kills.
+in another thread it leaves signals alone. ``Supervised`` lets the step under way come to its end at the first SIGINT or
+SIGTERM; a second one does what it does by default: it kills. ``interruptible`` gives up at once.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_LOOK_SECONDS = 0.1
+_CHECK_SECONDS = 0.1
+T = TypeVar("T")
 
 
 class Runs(Protocol):
-    """What is asked of a pipeline. ``run`` blocks until ``stop``, or ``for_seconds`` have passed."""
+    """What Supervised needs of a pipeline. ``run`` blocks until ``stop``, or ``for_seconds`` have passed."""
 
     def run(self, for_seconds: float | None = None) -> None: ...
 
     def stop(self) -> None: ...
 
 
-class Supervised:
-    """A pipeline that runs in a thread of its own. ``start`` and ``finish``, or ``run`` for both."""
+def interruptible(work: Callable[[], T]) -> T:
+    """The result of ``work``, which runs in a thread. Ctrl-C raises KeyboardInterrupt here at once.
 
-    def __init__(self, pipeline: Runs) -> None:
+    The thread then goes on until the process ends, which the caller has to bring about. Whatever it is doing is safe to
+    be cut off: that is what a crash does.
+    """
+    results: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:  # noqa: BLE001  # raised again below, in the caller's thread
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="lakefeed-work", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_CHECK_SECONDS)
+    for error in failed:
+        raise error
+    return results[0]
+
+
+class Supervised:
+    """A pipeline that runs in a thread of its own. ``start`` and ``finish``, or ``run`` for both.
+
+    ``on_stop`` is called once, in the main thread, when a signal or ``stop`` has asked for the end.
+    """
+
+    def __init__(self, pipeline: Runs, on_stop: Callable[[], None] = lambda: None) -> None:
         self._pipeline = pipeline
+        self._on_stop = on_stop
+        self._has_told = False
         self._failed: BaseException | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -50,7 +80,13 @@ class Supervised:
             self.finish()
 
     def start(self, for_seconds: float | None = None) -> None:
-        self._thread = threading.Thread(target=self._work, args=(for_seconds,), name="lakefeed-run", daemon=True)
+        def work() -> None:
+            try:
+                self._pipeline.run(for_seconds)
+            except BaseException as error:  # noqa: BLE001  # raised again by finish, in the caller's thread
+                self._failed = error
+
+        self._thread = threading.Thread(target=work, name="lakefeed-run", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -60,6 +96,9 @@ class Supervised:
         """Until the pipeline has ended, but no longer than ``seconds``."""
         assert self._thread is not None  # noqa: S101  # start comes first
         if self._stopping.is_set():
+            if not self._has_told:
+                self._has_told = True
+                self._on_stop()
             # Again and again: run() forgets a stop that came before it had begun.
             self._pipeline.stop()
         self._thread.join(seconds)
@@ -67,27 +106,22 @@ class Supervised:
     def finish(self) -> None:
         """Wait for the end and raise what ended it, if anything did."""
         while self.alive:
-            self.wait(_LOOK_SECONDS)
+            self.wait(_CHECK_SECONDS)
         if self._failed is not None:
             raise self._failed
 
     @contextmanager
     def signals(self) -> Iterator[None]:
         """SIGINT and SIGTERM call ``stop`` inside the block; main thread only."""
-        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+
+        def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the signal module's shape
+            self.stop()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+        before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  # the signal module's shape
-        self.stop()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    def _work(self, for_seconds: float | None) -> None:
-        try:
-            self._pipeline.run(for_seconds)
-        except BaseException as error:  # noqa: BLE001  # raised again by finish, in the caller's thread
-            self._failed = error

@@ -26,6 +26,8 @@ from lakefeed.errors import DecodeError
 
 
 class Operation(IntEnum):
+    """What happened to a row: the values of the column ``OP``."""
+
     INSERT = 1
     UPDATE = 2
     DELETE = 3

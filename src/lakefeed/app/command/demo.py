@@ -11,9 +11,9 @@ from lakefeed.app.command.argument import JsonFlag
 
 
 def demo(
-    seconds: Annotated[float, typer.Option("--seconds", min=1, max=3600, help="How long to watch it live.")] = 15.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, max=3600, help="How long to follow it live.")] = 15.0,
     directory: Annotated[
-        Path, typer.Option("--directory", metavar="DIR", help="Where the shop and the lake go; made anew each time.")
+        Path, typer.Option("--directory", metavar="DIR", help="The directory of shop and lake; emptied first.")
     ] = Path("demo"),
     as_json: JsonFlag = False,
 ) -> int:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from lakefeed.app.command.argument import ConfigFile, JsonFlag
 from lakefeed.app.output import show_object, show_text
+from lakefeed.capture.registry import SOURCES, source_config
 from lakefeed.errors import ConfigError
-
-if TYPE_CHECKING:
-    from lakefeed.capture.base import Finding
 
 FOUND_SOMETHING = 1
 
@@ -36,87 +34,72 @@ sync:
 #   max_backlog_bytes: 17179869184  # capture waits while more than this is not yet in the lake
 """
 
-SOURCES = {
-    "sqlite": """\
-source:
-  kind: sqlite              # or postgres: lakefeed init --source postgres; later: mysql, mariadb, sqlserver
-  path: shop.db             # the database file
-  capture: trigger          # or poll: nothing is created in the database; later: log
-  tables: ["*"]             # glob patterns: "*", "order*", "main.customers"
-""",
-    "postgres": """\
-source:
-  kind: postgres            # 15 or newer, with wal_level = logical
-  dsn: host=localhost dbname=shop user=lakefeed    # the password comes from PGPASSWORD, or password=${VARIABLE}
-  capture: log              # logical decoding; a publication and a replication slot, both lakefeed_<pipeline>
-                            # or poll, which needs SELECT alone
-  tables: ["public.*"]      # glob patterns: "public.*", "sales.order*", "customers"
-  # text_columns: []        # "public.bookings.until": columns that are kept as PostgreSQL prints them
-  # provision: true         # false: lakefeed check says the statements for publication and slot, somebody runs them
-""",
-}
 
-
-def template(source: str, name: Path | str) -> str:
+def template(kind: str, name: Path | str) -> str:
     """A commented configuration for one kind of source."""
-    return TEMPLATE.format(name=name, source=SOURCES[source])
+    return TEMPLATE.format(name=name, source=source_config(kind).template)
 
 
 def init(
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = Path("lakefeed.yaml"),
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("lakefeed.yaml"),
     source: Annotated[
         str, typer.Option("--source", metavar="KIND", help=f"The kind of database: {', '.join(SOURCES)}.")
-    ] = "sqlite",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    ] = next(iter(SOURCES)),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     as_json: JsonFlag = False,
 ) -> int:
     """Write a commented configuration to start from."""
     if source not in SOURCES:
-        raise ConfigError(f"--source: '{source}' is not a choice; available: {', '.join(SOURCES)}")
+        raise ConfigError(
+            f"--source: '{source}' is not a choice; available: {', '.join(SOURCES)}",
+            remedy=f"lakefeed init {file} --source {next(iter(SOURCES))}",
+        )
     try:
         with file.open("w" if force else "x", encoding="utf-8") as opened:
             opened.write(template(source, file))
     except FileExistsError:
         raise ConfigError(
-            f"{file} is already there and is not overwritten", remedy=f"lakefeed init {file} --force, or another name."
+            f"{file} is already there and is not overwritten",
+            remedy=f"Choose another name, or overwrite it: lakefeed init {file} --force",
         ) from None
     except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror}", remedy="Choose another place.") from error
+        remedy = f"Choose a file in a directory that exists and that you may write to, not in {file.parent}."
+        raise ConfigError(f"{file} cannot be written: {error.strerror}", remedy=remedy) from error
     if as_json:
         show_object({"file": str(file)})
     else:
-        first = "source.path" if source == "sqlite" else "source.dsn"
+        first = f"source.{source_config(source).first_key}"
         show_text(f"Wrote {file}. Next: set {first} in it, then run lakefeed check {file}")
     return 0
 
 
 def check(file: ConfigFile, as_json: JsonFlag = False) -> int:
-    """Preflight: is everything there that the pipeline needs? Changes nothing."""
+    """Find what would keep the pipeline from working, and print the remedy for each. Changes nothing."""
     from lakefeed.app.build import build_pipeline
     from lakefeed.app.config import load_config
     from lakefeed.app.preflight import machine_findings
     from lakefeed.capture.base import Level
 
     config = load_config(file)
-    findings = (*machine_findings(config), *build_pipeline(config).check())
+    findings = (*machine_findings(config), *build_pipeline(config).check(), *config.source.findings())
     ready = all(finding.level is not Level.ERROR for finding in findings)
     if as_json:
-        show_object({"ready": ready, "findings": [_finding_object(finding) for finding in findings]})
+        objects = [
+            {
+                "level": finding.level.value,
+                "table": str(finding.table) if finding.table else None,
+                "problem": finding.problem,
+                "remedy": finding.remedy,
+            }
+            for finding in findings
+        ]
+        show_object({"ready": ready, "findings": objects})
     else:
         for finding in findings:
-            place = f"{finding.table}: " if finding.table and str(finding.table) not in finding.problem else ""
-            show_text(f"{finding.level.value.capitalize()}: {place}{finding.problem}\nRemedy: {finding.remedy}\n")
+            about = f"{finding.table}: " if finding.table and str(finding.table) not in finding.problem else ""
+            show_text(f"{finding.level.value.capitalize()}: {about}{finding.problem}\nRemedy: {finding.remedy}\n")
         show_text(f"{config.pipeline} is ready." if ready else f"{config.pipeline} is not ready.")
     return 0 if ready else FOUND_SOMETHING
-
-
-def _finding_object(finding: Finding) -> dict[str, Any]:
-    return {
-        "level": finding.level.value,
-        "table": str(finding.table) if finding.table else None,
-        "problem": finding.problem,
-        "remedy": finding.remedy,
-    }
 
 
 def uninstall(file: ConfigFile, as_json: JsonFlag = False) -> int:
@@ -124,8 +107,7 @@ def uninstall(file: ConfigFile, as_json: JsonFlag = False) -> int:
     from lakefeed.app.build import build_pipeline
     from lakefeed.app.config import load_config
 
-    config = load_config(file)
-    removed = build_pipeline(config).uninstall()
+    removed = build_pipeline(load_config(file)).uninstall()
     if as_json:
         show_object({"removed": list(removed)})
     elif removed:

@@ -1,4 +1,4 @@
-"""Commands that move data: sync (one cycle) and run (until told to stop)."""
+"""Commands that move data: sync (one cycle) and run (until a signal stops it)."""
 
 from __future__ import annotations
 
@@ -17,23 +17,40 @@ FAILURE = 3
 
 
 def sync(file: ConfigFile, as_json: JsonFlag = False) -> int:
-    """One cycle: copy what the lake does not have yet, capture all that is there, apply it, exit."""
+    """Bring the lake up to date once, then exit: copy new tables, capture what has changed, apply it.
+
+    Ctrl-C ends it at once; nothing is lost, and the next sync continues.
+    """
     from lakefeed.app.build import build_pipeline
     from lakefeed.app.config import load_config
     from lakefeed.app.progress import progress
+    from lakefeed.app.supervise import interruptible
 
     config = load_config(file)
-    with progress(quiet=as_json) as listener, build_pipeline(config, listener=listener) as pipeline:
-        result = pipeline.sync_once()
+    with progress(quiet=as_json) as listener:
+        pipeline = build_pipeline(config, listener=listener)
+        try:
+            result = interruptible(pipeline.sync_once)
+        except Exception:
+            pipeline.close()  # not after Ctrl-C: that would wait for the sync to end
+            raise
+        pipeline.close()
     if as_json:
         show_object(cycle_object(result, pipeline))
-    else:
-        _show_cycle(result, pipeline)
+        return FAILURE if result.errors else 0
+    tables, counts = sorted(pipeline.status().tables.items()), result.counts
+    if tables:
+        show_table(("table", "applied", "rows"), [(name, table.applied, table.rows) for name, table in tables])
+        show_text("")
+    what = f"{counts.inserted:,} inserted, {counts.updated:,} updated, {counts.deleted:,} deleted"
+    show_text(f"{what if counts.total else 'Nothing new'}, in {seconds_text(result.seconds)}.")
+    for table, failed in result.errors.items():
+        show_note(f"Error: {table}: {failed.error}\nRemedy: {failed.remedy}")
     return FAILURE if result.errors else 0
 
 
 def cycle_object(result: CycleResult, pipeline: Pipeline) -> dict[str, Any]:
-    """What ``sync --json`` prints. ``tables`` has every table; what stops one is added to it."""
+    """What ``sync --json`` prints. ``tables`` has every table; one that is stopped also has its error and remedy."""
     tables: dict[str, dict[str, Any]] = {
         str(table): {"applied": status.applied, "rows": status.rows}
         for table, status in sorted(pipeline.status().tables.items())
@@ -52,18 +69,6 @@ def cycle_object(result: CycleResult, pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
-def _show_cycle(result: CycleResult, pipeline: Pipeline) -> None:
-    tables = sorted(pipeline.status().tables.items())
-    if tables:
-        show_table(("table", "applied", "rows"), [(name, table.applied, table.rows) for name, table in tables])
-        show_text("")
-    counts = result.counts
-    what = f"{counts.inserted:,} inserted, {counts.updated:,} updated, {counts.deleted:,} deleted"
-    show_text(f"{what if counts.total else 'Nothing new'}, in {seconds_text(result.seconds)}.")
-    for table, failed in result.errors.items():
-        show_note(f"Error: {table}: {failed.error}\nRemedy: {failed.remedy}")
-
-
 def run(
     file: ConfigFile,
     for_seconds: Annotated[
@@ -73,7 +78,7 @@ def run(
 ) -> int:
     """Sync continuously until SIGINT (Ctrl-C) or SIGTERM, which stop it cleanly.
 
-    With --json one object is printed for each cycle that brought something.
+    With --json it prints one object for each cycle that brought something.
     """
     from lakefeed.app.build import build_pipeline
     from lakefeed.app.config import load_config
@@ -86,7 +91,8 @@ def run(
             show_note(f"Running {config.pipeline}; Ctrl-C stops it.")
         objects = CycleObjects(lambda result: show_object(cycle_object(result, pipeline)))
         with build_pipeline(config, listener=objects if as_json else listener) as pipeline:
-            Supervised(pipeline).run(for_seconds)
+            stopping = (lambda: None) if as_json else (lambda: show_note("Stopping after the step under way …"))
+            Supervised(pipeline, on_stop=stopping).run(for_seconds)
     if not as_json:
         show_text("Stopped cleanly.")
     return 0

@@ -1,6 +1,6 @@
-"""Which column of the lake is compared with which of the source, and why others are not. Pure.
+"""Which lake column is compared with which source column, and why others are not. Pure.
 
-A column that differs because the evolution says so (ignored, kept, replaced) is named as chosen and is no difference.
+A column that differs because the configured evolution says so (ignored, kept, replaced) is named and is no difference.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lakefeed.change.table import TableSchema
-from lakefeed.lake.schema.mapping import ColumnMapping, MappedColumn
+from lakefeed.lake.schema.mapping import ColumnMapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ def paired_by_name(lake: Sequence[str], source: Sequence[str]) -> Columns:
 
 
 def paired(lake: Sequence[str], source: Sequence[str], mapping: ColumnMapping, schema: TableSchema) -> Columns:
-    """Every column with the one that feeds it. ``schema`` is the source's that the lake table has mapping."""
+    """Every column with the one that feeds it. ``schema`` is the source's that the lake table maps."""
     fed = {one.column.name: one for one in mapping.columns}
     known = [name for name in lake if name in fed]
     whole = {name: fed[name].source for name in known if fed[name].is_live and not fed[name].since}
@@ -51,7 +51,13 @@ def paired(lake: Sequence[str], source: Sequence[str], mapping: ColumnMapping, s
         pairs=tuple((name, feeds) for name, feeds in whole.items() if feeds in source),
         chosen=(
             *(f"column {name} of the source is ignored" for name in ignored),
-            *(_chosen(fed[name]) for name in known if name not in whole),
+            *(
+                f"column {name} is kept, and the source no longer feeds it"
+                if not fed[name].is_live
+                else f"column {name} has the source's {fed[name].source} only in rows changed after its type changed"
+                for name in known
+                if name not in whole
+            ),
         ),
         differences=(
             *(_lacking_in_lake(name) for name in source if name not in expected),
@@ -59,12 +65,6 @@ def paired(lake: Sequence[str], source: Sequence[str], mapping: ColumnMapping, s
             *(_lacking_in_source(name) for name, feeds in whole.items() if feeds not in source),
         ),
     )
-
-
-def _chosen(fed: MappedColumn) -> str:
-    if not fed.is_live:
-        return f"column {fed.column.name} is kept, and is no longer fed by the source"
-    return f"column {fed.column.name} has the source's {fed.source} only in rows that were changed since its type was"
 
 
 def _lacking_in_lake(name: str) -> str:

@@ -7,7 +7,7 @@ Memory follows the largest bucket and not the table; meanwhile the rows lie in c
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,18 @@ class Buckets:
         self.rows += batch.num_rows
         if self._count == 1:
             self._kept.append(batch)
-        elif batch.num_rows:
-            for number, part in _spread(batch, self._key, self._count):
-                self._writer(number).write_batch(part)
+            return
+        if batch.num_rows == 0:
+            return
+        numbers = bucket_numbers(batch, self._key, self._count)
+        order = np.argsort(numbers, kind="stable")
+        ordered = batch.take(pa.array(order, pa.int64()))
+        found, starts = np.unique(numbers[order], return_index=True)
+        for number, start, end in zip(map(int, found), starts, [*starts[1:], batch.num_rows], strict=True):
+            if number not in self._writers:
+                options = pa.ipc.IpcWriteOptions(compression="lz4")
+                self._writers[number] = pa.ipc.new_stream(str(self._file(number)), self.schema, options=options)
+            self._writers[number].write_batch(ordered.slice(int(start), int(end - start)))
 
     def close(self) -> None:
         for writer in self._writers.values():
@@ -61,51 +70,28 @@ class Buckets:
         with pa.OSFile(str(self._file(number)), "rb") as file, pa.ipc.open_stream(file) as reader:
             return reader.read_all()
 
-    def _writer(self, number: int) -> Any:
-        if number not in self._writers:
-            options = pa.ipc.IpcWriteOptions(compression="lz4")
-            self._writers[number] = pa.ipc.new_stream(str(self._file(number)), self.schema, options=options)
-        return self._writers[number]
-
     def _file(self, number: int) -> Path:
         return self._directory / f"{number}.arrow"
 
 
-def _spread(batch: pa.RecordBatch, key: Sequence[str], count: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    numbers = bucket_numbers(batch, key, count)
-    order = np.argsort(numbers, kind="stable")
-    ordered = batch.take(pa.array(order, pa.int64()))
-    found, starts = np.unique(numbers[order], return_index=True)
-    ends = [*starts[1:], batch.num_rows]
-    for number, start, end in zip(found, starts, ends, strict=True):
-        yield int(number), ordered.slice(int(start), int(end - start))
-
-
 def bucket_numbers(batch: pa.RecordBatch, key: Sequence[str], count: int) -> Any:
-    """The bucket of each row. Depends on the values of ``key`` alone, never on the process or the batch."""
+    """The bucket of each row. Depends on the values of ``key`` alone, never on the process or the batch.
+
+    NULL hashes to 0. Lists have no hash here: other columns must tell rows apart.
+    """
     mixed = np.zeros(batch.num_rows, dtype=np.uint64)
     for name in key:
-        mixed = (mixed ^ _hashes(batch.column(name))) * _ODD
+        column: Any = batch.column(name)
+        kind = column.type
+        if pa.types.is_nested(kind):
+            hashes: Any = np.zeros(len(column), dtype=np.uint64)
+        elif pa.types.is_integer(kind) or pa.types.is_temporal(kind) or pa.types.is_boolean(kind):
+            if not pa.types.is_integer(kind):
+                column = column.cast({1: pa.int8(), 32: pa.int32()}.get(kind.bit_width, pa.int64()))
+            hashes = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
+        else:
+            values = column if pa.types.is_binary(kind) else column.cast(pa.string()).cast(pa.binary())
+            sums = (zlib.crc32(value) if value is not None else 0 for value in values.to_pylist())
+            hashes = np.fromiter(sums, dtype=np.uint64, count=len(column))
+        mixed = (mixed ^ hashes) * _ODD
     return (mixed >> np.uint64(32)) % np.uint64(count)
-
-
-def _hashes(column: Any) -> Any:
-    """A number for each value; NULL is 0. Lists have no hash here: other columns must tell rows apart."""
-    kind = column.type
-    if pa.types.is_nested(kind):
-        return np.zeros(len(column), dtype=np.uint64)
-    if pa.types.is_integer(kind) or pa.types.is_temporal(kind) or pa.types.is_boolean(kind):
-        numbers = _as_integers(column).fill_null(0).to_numpy(zero_copy_only=False)
-        return numbers.astype(np.int64).view(np.uint64)
-    values = column if pa.types.is_binary(kind) else column.cast(pa.string()).cast(pa.binary())
-    sums = (zlib.crc32(value) if value is not None else 0 for value in values.to_pylist())
-    return np.fromiter(sums, dtype=np.uint64, count=len(column))
-
-
-def _as_integers(column: Any) -> Any:
-    kind = column.type
-    if pa.types.is_boolean(kind):
-        return column.cast(pa.int8())
-    if pa.types.is_temporal(kind):
-        return column.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
-    return column

@@ -1,0 +1,131 @@
+"""Commands that only read: status and journal. No lease, no Spark; another process may be running the pipeline."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lakefeed.app.command.argument import ConfigFile, JsonFlag
+from lakefeed.app.output import counted, seconds_text, show_object, show_table, show_text
+
+if TYPE_CHECKING:
+    from lakefeed.flow.status import PipelineStatus
+    from lakefeed.journal.commit import Commit
+
+
+def status(file: ConfigFile, as_json: JsonFlag = False) -> int:
+    """Show how a pipeline stands: verdict, lag, and each table.
+
+    The verdict is healthy, idle (running, nothing to do), stalled (something needs you) or stopped (no process runs
+    it).
+    """
+    from lakefeed.app.build import build_pipeline
+    from lakefeed.app.config import load_config
+
+    config = load_config(file)
+    found = build_pipeline(config).status()
+    if as_json:
+        show_object(status_object(found))
+        return 0
+    lag, tables = found.lag, sorted(found.tables.items())
+    waiting = "unknown"
+    if lag.rows is not None:
+        waiting = counted(lag.rows, "change") if lag.rows else "nothing"
+    elif lag.bytes is not None:
+        waiting = f"{lag.bytes:,} bytes of its log" if lag.bytes else "nothing"
+    if (lag.rows or lag.bytes) and lag.seconds:
+        waiting += f", the oldest {seconds_text(lag.seconds)} old"
+    show_text(f"{config.pipeline}: {found.verdict}. {_sentence(found.reason)}")
+    show_text(f"Journal: {counted(found.journal_head, 'change set')}. Waiting in the source: {waiting}.")
+    if lag.source:
+        show_text(f"Source: {', '.join(f'{name} {value}' for name, value in lag.source.items() if value is not None)}.")
+    if tables:
+        show_text("")
+        show_table(
+            ("table", "state", "applied", "rows"),
+            [(name, table.state, table.applied, table.rows) for name, table in tables],
+        )
+    for name, table in tables:
+        if table.error:
+            show_text(f"\n{name}: {_sentence(table.error)}\nRemedy: {table.remedy}")
+        elif table.reason:
+            show_text(f"\n{name} is {table.state}: {_sentence(table.reason)}")
+        elif table.compared:
+            ago = seconds_text(max(0.0, time.time() - table.compared.at))
+            result = f"{table.compared.deleted:,} deleted, {table.compared.changed:,} different"
+            show_text(f"\n{name}: compared with the source {ago} ago: {result}.")
+    return 0
+
+
+def status_object(found: PipelineStatus) -> dict[str, Any]:
+    """What ``status --json`` prints."""
+    lag, tables = found.lag, sorted(found.tables.items())
+    return {
+        "verdict": found.verdict,
+        "reason": found.reason,
+        "journal_head": found.journal_head,
+        "lag": {"rows": lag.rows, "bytes": lag.bytes, "seconds": lag.seconds},
+        "source": dict(lag.source),
+        "tables": {
+            str(table): {
+                "state": state.state,
+                "applied": state.applied,
+                "rows": state.rows,
+                "error": state.error,
+                "remedy": state.remedy,
+                "reason": state.reason,
+                "compared": asdict(state.compared) if state.compared else None,
+            }
+            for table, state in tables
+        },
+    }
+
+
+def journal(
+    file: ConfigFile,
+    last: Annotated[int, typer.Option("--last", min=1, help="How many change sets, counted from the newest.")] = 20,
+    as_json: JsonFlag = False,
+) -> int:
+    """List the change sets of a pipeline's journal, the newest last."""
+    from collections import deque
+
+    from lakefeed.app.config import load_config
+
+    config = load_config(file)
+    commits: deque[Commit] = deque(maxlen=last)
+    if (config.state_path / "commits").exists():
+        from lakefeed.journal.journal import Journal
+
+        with Journal.read(config.state_path) as opened:
+            commits.extend(opened.commits())
+    if as_json:
+        listed = [
+            {
+                "number": commit.number,
+                "start": commit.start.encode() if commit.start else None,
+                "end": commit.end.encode(),
+                "rows": commit.counts.total,
+                "bytes": commit.bytes,
+                "tables": sorted(str(table) for table in commit.tables),
+                "written_at": str(commit.written_at),
+            }
+            for commit in commits
+        ]
+        show_object({"pipeline": config.pipeline, "change_sets": listed})
+    elif not commits:
+        show_text(f"The journal of {config.pipeline} is empty.")
+    else:
+        rows = [
+            (one.number, str(one.written_at), str(one.end), one.counts.total, one.bytes,
+             ", ".join(sorted(map(str, one.tables))) or None)
+            for one in commits
+        ]  # fmt: skip
+        show_table(("change set", "written", "position", "rows", "bytes", "tables"), rows)
+    return 0
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}".rstrip(".") + "."

@@ -1,0 +1,152 @@
+"""The section ``source`` of a configuration file: what every kind of source has, polling first of all.
+
+A source's own section derives from SourceConfig in ``capture/<source>/config.py`` and is named in ``capture.registry``.
+These modules import pydantic and nothing of their database: `lakefeed init` and the JSON schema need no driver.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lakefeed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lakefeed.capture.base import Finding, Source
+    from lakefeed.capture.dialect import Dialect
+    from lakefeed.capture.poll.rule import TableRule
+    from lakefeed.capture.registry import SourceTable
+    from lakefeed.change.table import TableId
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Section(BaseModel):
+    """A section of a configuration file: unknown keys and values of another type are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, title=None)
+
+
+class FullDiffConfig(Section):
+    """Lakefeed finds deleted rows by comparing all keys of the source with the lake's, on Spark."""
+
+    every_seconds: float = Field(
+        default=86_400.0, gt=0, allow_inf_nan=False, description="How often `lakefeed run` compares."
+    )
+    max_deleted_share: float = Field(
+        default=0.1, gt=0, le=1, description="The share of the lake's rows that may be missing; more is refused."
+    )
+    compare_rows: bool = Field(
+        default=False, description="Compare whole rows: also finds changes that left updated_at as it was."
+    )
+
+
+class PollRuleConfig(Section):
+    """How Lakefeed polls some tables. It finds what is not given here in the catalog; docs/polling.md."""
+
+    updated_at: Text | None = Field(default=None, description="The column with the time of the last change.")
+    created_at: Text | None = Field(default=None, description="The column with the time of the insert.")
+    key: list[Text] = Field(default_factory=list, description="Columns that are unique together; else the primary key.")
+    columns: list[Text] = Field(default_factory=list, description="Columns to deliver; without: all.")
+    soft_delete: Text | None = Field(default=None, description="The column that marks a row as deleted.")
+    full_diff: FullDiffConfig | None = Field(default=None, description="Find deleted rows by comparing all keys.")
+    where: Text | None = Field(default=None, description="An SQL condition on every read of the table.")
+    batch_rows: int = Field(default=50_000, ge=1, description="Rows of one query.")
+    safety_lag_seconds: float = Field(
+        default=5.0, ge=0, allow_inf_nan=False, description="How late a row may become visible after its time."
+    )
+    null_updated_at: Literal["stop", "created_at", "ignore"] = Field(
+        default="stop", description="Rows without a time: stop the table, take created_at, or ignore them."
+    )
+
+
+class SourceConfig(Section):
+    """The database to read. ``kind`` and ``capture`` are Literals in a source's own section.
+
+    ``template`` is the section as ``lakefeed init`` writes it, ``first_key`` the key of it that everybody has to set.
+    ``only_for`` names, for keys that not every way to capture has, those that do: elsewhere the key would have no
+    effect, and its reader would think that it has one.
+    """
+
+    template: ClassVar[str]
+    first_key: ClassVar[str]
+    only_for: ClassVar[dict[str, tuple[str, ...]]] = {"rules": ("poll",), "poll_seconds": ("poll",)}
+
+    kind: str = Field(description="Which database.")
+    capture: str = Field(description="How changes are found.")
+    tables: list[Text] = Field(
+        default_factory=lambda: ["*"], min_length=1, description="Glob patterns of tables, schema.table or table."
+    )
+    poll_seconds: float = Field(
+        default=1.0, gt=0, le=86_400, allow_inf_nan=False, description="capture: poll. Pause between two polls."
+    )
+    rules: dict[str, PollRuleConfig] = Field(
+        default={}, description="capture: poll. How tables are polled, by glob pattern."
+    )
+
+    def source(self) -> Source:
+        """What a pipeline binds, for the chosen ``capture``. Connects to nothing; ConfigError for what cannot work."""
+        raise NotImplementedError
+
+    def dialect(self) -> Dialect:
+        """How the database's SQL is written and its rows are read: for polling, and for what `verify` asks."""
+        raise NotImplementedError
+
+    def verify_table(self, table: TableId) -> SourceTable:
+        """The reader that ``lakefeed verify`` compares the lake with."""
+        raise NotImplementedError
+
+    def is_internal(self, table: TableId) -> bool:  # noqa: ARG002  # most catalogs do not list such tables
+        """Is it a table of the database system or of Lakefeed, which nobody expects in the lake?"""
+        return False
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What `lakefeed check` reports beyond ``ChangeCapture.check``. Changes nothing."""
+        return ()
+
+    def beside(self, directory: Path) -> Self:  # noqa: ARG002  # a section without paths has nothing to change
+        """The same with relative paths made absolute: they belong to the configuration file's ``directory``."""
+        return self
+
+    def require_fitting_keys(self) -> None:
+        """ConfigError for a key that the chosen ``capture`` does not have."""
+        for key, captures in self.only_for.items():
+            if key in self.model_fields_set and self.capture not in captures:
+                raise ConfigError(
+                    f"source.{key} is for capture: {captures[0]}, and capture is {self.capture}",
+                    remedy=f"Set source.capture: {captures[0]}, or remove {key}.",
+                )
+
+    def polling(self) -> dict[str, Any]:
+        """The arguments ``tables``, ``rules`` and ``pace`` of a polling Source."""
+        from lakefeed.capture.poll.stream import Pace
+
+        return {
+            "tables": tuple(self.tables),
+            "rules": self.table_rules(),
+            "pace": Pace(poll_seconds=self.poll_seconds),
+        }
+
+    def table_rules(self) -> dict[str, TableRule]:
+        """``rules`` as the library's values. ConfigError for two ways to find deletes at once."""
+        from lakefeed.capture.poll.rule import FullDiff, NullPolicy, SoftDelete, TableRule
+
+        found = {}
+        for pattern, rule in self.rules.items():
+            if rule.soft_delete is not None and rule.full_diff is not None:
+                raise ConfigError(
+                    f"source.rules.{pattern} has soft_delete and full_diff, which are two ways to find deletes",
+                    remedy="Remove one of them; `lakefeed diff` also compares tables with soft_delete.",
+                )
+            soft = SoftDelete(rule.soft_delete) if rule.soft_delete is not None else None
+            deletes = FullDiff(**rule.full_diff.model_dump()) if rule.full_diff is not None else soft
+            given = rule.model_dump(exclude={"soft_delete", "full_diff", "null_updated_at"})
+            found[pattern] = TableRule(**given, deletes=deletes, null_updated_at=NullPolicy(rule.null_updated_at))
+        return found
+
+
+BeforeImages = Annotated[
+    bool, Field(description="Also deliver each row as it was before an update or delete: for append tables.")
+]

@@ -1,0 +1,53 @@
+"""The one registry of sources. A new source adds a line to SOURCES, and no file of ``app/`` changes.
+
+    section = source_config("postgres")     # the class; what it imports beyond pydantic it imports when it is used
+    section.template                        # what `lakefeed init --source postgres` writes
+    section(**yaml).source()                # what a pipeline binds
+
+Whatever an entry names is a ``SourceConfig`` (``capture.poll.config``): the section ``source`` of a configuration file,
+with the template, the Source, the Dialect, further checks and the verify reader of that kind of database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lakefeed.capture.poll.config import SourceConfig
+
+SOURCES: dict[str, tuple[str, str]] = {
+    "sqlite": ("lakefeed.capture.sqlite.config", "SqliteConfig"),
+    "postgres": ("lakefeed.capture.postgres.config", "PostgresConfig"),
+}
+"""By ``source.kind``: module and class. The first one is what ``lakefeed init`` writes by default."""
+
+PLANNED = ("mysql", "mariadb", "sqlserver")
+"""Kinds that the documentation announces: "not there yet" is a better answer than "unknown"."""
+
+
+def source_config(kind: str) -> type[SourceConfig]:
+    """The configuration section of one kind of source. KeyError for a kind that is not registered."""
+    module, name = SOURCES[kind]
+    found: type[SourceConfig] = getattr(import_module(module), name)
+    return found
+
+
+class SourceTable(Protocol):
+    """One table of a source, for ``lakefeed verify``: values as the driver gives them, not as the capture decodes them.
+
+    The capture's decoder would make the same mistake on both sides of the comparison. So a verify reader takes names
+    and keys from the kit's Session, and reads values by plain SQL and the driver's own conversions.
+    """
+
+    def columns(self) -> Sequence[str]:
+        """Its columns, as the source's schema has them. SourceSetupError if there is no such table."""
+
+    def count(self) -> int:
+        """Its rows."""
+
+    def rows(self, columns: pa.Schema, names: Sequence[str]) -> Iterator[Sequence[tuple[Any, ...]]]:
+        """All rows of one moment, in runs: the values of ``names``, each for the lake's column at the same index."""

@@ -1,0 +1,60 @@
+"""The section ``source`` of a configuration file for ``kind: sqlite``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from lakefeed.capture.poll.config import BeforeImages, SourceConfig, Text
+
+if TYPE_CHECKING:
+    from lakefeed.capture.base import Source
+    from lakefeed.capture.sqlite.dialect import SqliteDialect
+    from lakefeed.capture.sqlite.verify import SqliteTable
+    from lakefeed.change.table import TableId
+
+
+class SqliteConfig(SourceConfig):
+    """A SQLite database file."""
+
+    template: ClassVar[str] = """\
+source:
+  kind: sqlite              # another database: lakefeed init --source KIND
+  path: shop.db             # the database file
+  capture: trigger          # or poll, which creates nothing in the database and only reads
+  tables: ["*"]             # glob patterns: "*", "order*", "main.customers"
+"""
+    first_key: ClassVar[str] = "path"
+    only_for: ClassVar[dict[str, tuple[str, ...]]] = {**SourceConfig.only_for, "before_images": ("trigger",)}
+
+    kind: Literal["sqlite"] = Field(description="Which database.")
+    path: Text = Field(description="The database file, relative to the configuration file.")
+    capture: Literal["trigger", "poll"] = Field(default="trigger", description="How changes are found.")
+    before_images: BeforeImages = False
+
+    def source(self) -> Source:
+        if self.capture == "poll":
+            from lakefeed.capture.poll.source import SqlitePolling
+
+            return SqlitePolling(self.path, **self.polling())
+        from lakefeed.capture.sqlite.source import Sqlite
+
+        return Sqlite(self.path, tables=tuple(self.tables), before_images=self.before_images)
+
+    def dialect(self) -> SqliteDialect:
+        from lakefeed.capture.sqlite.dialect import SqliteDialect
+
+        return SqliteDialect(self.path)
+
+    def verify_table(self, table: TableId) -> SqliteTable:
+        from lakefeed.capture.sqlite.verify import SqliteTable
+
+        return SqliteTable(self.path, table)
+
+    def is_internal(self, table: TableId) -> bool:
+        return table.name.lower().startswith(("sqlite_", "_lakefeed"))
+
+    def beside(self, directory: Path) -> Self:
+        return self.model_copy(update={"path": str((directory / Path(self.path).expanduser()).resolve())})

@@ -1,0 +1,141 @@
+"""Does the lake of one pipeline equal its source? Every table that should be there is compared, or named with why not.
+
+  1 what should be there: the tables that the source offers for the configured patterns, and the lake tables they feed
+  2 what is there: the table states that the pipeline has written
+  3 each table that is live is compared; whatever else should be live is a difference, with the reason and the remedy
+
+So a pipeline that ended half-way is never "equal": a table that it has not reached, a copy that is not finished and a
+run that ended with an error all count. A table that a pattern matches and that the source cannot offer (no key, not
+logged, no right to read it) is named with the reason; the pipeline is complete without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from lakefeed.capture.base import ChangeCapture
+from lakefeed.capture.poll.config import SourceConfig
+from lakefeed.change.table import TableId
+from lakefeed.errors import ConfigError, LakefeedError, Retry
+from lakefeed.flow.status import Liveness
+from lakefeed.flow.table_state import Phase, TableState, TableStates
+from lakefeed.journal.journal import Journal
+from lakefeed.lake.base import Lake
+from lakefeed.lake.mode import Mode
+from lakefeed.lake.reader import StoredRows
+from lakefeed.lake.schema.decision import Decisions, decisions_file
+from lakefeed.lake.schema.policy import Policy
+from lakefeed.verify.compare import Comparison, Progress, Subject, compare_table, missing_table, not_compared
+
+
+class ReadableLake(Lake, Protocol):
+    """A lake whose tables can be read without Spark."""
+
+    def rows(self, table: TableId) -> StoredRows | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What was found. ``problems`` concern the whole pipeline; ``not_followed`` are source tables with the reason."""
+
+    tables: tuple[tuple[Mode, Comparison], ...]
+    problems: tuple[str, ...] = ()
+    not_followed: Mapping[TableId, str] = field(default_factory=dict)
+
+    @property
+    def equal(self) -> bool:
+        return not self.problems and all(comparison.equal for _, comparison in self.tables)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineVerification:
+    """One pipeline to verify. ``sync`` is the command that brings it up to date: remedies name it."""
+
+    name: str
+    state: Path
+    capture: ChangeCapture
+    source: SourceConfig
+    lake: ReadableLake
+    sync: str = "lakefeed sync FILE"
+
+    def run(self, progress: Callable[[TableId], Progress]) -> Verification:
+        """Compare everything. Changes nothing, needs no lease and no Spark; nothing may be writing to the source."""
+        records = TableStates(self.state).all()
+        if not records:
+            raise ConfigError(
+                f"there is nothing to compare: pipeline {self.name} has no tables below {self.lake.path}",
+                remedy=f"Run {self.sync} first; if it has run, correct pipeline or lake.path.",
+            )
+        problems = []
+        if (liveness := Liveness.read(self.state)).error is not None:
+            error = liveness.error.rstrip(".")
+            problems.append(f"the last run ended with an error: {error}. Remedy: {liveness.remedy} Then {self.sync}")
+        offered, not_followed = frozenset[TableId](), dict[TableId, str]()
+        try:
+            offered, not_followed = self._source_tables()
+        except ConfigError as error:
+            problems.append(f"{error.message.rstrip('.')}. Remedy: {error.remedy}")
+        routes = self.lake.bind(self.name).routes
+        expected = {route.table: route.mode for table in sorted(offered) for route in routes(table)}
+        followed = {table: record for table, record in records.items() if record.phase is not Phase.DROPPED}
+        tables = [
+            (mode, not_compared(table, f"the pipeline has not reached the table yet. Remedy: {self.sync}"))
+            for table, mode in expected.items()
+            if table not in followed
+        ]
+        if not followed and not tables:
+            raise ConfigError(
+                f"there is nothing to compare: all tables of pipeline {self.name} are dropped",
+                remedy=f"Correct source.tables if they should be followed, then run {self.sync}",
+            )
+        tables += [(record.mode, self._compared(record, progress)) for record in followed.values()]
+        tables.sort(key=lambda one: one[1].table)
+        return Verification(tables=tuple(tables), problems=tuple(problems), not_followed=not_followed)
+
+    def _source_tables(self) -> tuple[frozenset[TableId], dict[TableId, str]]:
+        """The tables that the source offers, and those that a pattern matches and that it does not, with the reason.
+
+        ConfigError for a pattern that matches none.
+        """
+        self.capture.open()
+        try:
+            offered = frozenset(schema.table for schema in self.capture.discover())
+        finally:
+            self.capture.close()
+        with closing(self.source.dialect().connect()) as session:
+            there = session.tables()
+        reasons = {one.table: f"{one.problem} Remedy: {one.remedy}" for one in self.capture.check() if one.table}
+        left_out = {
+            table: reasons.get(table) or reason or "the source does not offer it"
+            for table, reason in sorted(there.items())
+            if table not in offered and self.capture.wants(table) and not self.source.is_internal(table)
+        }
+        return offered, left_out
+
+    def _compared(self, record: TableState, progress: Callable[[TableId], Progress]) -> Comparison:
+        reason = f", {record.reason.rstrip('.')}" if record.reason else ""
+        if record.leaving:
+            return not_compared(record.table, f"the table is leaving{reason}. Remedy: {self.sync}")
+        if record.phase is not Phase.LIVE:
+            return not_compared(
+                record.table, f"the table is {record.phase}{reason}. Remedy: {record.remedy or self.sync}"
+            )
+        report = progress(record.table)
+        lake_table = self.lake.bind(self.name).table(record.route)
+        try:
+            stored, applied = self.lake.rows(record.table), lake_table.applied(record.generation)
+            if stored is None or applied is None:
+                return missing_table(record.table, lake_table.location)
+            schema = Journal.read(self.state).schema(record.source, applied.schema_version)
+            decisions = decisions_file(self.lake.path, self.name, record.table)
+            mapping = Decisions(Policy(record.table, record.mode), decisions).at(schema, record.generation)
+            subject = Subject(table=record.table, mode=record.mode, mapping=mapping, schema=schema)
+            return compare_table(subject, stored, self.source.verify_table(record.source), report)
+        except LakefeedError as error:
+            if error.retry is Retry.BACKOFF:
+                raise
+            return not_compared(record.table, f"{error.message.rstrip('.')}. Remedy: {error.remedy}")
