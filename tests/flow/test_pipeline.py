@@ -33,7 +33,7 @@ from lakefeed.flow.copies import TableCopies
 from lakefeed.flow.table_state import Phase, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
-from lakefeed.lake.base import TableCopy
+from lakefeed.lake.base import Applied, TableCopy
 from lakefeed.lake.mode import Append, Mirror
 from lakefeed.lake.route import Rule
 from lakefeed.testing.memory_lake import MemoryLake, MemoryLakeTable
@@ -201,10 +201,10 @@ def test_an_error_of_one_table_does_not_hold_up_the_others_and_is_in_the_status(
     pipeline.sync_once()
     apply = MemoryLakeTable.apply
 
-    def broken(self: MemoryLakeTable, window: Window, generation: int) -> None:
+    def broken(self: MemoryLakeTable, window: Window, generation: int) -> Applied:
         if window.table == T:
             raise TableStoppedError("t is in a bad way", remedy="Mend t.", table=str(T))
-        apply(self, window, generation)
+        return apply(self, window, generation)
 
     monkeypatch.setattr(MemoryLakeTable, "apply", broken)
     database.executescript("INSERT INTO t VALUES (3, 'c'); INSERT INTO u VALUES (1, 'u');")

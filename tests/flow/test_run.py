@@ -27,7 +27,7 @@ from lakefeed.flow.result import CycleResult
 from lakefeed.flow.table_state import Phase, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
-from lakefeed.lake.base import TableCopy
+from lakefeed.lake.base import Applied, TableCopy
 from lakefeed.testing.builders import table
 from lakefeed.testing.faulty import HELD, Fault, Faults, FaultyCapture
 from lakefeed.testing.memory_lake import MemoryLake, MemoryLakeTable
@@ -228,11 +228,11 @@ def failing(monkeypatch: pytest.MonkeyPatch, broken: TableId) -> list[float]:
     tried: list[float] = []
     apply = MemoryLakeTable.apply
 
-    def fail(lake_table: MemoryLakeTable, window: Window, generation: int) -> None:
+    def fail(lake_table: MemoryLakeTable, window: Window, generation: int) -> Applied:
         if window.table == broken:
             tried.append(time.monotonic())
             raise CommitFailedError("the table is locked")
-        apply(lake_table, window, generation)
+        return apply(lake_table, window, generation)
 
     monkeypatch.setattr(MemoryLakeTable, "apply", fail)
     return tried
@@ -308,10 +308,10 @@ def test_a_copy_waits_for_the_merge_of_the_same_lake_table(lake: MemoryLake, mon
     merging, go_on, loads = threading.Event(), threading.Event(), []
     apply, load = MemoryLakeTable.apply, MemoryLakeTable.load
 
-    def held(lake_table: MemoryLakeTable, window: Window, generation: int) -> None:
+    def held(lake_table: MemoryLakeTable, window: Window, generation: int) -> Applied:
         merging.set()
         assert go_on.wait(30)
-        apply(lake_table, window, generation)
+        return apply(lake_table, window, generation)
 
     def noted(lake_table: MemoryLakeTable, copy: TableCopy, progress: Any) -> Any:
         loads.append(go_on.is_set())
