@@ -26,7 +26,7 @@ APPENDS = 4
 def test_many_files_are_packed_long_before_maintenance_is_due_and_nothing_is_removed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(maintenance, "_CHECK_SECONDS", 0.2)
     connection = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
     connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
     options = PipelineOptions(

@@ -11,7 +11,7 @@ import pytest
 
 from lakefeed import Pipeline, PipelineOptions
 from lakefeed.capture.base import Lag
-from lakefeed.errors import JournalFullError, SourceUnavailableError
+from lakefeed.errors import JournalFullError, LeaseError, SourceUnavailableError
 from lakefeed.flow import status
 from lakefeed.flow.status import STALE_SECONDS, Liveness, read_status
 from lakefeed.flow.table_state import Phase, TableStates
@@ -134,3 +134,12 @@ def test_a_source_that_is_away_at_the_first_start_is_in_the_status(
     with pytest.raises(SourceUnavailableError):
         pipeline.sync_once()
     assert (pipeline.status().verdict, pipeline.status().reason) == ("stalled", "the server is away")
+
+
+def test_a_second_process_that_is_refused_leaves_the_status_of_the_first_alone(pipeline: Pipeline) -> None:
+    pipeline.sync_once()
+    second = Pipeline(Source(), MemoryLake(str(pipeline.root.parents[1])), name="p")
+    for refused in (second.sync_once, second.run):
+        with pytest.raises(LeaseError):
+            refused()
+    assert pipeline.status().verdict in ("idle", "healthy")

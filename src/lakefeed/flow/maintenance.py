@@ -20,35 +20,35 @@ from lakefeed.lake.spark.error import first_line, is_conflict
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 30.0
+_CHECK_SECONDS = 30.0
 
 
 def maintain_tables(
     states: TableStates, tables: TableFormat, options: MaintenanceOptions, over: Callable[[], bool] = lambda: False
 ) -> Mapping[TableId, MaintenanceResult]:
-    """Every live table once, one after the other. A table that fails does not hold up the others.
+    """Every live table once, one after the other. A table that fails does not stop the others.
 
     ``over`` is asked before each table; once it is true, the rest waits for the next time.
     """
     found: dict[TableId, MaintenanceResult] = {}
-    for record in states.in_phase(Phase.LIVE):
+    for state in states.in_phase(Phase.LIVE):
         if over():
             break
         try:
-            key = record.schema.key if record.schema is not None else ()
-            found[record.table] = tables.table(record.route).maintain(options, key)
+            key = state.schema.key if state.schema is not None else ()
+            found[state.table] = tables.table(state.route).maintain(options, key)
         except Exception as error:  # noqa: BLE001  # maintenance is never worth stopping a pipeline for
             text = first_line(error)
             level = logging.INFO if is_conflict(error) else logging.WARNING
-            log.log(level, "maintenance of %s did not succeed and is tried again later: %s", record.table, text)
-            found[record.table] = MaintenanceResult(error=text)
+            log.log(level, "maintenance of %s did not succeed and is tried again later: %s", state.table, text)
+            found[state.table] = MaintenanceResult(error=text)
     return found
 
 
 class MaintenanceThread:
     """``maintain_tables`` every so many seconds until ``stop``, which waits for the table under way.
 
-    In between it looks whether a table has got very many files or versions: with a commit a second that is a matter of
+    In between it checks whether a table has very many files or versions: with a commit a second that is a matter of
     minutes, and every one of them makes the next commit slower.
     """
 
@@ -71,7 +71,7 @@ class MaintenanceThread:
 
     def _run(self) -> None:
         next_whole = time.monotonic() + self._every
-        while not self._over.wait(min(self._every, _LOOK_SECONDS)):
+        while not self._over.wait(min(self._every, _CHECK_SECONDS)):
             whole = time.monotonic() >= next_whole
             if whole:
                 next_whole = time.monotonic() + self._every

@@ -132,7 +132,11 @@ class Pipeline:
 
     def status(self) -> PipelineStatus:
         """How the pipeline stands, whoever runs it. Starts no Spark and never waits for a sync."""
-        return read_status(self.root, self._tables, self._lag())
+        try:
+            lag = self._capture.lag()
+        except LakefeedError:
+            lag = Lag()  # unknown, which the status says: a source that cannot be asked must not break the status
+        return read_status(self.root, self._tables, lag)
 
     def rebuild(self, table: str, *, from_source: bool = False) -> Rebuilt:
         """Make a lake table again, as the lake now says it is to be, from the retained journal or from the source.
@@ -225,15 +229,12 @@ class Pipeline:
         return self._opened
 
     def _close(self, error: BaseException | None = None) -> None:
-        """``error`` is what made it necessary: the status reports it to other processes."""
+        """``error`` is what made it necessary: the status reports it to other processes.
+
+        Not that another process has the lease: the status is that process's.
+        """
         opened, self._opened = self._opened, None
-        if isinstance(error, LakefeedError) and self.root.exists():
+        if isinstance(error, LakefeedError) and not isinstance(error, LeaseError) and self.root.exists():
             Liveness(at=time.time(), error=error.message, remedy=error.remedy).write(self.root)
         if opened is not None:
             opened.close()
-
-    def _lag(self) -> Lag:
-        try:
-            return self._capture.lag()
-        except LakefeedError:
-            return Lag()  # unknown, which the status says: a source that cannot be asked must not break the status

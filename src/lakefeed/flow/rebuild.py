@@ -1,7 +1,7 @@
-"""Rebuild: a lake table made anew, in another mode if the configuration says so, without touching the source.
+"""Rebuild: a lake table made again, in another mode if the configuration says so, without touching the source.
 
 Its rows come from a lake table of the same source table (it may be the very table that is replaced, as it was before),
-at the oldest state from which the journal still has every change; the journal does the rest. The order is crash-safe:
+at the oldest version from which the journal still has every change; the journal does the rest. The order is crash-safe:
 the new life is staged first, so that an interrupted rebuild ends as a table that the next start copies from the source.
 """
 
@@ -16,7 +16,6 @@ from lakefeed.flow.listener import Listener
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import ChunkSource, TableCopy, TableFormat, TableVersion
-from lakefeed.lake.route import Route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +33,8 @@ class Rebuilt:
 
 @dataclass(frozen=True, slots=True)
 class _Donor:
-    record: TableState
-    state: TableVersion
+    table_state: TableState
+    version: TableVersion
     number: int
     chunks: tuple[ChunkSource, ...]
 
@@ -50,95 +49,84 @@ class Rebuild:
         self._listener = listener
 
     def run(self, table: TableId, *, from_source: bool = False) -> Rebuilt:
-        """Make ``table`` anew as the configuration says. ConfigError for a table that the pipeline does not have.
+        """Rebuild ``table`` as the configuration says. ConfigError for a table that the pipeline does not have.
 
         LakeError if no lake table can give the rows; then nothing has changed.
         """
-        route = self._route(table)
-        if from_source:
-            self._states.stage(route, reason="rebuilt by hand")
-            return Rebuilt(table=table)
-        donor = self._donor(route)
-        started = time.monotonic()
-        self._listener.snapshot_started(table, self._rows_estimate(donor.record))
-        schema = self._journal.schema(route.source, donor.state.schema_version)
-        record = self._states.stage(route, reason="rebuilt by hand")
-        copy = TableCopy(
-            schema=schema,
-            generation=record.generation,
-            base=donor.number,
-            position=donor.state.position,
-            chunks=donor.chunks,
-        )
-        progress = self._listener.snapshot_progress
-        loaded = self._tables.table(route).load(copy, lambda rows: progress(table, rows))
-        self._states.update(table, phase=Phase.LIVE, schema=schema, base=copy.base, rows=loaded.rows)
-        self._listener.snapshot_done(table, loaded.rows, time.monotonic() - started)
-        return Rebuilt(table=table, start=copy.base, donor=donor.record.table, rows=loaded.rows)
-
-    def _route(self, table: TableId) -> Route:
-        sources = {record.source for record in self._states.all().values()}
+        sources = {state.source for state in self._states.all().values()}
         routes = {route.table: route for source in sources for route in self._tables.routes(source)}
         if table not in routes:
             raise ConfigError(
                 f"the pipeline has no lake table {table}",
                 remedy=f"Choose one of: {', '.join(map(str, sorted(routes))) or 'none, it has never run'}.",
             )
-        return routes[table]
-
-    def _donor(self, route: Route) -> _Donor:
-        """The oldest state that the journal still leads on from, over all lake tables of the source table."""
+        route = routes[table]
+        if from_source:
+            self._states.stage(route, reason="rebuilt by hand")
+            return Rebuilt(table=table)
         wrong: list[LakefeedError] = []
-        records = [one for one in self._states.in_phase(Phase.LIVE, Phase.DROPPED) if one.source == route.source]
-        found = [donor for record in records if (donor := self._oldest(record, wrong)) is not None]
-        if found:
-            return min(found, key=lambda donor: donor.number)
-        why = f"; the last one that was tried: {wrong[-1].message}" if wrong else ""
-        raise LakeError(
-            f"no lake table of {route.source} has a state from which the journal still has every change "
-            f"(it has change sets {self._journal.trimmed + 1} to {self._journal.head}){why}",
-            remedy=f"Copy it from the source: lakefeed rebuild FILE {route.table} --from-source.",
-        ) from (wrong[-1] if wrong else None)
+        states = [one for one in self._states.in_phase(Phase.LIVE, Phase.DROPPED) if one.source == route.source]
+        donors = [donor for state in states if (donor := self._oldest(state, wrong)) is not None]
+        if not donors:
+            why = f"; the last one that was tried: {wrong[-1].message}" if wrong else ""
+            raise LakeError(
+                f"no lake table of {route.source} has a state from which the journal still has every change "
+                f"(it has change sets {self._journal.trimmed + 1} to {self._journal.head}){why}",
+                remedy=f"Copy it from the source: lakefeed rebuild FILE {table} --from-source.",
+            ) from (wrong[-1] if wrong else None)
+        donor = min(donors, key=lambda donor: donor.number)
+        started = time.monotonic()
+        now = self._tables.table(donor.table_state.route).applied(donor.table_state.generation)
+        estimate = now.rows if now is not None and now.rows is not None else donor.table_state.rows
+        self._listener.snapshot_started(table, estimate)
+        schema = self._journal.schema(route.source, donor.version.schema_version)
+        state = self._states.stage(route, reason="rebuilt by hand")
+        copy = TableCopy(
+            schema=schema,
+            generation=state.generation,
+            base=donor.number,
+            position=donor.version.position,
+            chunks=donor.chunks,
+        )
+        progress = self._listener.snapshot_progress
+        loaded = self._tables.table(route).load(copy, lambda rows: progress(table, rows))
+        self._states.update(table, phase=Phase.LIVE, schema=schema, base=copy.base, rows=loaded.rows)
+        self._listener.snapshot_done(table, loaded.rows, time.monotonic() - started)
+        return Rebuilt(table=table, start=copy.base, donor=donor.table_state.table, rows=loaded.rows)
 
-    def _oldest(self, record: TableState, wrong: list[LakefeedError]) -> _Donor | None:
-        """The oldest state of one lake table that can still be read; what the others lack is added to ``wrong``.
+    def _oldest(self, state: TableState, wrong: list[LakefeedError]) -> _Donor | None:
+        """The oldest version of one lake table that can still be read and that the journal still leads on from.
 
-        A table may have thousands of states, and each costs a look at its files. Files are cleaned up oldest first:
-        where the oldest state cannot be read and the newest can, the first that can is between them, by halves.
+        What the others lack is added to ``wrong``. A table may have thousands of versions, and each costs a check of
+        its files. Files are cleaned up oldest first: where the oldest version cannot be read and the newest can, the
+        first that can is between them, by bisection.
         """
         try:
-            states = [one for one in self._versions(record) if self._number(record, one) >= self._journal.trimmed]
+            versions = self._tables.table(state.route).states(state.generation)
         except LakeError as error:
             wrong.append(error)
             return None
-        donor = self._opened(record, states[0], wrong) if states else None
-        if donor is not None or len(states) < 2:
+        versions = tuple(one for one in versions if self._number(state, one) >= self._journal.trimmed)
+        donor = self._opened(state, versions[0], wrong) if versions else None
+        if donor is not None or len(versions) < 2:
             return donor
-        donor = self._opened(record, states[-1], wrong)
-        unread, read = 0, len(states) - 1
+        donor = self._opened(state, versions[-1], wrong)
+        unread, read = 0, len(versions) - 1
         while donor is not None and read - unread > 1:
             middle = (unread + read) // 2
-            older = self._opened(record, states[middle], wrong)
+            older = self._opened(state, versions[middle], wrong)
             donor, unread, read = (older, unread, middle) if older is not None else (donor, middle, read)
         return donor
 
-    def _opened(self, record: TableState, state: TableVersion, wrong: list[LakefeedError]) -> _Donor | None:
+    def _opened(self, state: TableState, version: TableVersion, wrong: list[LakefeedError]) -> _Donor | None:
         try:
-            schema = self._journal.schema(record.source, state.schema_version)
-            chunks = self._tables.table(record.route).chunks(state, schema)
+            schema = self._journal.schema(state.source, version.schema_version)
+            chunks = self._tables.table(state.route).chunks(version, schema)
         except (JournalError, LakeError) as error:
             wrong.append(error)
             return None
-        return _Donor(record, state, self._number(record, state), chunks) if chunks is not None else None
+        return _Donor(state, version, self._number(state, version), chunks) if chunks is not None else None
 
-    def _rows_estimate(self, record: TableState) -> int:
-        """The donor's rows of now; what its copy had where its statistics do not say."""
-        applied = self._tables.table(record.route).applied(record.generation)
-        return applied.rows if applied is not None and applied.rows is not None else record.rows
-
-    def _versions(self, record: TableState) -> tuple[TableVersion, ...]:
-        return self._tables.table(record.route).states(record.generation)
-
-    def _number(self, record: TableState, state: TableVersion) -> int:
-        """Up to where the state is complete: its own number, or more where nothing for it came after that."""
-        return max(state.number, record.complete_at_trim if state.number == record.recorded_at_trim else 0)
+    def _number(self, state: TableState, version: TableVersion) -> int:
+        """Up to where the version is complete: its own number, or more where nothing for it came after that."""
+        return max(version.number, state.complete_at_trim if version.number == state.recorded_at_trim else 0)

@@ -130,8 +130,6 @@ class RunLoop:
         self._options = options
         self._listener = listener
         self._stopping = stopping
-        self._news = threading.Event()
-        self._failed: list[BaseException] = []
         self._deadline = float("inf")
 
     def run(self, for_seconds: float | None) -> None:
@@ -154,80 +152,84 @@ class RunLoop:
 
     def _work(self, opened: OpenPipeline) -> None:
         """All threads until it is over or one of them fails; the others are then stopped, and the error is raised."""
-        over = threading.Event()
-        self._failed = []
-        stream = self._thread("lakefeed-capture", lambda: self._stream(opened, over))
-        copies = self._thread("lakefeed-copies", lambda: self._copy(opened, over))
+        over, news, options = threading.Event(), threading.Event(), self._options
+        failures: list[BaseException] = []
+
+        def wait_for_room() -> None:
+            while opened.lake.backlog_bytes > options.max_backlog_bytes and not over.is_set():
+                over.wait(min(1.0, options.interval_seconds))
+
+        def stream() -> None:
+            opened.capture.stream(over, wait_for_room, news.set)
+
+        def copy() -> None:
+            next_enrol = 0.0
+            while not over.is_set():
+                if time.monotonic() >= next_enrol:
+                    opened.copies.enrol()
+                    next_enrol = time.monotonic() + options.enrol_seconds
+                result = opened.copies.load(lambda: over.is_set() or self._is_over())
+                if result.tables:
+                    self._listener.applied(result)
+                    news.set()
+                over.wait(min(1.0, options.enrol_seconds))
+
+        threads = [
+            _started("lakefeed-capture", stream, failures, news),
+            _started("lakefeed-copies", copy, failures, news),
+        ]
         opened.maintenance.start()
         opened.full_diff.start()
         try:
-            while not self._is_over() and not self._failed:
-                self._apply(opened)
+            while not self._is_over() and not failures:
+                started = time.monotonic()
+                news.clear()
+                result = opened.lake.sync()
+                opened.report()
+                if result.tables:
+                    self._listener.applied(replace(result, seconds=time.monotonic() - started))
+                due = started + options.interval_seconds
+                while (rest := due - time.monotonic()) > 0 and not self._is_over() and not failures:
+                    self._stopping.wait(min(rest, _REPORT_SECONDS, max(0.0, self._deadline - time.monotonic())))
+                    opened.report()
+                if not result.tables:
+                    idle_until = time.monotonic() + _REPORT_SECONDS
+                    while time.monotonic() < idle_until and not self._is_over() and not news.wait(0.1):
+                        pass
         finally:
             over.set()
             opened.full_diff.stop()
             opened.maintenance.stop()
             # Copies end with their chunk group. A call into a source that does not answer ends when it is closed.
-            give_up = time.monotonic() + _STOP_SECONDS
-            while opened.copies.is_reading or ((stream.is_alive() or copies.is_alive()) and time.monotonic() < give_up):
-                stream.join(0.05)
-                copies.join(0.05)
-            failed = list(self._failed)  # what closing raises in a thread is no error
-            if stream.is_alive() or copies.is_alive():
+            close_at = time.monotonic() + _STOP_SECONDS
+            for thread in threads:
+                while thread.is_alive() and (opened.copies.is_reading or time.monotonic() < close_at):
+                    thread.join(0.05)
+            failed = list(failures)  # what closing raises in a thread is no error
+            if any(thread.is_alive() for thread in threads):
                 opened.capture.close()
-                stream.join(_STOP_SECONDS)
-                copies.join(_STOP_SECONDS)
+                for thread in threads:
+                    thread.join(_STOP_SECONDS)
         if failed:
             raise failed[0]
         opened.lake.trim()
 
-    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        def guarded() -> None:
-            try:
-                work()
-            except BaseException as error:  # noqa: BLE001  # handed to the thread that called run()
-                self._failed.append(error)
-                self._news.set()
-
-        thread = threading.Thread(target=guarded, name=name, daemon=True)
-        thread.start()
-        return thread
-
-    def _stream(self, opened: OpenPipeline, over: threading.Event) -> None:
-        def wait_for_room() -> None:
-            while opened.lake.backlog_bytes > self._options.max_backlog_bytes and not over.is_set():
-                over.wait(min(1.0, self._options.interval_seconds))
-
-        opened.capture.stream(over, wait_for_room, self._news.set)
-
-    def _copy(self, opened: OpenPipeline, over: threading.Event) -> None:
-        next_enrol = 0.0
-        while not over.is_set():
-            if time.monotonic() >= next_enrol:
-                opened.copies.enrol()
-                next_enrol = time.monotonic() + self._options.enrol_seconds
-            result = opened.copies.load(lambda: over.is_set() or self._is_over())
-            if result.tables:
-                self._listener.applied(result)
-                self._news.set()
-            over.wait(min(1.0, self._options.enrol_seconds))
-
-    def _apply(self, opened: OpenPipeline) -> None:
-        """One cycle of the lake's side, then the rest of the interval; longer if there is nothing to do."""
-        started = time.monotonic()
-        self._news.clear()
-        result = opened.lake.sync()
-        opened.report()
-        if result.tables:
-            self._listener.applied(replace(result, seconds=time.monotonic() - started))
-        due = started + self._options.interval_seconds
-        while (rest := min(due, self._deadline) - time.monotonic()) > 0 and not self._stopping.is_set():
-            self._stopping.wait(min(rest, _REPORT_SECONDS))
-            opened.report()
-        if not result.tables:
-            for _ in range(10):  # idle: wake up for news, for stop, and every second for the report
-                if self._is_over() or self._news.wait(0.1):
-                    return
-
     def _is_over(self) -> bool:
         return self._stopping.is_set() or time.monotonic() >= self._deadline
+
+
+def _started(
+    name: str, work: Callable[[], None], failures: list[BaseException], news: threading.Event
+) -> threading.Thread:
+    """A thread whose error is in ``failures``, for the thread that called ``run``."""
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  # raised by ``run``
+            failures.append(error)
+            news.set()
+
+    thread = threading.Thread(target=guarded, name=name, daemon=True)
+    thread.start()
+    return thread

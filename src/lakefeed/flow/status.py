@@ -101,7 +101,20 @@ def read_status(root: Path, tables: TableFormat, lag: Lag, *, now: float | None 
         diffs = DiffStore(root)
         found: dict[TableId, TableStatus] = {}
         for table, state in sorted(TableStates(root).all().items()):
-            status = _table_status(state, journal, tables, liveness)
+            error, remedy = liveness.tables.get(str(table), (None, None))
+            if state.phase is Phase.BLOCKED:
+                error, remedy = state.reason, state.remedy
+            reason = state.reason if state.phase in (Phase.STAGED, Phase.DROPPED) and state.reason else None
+            status = TableStatus(state=state.phase.value, error=error, remedy=remedy, reason=reason)
+            try:
+                applied = tables.table(state.route).applied(state.generation)
+            except LakefeedError as problem:
+                applied = None
+                status = TableStatus(state=state.phase.value, error=problem.message, remedy=problem.remedy)
+            if applied is not None:
+                number = complete_upto(state, applied, journal)
+                phase = "catching up" if is_catching_up(state, number, journal) else state.phase.value
+                status = replace(status, state=phase, applied=number, rows=applied.rows)
             compared = diffs.load(state.source).last
             if compared is not None and state.phase is not Phase.DROPPED:
                 if status.error is None and compared.error is not None:  # it waits for a person as other errors do
@@ -113,22 +126,6 @@ def read_status(root: Path, tables: TableFormat, lag: Lag, *, now: float | None 
         return PipelineStatus(verdict=verdict, reason=reason, journal_head=journal.head, lag=lag, tables=found)
     finally:
         journal.close()
-
-
-def _table_status(state: TableState, journal: Journal, tables: TableFormat, liveness: Liveness) -> TableStatus:
-    error, remedy = liveness.tables.get(str(state.table), (None, None))
-    if state.phase is Phase.BLOCKED:
-        error, remedy = state.reason, state.remedy
-    reason = state.reason if state.phase in (Phase.STAGED, Phase.DROPPED) and state.reason else None
-    try:
-        applied = tables.table(state.route).applied(state.generation)
-    except LakefeedError as problem:
-        return TableStatus(state=state.phase.value, error=problem.message, remedy=problem.remedy)
-    if applied is None:
-        return TableStatus(state=state.phase.value, error=error, remedy=remedy, reason=reason)
-    number = complete_upto(state, applied, journal)
-    phase = "catching up" if is_catching_up(state, number, journal) else state.phase.value
-    return TableStatus(state=phase, applied=number, rows=applied.rows, error=error, remedy=remedy, reason=reason)
 
 
 def complete_upto(state: TableState, applied: Applied, journal: Journal) -> int:
