@@ -40,16 +40,16 @@ fmt: setup ## Format the code and repair what ruff can repair
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-lock: ## Write requirements.lock and requirements-java.lock anew from pyproject.toml (needs uv)
+lock: ## Write requirements.lock and requirements-java.lock from pyproject.toml (needs uv)
 	@bash scripts/lock.sh
 
-schema: setup ## Write docs/lakefeed.schema.json anew from the configuration's models
+schema: setup ## Write docs/lakefeed.schema.json from the configuration's models
 	$(BIN)/python -m lakefeed.app.config docs/lakefeed.schema.json
 
-points: setup ## Write docs/points.md anew: requirement points and the tests that prove them
+points: setup ## Write docs/points.md: requirement points and the tests that prove them
 	$(BIN)/python -m scripts.points
 
-api: setup ## Write docs/api.md anew from the docstrings of the public names
+api: setup ## Write docs/api.md from the docstrings of the public names
 	$(BIN)/python -m scripts.api
 
 clean: ## Remove the environment, caches and the demo

@@ -55,7 +55,7 @@ def page() -> str:
 
 
 def undocumented() -> list[str]:
-    """Public names without a docstring of their own. Errors are told by the table they stand in."""
+    """Public names without a docstring of their own. The table of errors describes those."""
     items = {name: getattr(lakefeed, name) for name in lakefeed.__all__ if not name.startswith("__")}
     return [name for name, item in items.items() if not _is_error(item) and not _doc(item)]
 
@@ -152,7 +152,7 @@ def _default(value: Any) -> str:
     if inspect.isroutine(value):
         return f"{value.__module__}.{value.__name__}"
     text = repr(value)
-    return "…" if text.startswith("<") else text  # made anew for each object
+    return "…" if text.startswith("<") else text  # another one for each object
 
 
 def _type(annotation: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 from tests.compare import compare_sqlite_table
 
+from lakefeed.app import cli
+from lakefeed.app.command.prepare import template
 from lakefeed.app.demo.shop import build_shop
 from lakefeed.app.demo.show import fresh_directory
 from lakefeed.change.table import TableId
@@ -58,53 +61,78 @@ def shop(tmp_path: Path) -> Path:
         "CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT)",
         "INSERT INTO items VALUES (1, 'a'), (2, 'b'), (3, 'c')",
     )
-    lakefeed(tmp_path, "init", "shop.yaml")
+    (tmp_path / "shop.yaml").write_text(template("sqlite", "shop.yaml"))
     return tmp_path
 
 
-def test_check_and_status_of_a_pipeline_that_never_ran_change_nothing(shop: Path) -> None:
+class Commands:
+    """Commands in this process: for those that start no Spark, a process for each proves no more."""
+
+    def __init__(self, shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._file, self._capsys = str(shop / "shop.yaml"), capsys
+
+    def text(self, command: str, *options: str, expected: int = 0) -> str:
+        self._capsys.readouterr()
+        code = cli.execute([command, self._file, *options])
+        said = self._capsys.readouterr()
+        assert code == expected, said.out + said.err
+        return said.out
+
+    def answer(self, command: str, expected: int = 0) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.text(command, "--json", expected=expected))
+        return found
+
+
+@pytest.fixture
+def commands(shop: Path, capsys: pytest.CaptureFixture[str]) -> Commands:
+    return Commands(shop, capsys)
+
+
+def test_check_and_status_of_a_pipeline_that_never_ran_change_nothing(shop: Path, commands: Commands) -> None:
     before = (shop / "shop.db").read_bytes()
-    assert answer(shop, "check", "shop.yaml") == {"ready": True, "findings": []}
-    assert lakefeed(shop, "check", "shop.yaml") == "shop is ready.\n"
-    status = answer(shop, "status", "shop.yaml")
+    assert commands.answer("check") == {"ready": True, "findings": []}
+    assert commands.text("check") == "shop is ready.\n"
+    status = commands.answer("status")
     assert set(status) == {"verdict", "reason", "journal_head", "lag", "source", "tables"}
     assert (status["verdict"], status["journal_head"], status["tables"]) == ("stopped", 0, {})
     assert set(status["lag"]) == {"rows", "bytes", "seconds"}
-    assert answer(shop, "journal", "shop.yaml") == {"pipeline": "shop", "change_sets": []}
+    assert commands.answer("journal") == {"pipeline": "shop", "change_sets": []}
     assert (shop / "shop.db").read_bytes() == before
     assert not (shop / "lake").exists()
 
 
-def test_a_warning_of_check_is_shown_and_leaves_the_exit_code_0(shop: Path) -> None:
+def test_a_warning_of_check_is_shown_and_leaves_the_exit_code_0(shop: Path, commands: Commands) -> None:
     with closing(sqlite3.connect(shop / "shop.db")) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
-    text = lakefeed(shop, "check", "shop.yaml")
+    text = commands.text("check")
     assert text.startswith("Warning: ")
     assert "\nRemedy: PRAGMA journal_mode=WAL;\n" in text
     assert text.endswith("shop is ready.\n")
 
 
-def test_check_finds_a_lake_that_cannot_be_written_and_exits_1(shop: Path) -> None:
+def test_check_finds_a_lake_that_cannot_be_written_and_exits_1(shop: Path, commands: Commands) -> None:
     (shop / "lake").write_text("in the way")
-    found = answer(shop, "check", "shop.yaml", expected=1)
+    found = commands.answer("check", expected=1)
     assert not found["ready"]
     assert "is a file" in found["findings"][0]["problem"]
     assert set(found["findings"][0]) == {"level", "table", "problem", "remedy"}
-    assert "shop is not ready." in lakefeed(shop, "check", "shop.yaml", expected=1)
+    assert "shop is not ready." in commands.text("check", expected=1)
 
 
-def test_a_pattern_that_matches_no_table_is_exit_code_2_and_names_pattern_and_tables(shop: Path) -> None:
+def test_a_pattern_that_matches_no_table_is_exit_code_2_and_names_pattern_and_tables(
+    shop: Path, commands: Commands
+) -> None:
     file = shop / "shop.yaml"
     file.write_text(file.read_text().replace('["*"]', '["itms"]'))
-    found = answer(shop, "sync", "shop.yaml", expected=2)
+    found = commands.answer("sync", expected=2)
     assert "itms" in found["error"]
     assert "items" in found["error"] + found["remedy"]
 
 
-def test_a_source_that_is_not_there_is_exit_code_2_and_named(shop: Path) -> None:
+def test_a_source_that_is_not_there_is_exit_code_2_and_named(shop: Path, commands: Commands) -> None:
     (shop / "shop.db").unlink()
     for command in ("check", "sync", "run", "status", "uninstall"):
-        assert "shop.db" in answer(shop, command, "shop.yaml", expected=2)["error"]
+        assert "shop.db" in commands.answer(command, expected=2)["error"]
 
 
 def test_status_starts_no_spark(shop: Path) -> None:
@@ -187,20 +215,50 @@ def test_run_follows_the_source_refuses_a_second_process_and_stops_cleanly_on_si
     assert answer(shop, "status", "shop.yaml")["verdict"] == "stopped"
 
 
-@pytest.mark.spark
-def test_run_for_some_seconds_ends_by_itself_with_lines_for_people(shop: Path) -> None:
+def test_run_for_some_seconds_ends_by_itself_and_ctrl_c_ends_it_with_lines_for_people(shop: Path) -> None:
     started = time.monotonic()
-    result = subprocess.run(
-        [*LAKEFEED, "run", "shop.yaml", "--for", "12"],  # they run while it opens, too
+    assert lakefeed(shop, "run", "shop.yaml", "--for", "3") == "Stopped cleanly.\n"
+    assert time.monotonic() - started >= 3
+    change(shop, "CREATE TABLE later (id INTEGER PRIMARY KEY)", "INSERT INTO later VALUES (1), (2)")
+    with subprocess.Popen(
+        [*LAKEFEED, "run", "shop.yaml"], cwd=shop, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        try:
+            while "main.later: copied 2 rows" not in process.stderr.readline():
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert process.wait(120) == 0
+        finally:
+            process.kill()
+        assert "Stopping after the step under way …\n" in process.stderr.read()
+        assert process.stdout.read() == "Stopped cleanly.\n"
+    assert_equal(shop)
+
+
+def test_ctrl_c_ends_a_sync_at_once_with_one_sentence_and_the_next_one_continues(shop: Path) -> None:
+    with subprocess.Popen(
+        [*LAKEFEED, "sync", "shop.yaml"],
         cwd=shop,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=280,
-        check=True,
-    )
-    assert time.monotonic() - started >= 12
-    assert result.stdout == "Stopped cleanly.\n"
-    assert "main.items: copied 3 rows" in result.stderr
+        env={**os.environ, "LAKEFEED_FAILPOINTS": "lake.before_load=sleep:300"},
+    ) as process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        try:
+            assert process.stderr.readline().startswith("main.items: copying")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
+        assert process.stderr.read() == (
+            "Error: interrupted.\nRemedy: Run the command again; it continues where it stopped.\n"
+        )
+        assert process.stdout.read() == ""
+    assert answer(shop, "sync", "shop.yaml")["rows"]["inserted"] == 3
     assert_equal(shop)
 
 

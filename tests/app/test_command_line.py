@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,16 @@ import pytest
 from lakefeed.app import cli
 from lakefeed.app.output import seconds_text, show_table
 
-COMMANDS = ("init", "check", "sync", "run", "status", "journal", "uninstall", "demo")
-WITH_FILE = ("check", "sync", "run", "status", "journal", "uninstall")
+COMMANDS = (
+    "init", "check", "sync", "run", "status", "journal", "verify", "rebuild", "diff", "maintain", "uninstall", "demo",
+)  # fmt: skip
+WITH_FILE = COMMANDS[1:-1]
+
+
+def execute_printed(text: str) -> int:
+    """Run the command that a remedy ends with, or has in backquotes."""
+    (command,) = re.findall(r"`(lakefeed [^`]+)`|(lakefeed [^`]+)$", text)
+    return cli.execute("".join(command).split()[1:])
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -66,15 +75,24 @@ def test_a_usage_error_is_a_sentence_with_a_remedy_and_exit_code_2(
 
 
 @pytest.mark.parametrize("command", WITH_FILE)
-def test_a_missing_configuration_is_exit_code_2_for_every_command(command: str, tmp_path: Path) -> None:
+def test_a_missing_configuration_is_exit_code_2_for_every_command(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     missing = tmp_path / "gone.yaml"
-    result = run(command, str(missing))
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert result.stderr.splitlines() == [
+    arguments = [command, str(missing), "main.orders"] if command == "rebuild" else [command, str(missing)]
+    assert cli.execute(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.splitlines() == [
         f"Error: there is no file {missing}.",
         f"Remedy: Name an existing file, or write one with `lakefeed init {missing}`.",
     ]
+
+
+def test_the_exit_code_is_the_processes(tmp_path: Path) -> None:
+    result = run("status", "gone.yaml", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("Error: there is no file gone.yaml.\nRemedy: ")
 
 
 def test_a_wrong_configuration_as_json_is_one_object_on_stdout(
@@ -88,20 +106,41 @@ def test_a_wrong_configuration_as_json_is_one_object_on_stdout(
     assert answer["remedy"]
 
 
-def test_init_writes_a_configuration_and_does_not_overwrite_one(tmp_path: Path) -> None:
-    first = run("init", cwd=tmp_path)
-    assert first.returncode == 0
-    assert "lakefeed check lakefeed.yaml" in first.stdout
+def test_init_writes_a_configuration_and_does_not_overwrite_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.execute(["init"]) == 0
+    assert "lakefeed check lakefeed.yaml" in capsys.readouterr().out
     file = tmp_path / "lakefeed.yaml"
     assert "kind: sqlite" in file.read_text()
     file.write_text("mine")
-    second = run("init", "--json", cwd=tmp_path)
-    assert second.returncode == 2
-    assert "already there" in json.loads(second.stdout)["error"]
+    assert cli.execute(["init", "--json"]) == 2
+    refused = json.loads(capsys.readouterr().out)
+    assert "already there" in refused["error"]
     assert file.read_text() == "mine"
-    assert run("init", "--force", cwd=tmp_path).returncode == 0
+    assert execute_printed(refused["remedy"]) == 0, "the remedy works as printed"
     assert "kind: sqlite" in file.read_text()
-    assert run("init", "no/such/place.yaml", cwd=tmp_path).returncode == 2
+    assert cli.execute(["init", "no/such/place.yaml"]) == 2
+
+
+def test_a_source_that_init_does_not_know_is_answered_with_a_command_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.execute(["init", "shop.yaml", "--source", "oracle", "--json"]) == 2
+    refused = json.loads(capsys.readouterr().out)
+    assert "available: sqlite, postgres" in refused["error"]
+    assert execute_printed(refused["remedy"]) == 0
+
+
+def test_a_missing_file_is_answered_with_a_command_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.execute(["sync", "shop.yaml", "--json"]) == 2
+    assert execute_printed(json.loads(capsys.readouterr().out)["remedy"]) == 0
+    assert (tmp_path / "shop.yaml").exists()
 
 
 def test_an_unexpected_error_is_a_sentence_and_its_trace_is_in_a_file(

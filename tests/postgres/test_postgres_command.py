@@ -1,11 +1,8 @@
-"""A pipeline's whole life from PostgreSQL through the commands, each of them a real process."""
+"""A pipeline's whole life from PostgreSQL through the commands. tests/app does the same with a process for each."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import psycopg
 import pytest
 from tests.compare import compare_postgres_table
 
+from lakefeed.app.cli import execute
 from lakefeed.change.table import TableId
 
 ITEMS = TableId("public", "items")
@@ -21,8 +19,8 @@ ITEMS = TableId("public", "items")
 class Shop:
     """A directory with a configuration that the commands are called in."""
 
-    def __init__(self, directory: Path, dsn: str) -> None:
-        self.directory, self.dsn = directory, dsn
+    def __init__(self, directory: Path, dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.directory, self.dsn, self._capsys = directory, dsn, capsys
         self.run("init", "shop.yaml", "--source", "postgres")
         self.config = directory / "shop.yaml"
         self.write("dsn: host=localhost dbname=shop user=lakefeed", f"dsn: {dsn} password=${{SHOP_PASSWORD}}")
@@ -32,15 +30,13 @@ class Shop:
         self.config.write_text(self.config.read_text().replace(old, new))
 
     def run(self, *arguments: str, expected: int = 0) -> str:
-        environment = {**os.environ, "SHOP_PASSWORD": "hunter2"}
-        done = subprocess.run(
-            [sys.executable, "-m", "lakefeed", *arguments], cwd=self.directory, env=environment, capture_output=True,
-            text=True, timeout=280, check=False,
-        )  # fmt: skip
-        assert done.returncode == expected, done.stdout + done.stderr
-        assert "Traceback" not in done.stdout + done.stderr
-        assert "hunter2" not in done.stdout + done.stderr
-        return done.stdout
+        self._capsys.readouterr()
+        code = execute(list(arguments))
+        done = self._capsys.readouterr()
+        assert code == expected, done.out + done.err
+        assert "Traceback" not in done.out + done.err
+        assert "hunter2" not in done.out + done.err
+        return done.out
 
     def answer(self, *arguments: str, expected: int = 0) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.run(*arguments, "shop.yaml", "--json", expected=expected))
@@ -59,8 +55,12 @@ def writer(dsn: str) -> Any:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, dsn: str, writer: Any) -> Shop:
-    return Shop(tmp_path, dsn)
+def shop(
+    tmp_path: Path, dsn: str, writer: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Shop:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SHOP_PASSWORD", "hunter2")
+    return Shop(tmp_path, dsn, capsys)
 
 
 def test_check_and_status_change_nothing_in_the_source(shop: Shop, writer: Any) -> None:
@@ -90,6 +90,7 @@ def test_a_server_that_is_not_there_is_named_without_the_password(shop: Shop) ->
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_a_life_from_the_first_sync_to_uninstall(shop: Shop, writer: Any) -> None:
     first = shop.answer("sync")
     assert first["tables"]["public.items"]["rows"] == 2

@@ -35,7 +35,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-_COMMANDS: dict[str, tuple[Callable[..., int], str, str]] = {
+COMMANDS: dict[str, tuple[Callable[..., int], str, str]] = {
     "init": (prepare.init, "Write a commented configuration.", "lakefeed init shop.yaml"),
     "check": (prepare.check, "Find what is missing; change nothing.", "lakefeed check shop.yaml"),
     "sync": (sync.sync, "Bring the lake up to date once.", "lakefeed sync shop.yaml --json"),
@@ -49,7 +49,7 @@ _COMMANDS: dict[str, tuple[Callable[..., int], str, str]] = {
     "uninstall": (prepare.uninstall, "Remove Lakefeed from the source.", "lakefeed uninstall shop.yaml"),
     "demo": (demo.demo, "Follow a live shop, from SQLite to Delta.", "lakefeed demo --seconds 30"),
 }
-for _name, (_command, _short, _example) in _COMMANDS.items():
+for _name, (_command, _short, _example) in COMMANDS.items():
     app.command(_name, short_help=_short, epilog=f"Example: {_example}")(_command)
 
 

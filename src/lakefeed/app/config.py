@@ -45,9 +45,7 @@ class EvolutionConfig(Section):
     change_type: Literal["stop", "new_column", "rebuild"] | None = Field(
         default=None, description="Any other type. new_column: its values go to a column <name>__2; rebuild: a copy."
     )
-    change_key: Literal["rebuild", "stop"] | None = Field(
-        default=None, description="rebuild: the table is copied anew."
-    )
+    change_key: Literal["rebuild", "stop"] | None = Field(default=None, description="rebuild: copy the table again.")
 
 
 class LakeTableConfig(Section):
@@ -82,7 +80,7 @@ class LakeConfig(Section):
     )
     deletion_vectors: bool = Field(
         default=False,
-        description="Delta: mark rows as deleted instead of writing their files anew. Not every reader knows them.",
+        description="Delta: mark rows as deleted instead of rewriting their files. Not every reader supports it.",
     )
     catalog: dict[str, str] = Field(
         default_factory=dict,

@@ -116,7 +116,7 @@ class Bars(Listener):
         self._idle = bars.add_task("working", total=None)
 
     def snapshot_started(self, table: TableId, rows_estimate: int) -> None:
-        self._forget(table)  # a copy that failed and begins anew
+        self._forget(table)  # a copy that failed and begins again
         self._tasks[table] = self._bars.add_task(str(table), total=rows_estimate or None)
 
     def snapshot_progress(self, table: TableId, rows: int) -> None:
