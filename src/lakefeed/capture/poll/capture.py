@@ -69,6 +69,7 @@ class Polling(ChangeCapture):
             exact_snapshot=False,
             snapshot_resume=True,
             every_change=False,
+            current_chunks=True,
         )
         self._choice = Choice(connector, tables, self._rules)
         self._store: WatermarkStore = store if store is not None else MemoryWatermarkStore()

@@ -26,7 +26,7 @@ from lakefeed.capture.poll.marking import Marking, key_rows
 from lakefeed.capture.poll.query import Queries
 from lakefeed.capture.poll.reading import combined
 from lakefeed.capture.poll.window import key_texts
-from lakefeed.change.suspect import CHANGED, FOUND
+from lakefeed.change.batch import CHANGED, FOUND
 from lakefeed.change.table import TableId
 from lakefeed.change.watermark import Mark
 
