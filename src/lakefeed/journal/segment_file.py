@@ -57,7 +57,7 @@ def segment_schema(schema: TableSchema) -> pa.Schema:
 def check_size(segment: Segment) -> None:
     """JournalDamagedError unless the file is there and has the size that its commit names."""
     path = Path(segment.path)
-    number = int(path.name.partition("-")[0])
+    number = path.name.partition("-")[0].lstrip("0")
     try:
         size = path.stat().st_size
     except FileNotFoundError:

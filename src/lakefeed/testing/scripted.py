@@ -207,11 +207,13 @@ class ScriptedCapture(ChangeCapture):
     def _changes(self, after: int, connection: int, wait_seconds: float) -> Iterator[ChangeSet]:
         index, end = 0, after
         while True:
-            with self._more:
-                if index >= len(self._log) and self._waits and connection == self._connection:
-                    self._more.wait(wait_seconds)
             if connection != self._connection or not self._connected:
                 raise SourceUnavailableError("the scripted connection is closed")
+            with self._more:
+                if index >= len(self._log) and self._waits:
+                    self._more.wait(wait_seconds)
+                    if not self._connected:
+                        continue
             if index >= len(self._log):
                 yield ChangeSet(self._position(end), self._position(end))
                 continue
