@@ -34,6 +34,13 @@ if TYPE_CHECKING:
     from lakefeed.change.table import Column as Column
     from lakefeed.change.table import TableId as TableId
     from lakefeed.change.table import TableSchema as TableSchema
+    from lakefeed.embed.checkpoint import Checkpoint as Checkpoint
+    from lakefeed.embed.checkpoint import CheckpointStore as CheckpointStore
+    from lakefeed.embed.options import Delivery as Delivery
+    from lakefeed.embed.options import RuntimeOptions as RuntimeOptions
+    from lakefeed.embed.runtime import Runtime as Runtime
+    from lakefeed.embed.store import FileCheckpointStore as FileCheckpointStore
+    from lakefeed.embed.store import MemoryCheckpointStore as MemoryCheckpointStore
     from lakefeed.errors import CheckpointDamagedError as CheckpointDamagedError
     from lakefeed.errors import CheckpointError as CheckpointError
     from lakefeed.errors import CheckpointRewindError as CheckpointRewindError
@@ -61,15 +68,8 @@ if TYPE_CHECKING:
     from lakefeed.flow.options import PipelineOptions as PipelineOptions
     from lakefeed.flow.pipeline import Pipeline as Pipeline
     from lakefeed.flow.result import CycleResult as CycleResult
-    from lakefeed.flow.runtime import Runtime as Runtime
-    from lakefeed.flow.runtime_options import Delivery as Delivery
-    from lakefeed.flow.runtime_options import RuntimeOptions as RuntimeOptions
     from lakefeed.flow.status import PipelineStatus as PipelineStatus
     from lakefeed.flow.status import TableStatus as TableStatus
-    from lakefeed.journal.checkpoint import Checkpoint as Checkpoint
-    from lakefeed.journal.checkpoint import CheckpointStore as CheckpointStore
-    from lakefeed.journal.checkpoint_file import FileCheckpointStore as FileCheckpointStore
-    from lakefeed.journal.checkpoint_memory import MemoryCheckpointStore as MemoryCheckpointStore
     from lakefeed.journal.options import JournalOptions as JournalOptions
     from lakefeed.lake.delta import Delta as Delta
     from lakefeed.lake.iceberg import Iceberg as Iceberg
@@ -97,6 +97,10 @@ _HOMES = {
     "lakefeed.change.batch": "OP SEQ Operation",
     "lakefeed.change.change_set": "ChangeSet",
     "lakefeed.change.table": "Column TableId TableSchema",
+    "lakefeed.embed.checkpoint": "Checkpoint CheckpointStore",
+    "lakefeed.embed.options": "Delivery RuntimeOptions",
+    "lakefeed.embed.runtime": "Runtime",
+    "lakefeed.embed.store": "FileCheckpointStore MemoryCheckpointStore",
     "lakefeed.errors": "CheckpointDamagedError CheckpointError CheckpointRewindError CommitFailedError "
     "CommitUnknownError ConfigError DecodeError JournalDamagedError JournalError JournalFullError LakeError "
     "LakefeedError LeaseError PositionLostError RebuildNeededError Retry SourceChangedError SourceError "
@@ -105,12 +109,7 @@ _HOMES = {
     "lakefeed.flow.options": "PipelineOptions",
     "lakefeed.flow.pipeline": "Pipeline",
     "lakefeed.flow.result": "CycleResult",
-    "lakefeed.flow.runtime": "Runtime",
-    "lakefeed.flow.runtime_options": "Delivery RuntimeOptions",
     "lakefeed.flow.status": "PipelineStatus TableStatus",
-    "lakefeed.journal.checkpoint": "Checkpoint CheckpointStore",
-    "lakefeed.journal.checkpoint_file": "FileCheckpointStore",
-    "lakefeed.journal.checkpoint_memory": "MemoryCheckpointStore",
     "lakefeed.journal.options": "JournalOptions",
     "lakefeed.lake.delta": "Delta",
     "lakefeed.lake.iceberg": "Iceberg",

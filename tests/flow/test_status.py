@@ -72,7 +72,7 @@ def test_a_full_disk_is_reported_by_writing_over_the_last_report(
 
     pipeline.sync_once()
     pipeline.close()
-    monkeypatch.setattr(status, "write_atomic", full)
+    monkeypatch.setattr(status, "replace_file", full)
     Liveness(at=time.time(), error="no room left", remedy="Free space.").write(pipeline.root)
     assert (pipeline.status().verdict, pipeline.status().reason) == ("stalled", "no room left")
     Liveness(at=time.time()).write(pipeline.root)

@@ -28,10 +28,10 @@ from lakefeed.capture.base import ChangeCapture
 from lakefeed.capture.compare import Comparable
 from lakefeed.capture.poll.rule import FullDiff
 from lakefeed.change.table import TableId, TableSchema
+from lakefeed.durable import make_directory, replace_file
 from lakefeed.errors import ConfigError, JournalDamagedError, LakefeedError, LeaseError, Retry, StateError
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.table_state import Phase, TableState, TableStates
-from lakefeed.journal.atomic import write_atomic
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableFormat
 from lakefeed.lake.full_diff import Comparison, FullDiffResult, full_diff
@@ -117,13 +117,13 @@ class DiffStore:
             plan = {field.name: getattr(record.plan, field.name) for field in fields(DiffPlan)}
             plan |= {"schema": record.plan.schema.to_json(), "chunks": [dict(chunk) for chunk in record.plan.chunks]}
         body = {"plan": plan, "last": asdict(record.last) if record.last else None}
-        self._directory.mkdir(parents=True, exist_ok=True)
-        write_atomic(self._file(table), json.dumps(body, indent=1, ensure_ascii=False).encode())
+        make_directory(self._directory)
+        replace_file(self._file(table), json.dumps(body, indent=1, ensure_ascii=False).encode())
 
     @contextmanager
     def alone(self, table: TableId) -> Iterator[None]:
         """The right to compare the table, over all processes. LeaseError if another does it right now."""
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self._directory)
         with (self._directory / f".{quote(str(table), safe=' .')}.lock").open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -259,10 +259,10 @@ class FullDiffs:
                 chunks=tuple(chunk.to_json() for chunk in planned.chunks),
             )
             self._store.save(table, replace(before, plan=plan))
-        findings = self._capture.findings(table)
+        differences = self._capture.differences(table)
         lake = self._tables.table(state.route).current(schema, state.generation)
-        if findings is None or lake is None:
-            raise StateError(f"table {table} has no directory for findings, or no current rows")
+        if differences is None or lake is None:
+            raise StateError(f"table {table} has no directory for its differences, or no current rows")
         names = plan.schema.names if plan.whole_rows else plan.schema.key
         comparison = Comparison(
             table=table,
@@ -271,7 +271,7 @@ class FullDiffs:
             schema=pa.schema([plan.schema.arrow.field(name) for name in names]),
             chunks=[self._capture.chunk(chunk) for chunk in plan.chunks],
             work=str(self._store.work(table)),
-            findings=str(findings),
+            findings=str(differences),
             max_deleted_share=rule.max_deleted_share,
         )
 

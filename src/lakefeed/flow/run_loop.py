@@ -21,6 +21,7 @@ from pathlib import Path
 
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.capture.compare import Comparable
+from lakefeed.durable import remove_temporaries
 from lakefeed.errors import JournalError, JournalFullError, LakefeedError, Retry
 from lakefeed.flow.capture_side import CaptureSide
 from lakefeed.flow.copies import TableCopies
@@ -32,7 +33,6 @@ from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.retry import Backoff, TableErrors
 from lakefeed.flow.status import Liveness
 from lakefeed.flow.table_state import TableStates
-from lakefeed.journal.atomic import is_temporary
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableFormat
 
@@ -59,8 +59,7 @@ class OpenPipeline:
             raise kind(f"the pipeline's directory {root} cannot be written: {error.strerror or error}") from error
         try:
             for directory in (root, root / "tables", root / "full-diff"):  # what a crash left half written
-                for path in filter(is_temporary, directory.glob(".*")):
-                    path.unlink(missing_ok=True)
+                remove_temporaries(directory)
             states = TableStates(root)
             self.errors = TableErrors(states, listener)
             self.copies = TableCopies(

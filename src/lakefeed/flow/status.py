@@ -16,10 +16,10 @@ from typing import Any
 
 from lakefeed.capture.base import Lag
 from lakefeed.change.table import TableId
+from lakefeed.durable import replace_file
 from lakefeed.errors import JournalError, LakefeedError
 from lakefeed.flow.full_diff import Compared, DiffStore
 from lakefeed.flow.table_state import Phase, TableState, TableStates
-from lakefeed.journal.atomic import write_atomic
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.lease import lease_holder
 from lakefeed.lake.base import Applied, TableFormat
@@ -73,7 +73,7 @@ class Liveness:
         content = {"at": self.at, "error": self.error, "remedy": self.remedy, "tables": dict(self.tables)}
         data, path = json.dumps(content).encode(), root / "liveness.json"
         try:
-            write_atomic(path, data, fsync=False)
+            replace_file(path, data, fsync=False)
         except JournalError:
             with suppress(OSError), path.open("r+b") as file:
                 file.write(data)

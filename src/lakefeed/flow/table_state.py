@@ -27,8 +27,8 @@ from urllib.parse import quote
 from lakefeed.change.change_set import TableBlocked, TableDropped
 from lakefeed.change.position import Position, decode_position
 from lakefeed.change.table import TableId, TableSchema
+from lakefeed.durable import make_directory, replace_file
 from lakefeed.errors import JournalDamagedError
-from lakefeed.journal.atomic import write_atomic
 from lakefeed.journal.commit import Commit
 from lakefeed.lake.mode import Mode, mode_from_json
 from lakefeed.lake.route import Route
@@ -141,9 +141,9 @@ class TableStates:
 
     def save(self, state: TableState) -> TableState:
         with self.lock:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_directory(self._directory)
             body = json.dumps(state.to_json(), indent=1, ensure_ascii=False).encode()
-            write_atomic(self._directory / f"{quote(str(state.table), safe=' ')}.json", body)
+            replace_file(self._directory / f"{quote(str(state.table), safe=' ')}.json", body)
             self._states[state.table] = state
         return state
 

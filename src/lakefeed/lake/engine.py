@@ -164,6 +164,7 @@ class Engine:
         following: Window | None = window
         try:
             while following is not None:
+                self._log.check(following)
                 applied = self._tables.table(entry.route).apply(following, entry.generation)
                 if following.segments and applied.number < following.upto:
                     raise LakeError(f"table {entry.route.table} does not record change set {following.upto}")

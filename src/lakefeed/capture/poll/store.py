@@ -7,23 +7,30 @@ was saved": the difference is a whole table.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from lakefeed.change.watermark import Mark, Watermark
-from lakefeed.errors import CheckpointDamagedError, CheckpointError
+from lakefeed.durable import fsync_directory, make_directory, pack, remove_temporaries, replace_file, unpack
+from lakefeed.errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    JournalDamagedError,
+    JournalError,
+    JournalFullError,
+)
 
 _FORMAT = 1
+_ABANDONED_SECONDS = 3600.0
+"""A temporary file of this age has no writer any more. Younger ones may be another process's, which writes now."""
 
 
 class WatermarkStore(Protocol):
-    """See the module. Tables go by name: ``schema.table``. One writer; errors are CheckpointErrors."""
+    """See the module. Tables go by name: ``schema.table``. One writer. Errors are CheckpointErrors, or
+    JournalFullError on a full disk, which is retried."""
 
     def identity(self) -> str | None:
         """Names the database that the watermarks belong to; None if nothing was saved."""
@@ -72,36 +79,32 @@ class FileWatermarkStore(MemoryWatermarkStore):
         """CheckpointDamagedError for a file that is there and cannot be used: at the start, not at the third poll."""
         super().__init__()
         self._path = Path(path)
+        remove_temporaries(self._path.parent, older_than_seconds=_ABANDONED_SECONDS)
         try:
-            document = json.loads(self._path.read_bytes())
-            body = document["body"]
-            if document["sha256"] != _checksum(body) or body["format"] != _FORMAT:
-                raise CheckpointDamagedError(f"{self._path} is damaged: its checksum does not match its content")
+            body = unpack(self._path.read_bytes(), self._path)
+            if body["format"] != _FORMAT:
+                raise CheckpointDamagedError(f"{self._path} has the format {body['format']}, not {_FORMAT}")
             self._saved = _Saved(body["identity"], dict(Watermark.parse(body["watermark"]).marks))
         except FileNotFoundError:
             pass
         except OSError as error:
             raise CheckpointDamagedError(f"{self._path} cannot be read: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, CheckpointError) as error:
+        except JournalDamagedError as error:
+            raise CheckpointDamagedError(error.message) from error
+        except (KeyError, TypeError, CheckpointError) as error:
             raise CheckpointDamagedError(f"{self._path} is damaged: {error}") from error
 
     def save(self, identity: str, marks: Mapping[str, Mark]) -> None:
+        """JournalFullError if the disk is full, which is tried again; CheckpointError for any other refusal."""
         saved = {**self._saved.marks, **marks}
         body = {"format": _FORMAT, "identity": identity, "watermark": Watermark.of(saved).text()}
-        data = json.dumps({"sha256": _checksum(body), "body": body}, indent=1).encode()
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._path)
-            _fsync(self._path.parent)
-        except OSError as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise CheckpointError(f"{self._path} cannot be written: {error.strerror}") from error
+            make_directory(self._path.parent)
+            replace_file(self._path, pack(body))
+        except JournalFullError:
+            raise
+        except JournalError as error:
+            raise CheckpointError(error.message) from error
         self._saved = _Saved(identity, saved)
 
     def remove(self) -> tuple[str, ...]:
@@ -109,6 +112,7 @@ class FileWatermarkStore(MemoryWatermarkStore):
         if not self._path.exists():
             return ()
         self._path.unlink()
+        fsync_directory(self._path.parent)
         return (f"watermark file {self._path}",)
 
 
@@ -116,15 +120,3 @@ class FileWatermarkStore(MemoryWatermarkStore):
 class _Saved:
     identity: str | None = None
     marks: Mapping[str, Mark] = field(default_factory=dict)
-
-
-def _checksum(body: object) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _fsync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from lakefeed.change.segment import StaleReason
 from lakefeed.change.table import TableId, TableSchema
+from lakefeed.durable import make_directory, replace_file
 from lakefeed.errors import LakeError
 from lakefeed.lake.location import table_path
 from lakefeed.lake.schema.evolve import evolved, unsettled
@@ -76,13 +76,9 @@ class Decisions:
         if self._place is None:
             raise LakeError(f"table {self._policy.table}: there is no file to keep what its columns are")
         versions = {version: [one.to_json() for one in mapping.columns] for version, mapping in self._known.items()}
-        self._place.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._place.with_name(f".{self._place.name}.{os.getpid()}")
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump({"generation": generation, "versions": versions}, file, ensure_ascii=False, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._place)
+        make_directory(self._place.parent)
+        data = json.dumps({"generation": generation, "versions": versions}, ensure_ascii=False, indent=1)
+        replace_file(self._place, data.encode())
 
         # What a person may miss in the lake table from here on, and did not before.
         ignored, came_from = before.ignored(path[0]), lineage(path)
