@@ -470,7 +470,7 @@ def test_a_sync_of_a_source_that_is_written_to_all_the_time_ends_and_has_what_wa
     lake: MemoryLake, kind: type[Busy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capture_side, "_BUSY_SECONDS", 0.1)
-    monkeypatch.setattr(capture_side, "_ENDLESS_SECONDS", 0.5)
+    monkeypatch.setattr(capture_side, "_ENDLESS_SECONDS", 3.0)
     capture = kind(snapshot={A: []})
     for number in range(50):
         capture.append(insert(A, id=number, v="x"), COMMIT)

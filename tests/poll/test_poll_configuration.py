@@ -137,7 +137,7 @@ def test_diff_of_a_source_that_tells_its_deletes_is_refused_with_the_reason(
     load(shop, SQLITE.replace("  capture: poll\n  rules:\n    t: {updated_at: changed, safety_lag_seconds: 0}\n", ""))
     assert execute(["diff", str(shop / "shop.yaml")]) == 2
     said = capsys.readouterr().err
-    assert "tells every delete by itself" in said
+    assert "reports every delete by itself" in said
     assert "capture: poll" in said
 
 
