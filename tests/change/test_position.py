@@ -210,6 +210,9 @@ def test_a_watermark_has_each_table_once() -> None:
 def test_custom_positions_are_equal_or_not_ordered() -> None:
     _assert_compares(Custom("a"), Custom("a"), 0)
     _assert_compares(Custom("a"), Custom("b"), None)
+    _assert_compares(Custom("9"), Custom("10"), -1)
+    for text in ("09", "+9", "9 ", "٩", "9a", ""):  # not a plain number: no order
+        _assert_compares(Custom(text), Custom("10"), None)
 
 
 def _assert_compares(a: Position, b: Position, expected: int | None) -> None:

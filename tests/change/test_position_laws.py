@@ -42,7 +42,7 @@ STRATEGIES: dict[type[Position], st.SearchStrategy[Position]] = {
     MysqlGtid: GTID_MODELS.map(mysql_gtid),
     MariadbGtid: MARIADB_MODELS.map(mariadb_gtid),
     Watermark: st.dictionaries(st.sampled_from(["s.a", "s.b"]) | st.text(), MARKS, max_size=3).map(Watermark.of),
-    Custom: st.builds(Custom, st.sampled_from("ab") | st.text()),
+    Custom: st.builds(Custom, st.sampled_from(["a", "b", "9", "10", "010"]) | st.text()),
 }
 # No time limit per example: how long one takes says more about the machine's other work than about the code.
 patient = settings(deadline=None)

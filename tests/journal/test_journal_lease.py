@@ -147,3 +147,36 @@ def test_asking_for_the_holder_does_not_disturb_an_opener(tmp_path: Path, monkey
     assert asking.wait(60)
     Journal.open(tmp_path, options=FAST).close()
     assert paused.is_set(), "the opener did not meet the one who asks"
+
+
+def test_a_forked_child_has_no_lease_and_does_not_keep_its_parents(tmp_path: Path) -> None:
+    code = """
+import os, sys, time
+from lakefeed.errors import LakefeedError
+from lakefeed.journal.journal import Journal
+
+journal = Journal.open(sys.argv[1])
+if os.fork() == 0:
+    try:
+        journal.adopt("child")
+        print("the child writes", flush=True)
+    except LakefeedError as error:
+        print(type(error).__name__, os.getpid(), flush=True)
+    time.sleep(60)
+    os._exit(0)
+time.sleep(60)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    answer, child = parent.stdout.readline().split()
+    try:
+        assert answer == "StateError"
+        holder = lease_holder(tmp_path)
+        assert holder is not None
+        assert holder.pid == parent.pid
+        parent.kill()
+        parent.wait()
+        Journal.open(tmp_path, options=FAST).close()  # the child lives, and the lease is free
+    finally:
+        os.kill(int(child), signal.SIGKILL)
+        parent.stdout.close()

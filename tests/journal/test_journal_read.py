@@ -9,7 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lakefeed.errors import JournalDamagedError, StateError
+from lakefeed.errors import JournalDamagedError, JournalError, StateError
+from lakefeed.journal import recovery
+from lakefeed.journal.commit import Commit, load_commit
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
 from lakefeed.lake.base import ChangeLog
@@ -132,3 +134,52 @@ def test_windows_stay_whole_while_another_thread_appends_and_a_third_trims(tmp_p
         assert errors == []
         assert not any(thread.is_alive() for thread in threads)
         assert journal.trim(249).trimmed == 149
+
+
+def test_a_reader_reads_only_the_commit_files_that_a_question_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def counted(path: Path, root: Path) -> Commit:
+        read.append(path.name)
+        return load_commit(path, root)
+
+    other = table("main.other", {"id": pa.int64()}, key=("id",))
+    with Journal.open(tmp_path, options=JournalOptions(fsync=False, keep_change_sets=1000)) as writer:
+        writer.append(change_set(None, 1, batch(other, [("insert", {"id": 1})])))
+        for number in range(2, 301):
+            append(writer, number)
+        monkeypatch.setattr(recovery, "load_commit", counted)
+        reader = Journal.read(tmp_path)
+        assert (reader.head, reader.trimmed, read) == (300, 0, [])
+        assert reader.end == at(300)
+        assert reader.window(T.table, 300, 300).segments == ()
+        assert len(read) == 1
+        assert [row["id"] for row in read_window(reader.window(T.table, 290, 300))] == list(range(291, 301))
+        assert reader.position(5) == at(5)
+        assert len(read) <= 12
+        assert reader.backlog_bytes(290) == writer.backlog_bytes(290)
+        # A table that has had nothing for long: its only schema is known without reading back to it.
+        assert reader.window(other.table, 295, 300) == writer.window(other.table, 295, 300)
+        assert len(read) <= 12
+        # Everything, when everything is asked for, and no file twice but for the one asked for alone.
+        assert list(reader.commits()) == list(writer.commits())
+        assert reader.latest_schema(other.table) == writer.latest_schema(other.table)
+        assert reader.window(T.table, 0, 300) == writer.window(T.table, 0, 300)
+        assert len(read) <= 301
+        append(writer, 301)
+        reader.refresh()
+        assert (reader.head, len(read)) == (301, len(set(read)) + 1)
+
+
+def test_a_reader_that_is_overtaken_by_a_trim_is_told_so(tmp_path: Path) -> None:
+    with Journal.open(tmp_path, options=FAST) as writer:
+        for number in range(1, 8):
+            append(writer, number)
+        reader = Journal.read(tmp_path)
+        writer.trim(7)
+        with pytest.raises(JournalError, match="was trimmed"):
+            reader.window(T.table, 2, 7)
+        reader.refresh()
+        assert reader.window(T.table, 5, 7) == writer.window(T.table, 5, 7)

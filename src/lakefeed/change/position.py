@@ -125,7 +125,11 @@ class SqliteSequence(Position):
 
 @dataclass(frozen=True, slots=True)
 class Custom(Position):
-    """Any text. Only equality is known of it: two different ones are not ordered."""
+    """Any text, for a source of one's own.
+
+    Two texts that are plain numbers (``17``: no sign, no leading zero) are ordered as numbers. Of all others only
+    equality is known, so that progress is judged by what was delivered and never by comparing them.
+    """
 
     kind: ClassVar[str] = "custom"
     value: str
@@ -138,7 +142,12 @@ class Custom(Position):
         return cls(text)
 
     def _compare(self, other: Custom) -> int | None:
-        return 0 if self.value == other.value else None
+        if self.value == other.value:
+            return 0
+        mine, theirs = number(self.value), number(other.value)
+        if mine is None or theirs is None or (str(mine), str(theirs)) != (self.value, other.value):
+            return None
+        return order(mine, theirs)
 
 
 @cache

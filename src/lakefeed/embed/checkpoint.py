@@ -277,8 +277,8 @@ def refuse_rewind(key: str, stored: Checkpoint | None, new: Checkpoint) -> None:
     2. The identity stays. It may be learned, not changed or forgotten.
     3. The source type stays, but for the step from ``x_snapshot`` to ``x`` when a snapshot is done.
     4. The number of committed events does not fall.
-    5. The position stays or grows. Positions that are not ordered are refused like older ones. Only of Custom
-       positions, which have no order at all, and in the step of rule 3, is the count of rule 4 the whole test.
+    5. The position stays or grows. Positions that are not ordered are refused like older ones. Only of two Custom
+       positions without an order, and in the step of rule 3, is the count of rule 4 the whole test.
     """
     new_position = new.decoded  # 1
     if stored is None:
@@ -291,15 +291,15 @@ def refuse_rewind(key: str, stored: Checkpoint | None, new: Checkpoint) -> None:
         reason = f"it belongs to the source {stored.source_type}, not {new.source_type}"
     elif new.committed < stored.committed:  # 4
         reason = f"{stored.committed} events are committed, not {new.committed}"
-    elif snapshot_done or new.position_type is stored.position_type is PositionType.CUSTOM:  # 5
+    elif snapshot_done:  # 5
         return
     elif new.position_type is not stored.position_type:
         reason = "the two are not of one kind"
     else:
         order = new_position.compare(stored.decoded)
-        if order is None:
+        if order is None and new.position_type is not PositionType.CUSTOM:
             reason = "the two are not ordered: each has something that the other lacks"
-        elif order < 0:
+        elif order == -1:
             reason = "that would move it back"
     if reason is not None:
         was, would_be = (f"{one.position_type.value} {one.position}" for one in (stored, new))

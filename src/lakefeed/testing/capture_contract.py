@@ -21,7 +21,7 @@ import pytest
 
 from lakefeed.capture.base import Continuity, Level
 from lakefeed.change.batch import OP, POSITION, SEQ, Operation
-from lakefeed.change.position import decode_position
+from lakefeed.change.position import Custom, decode_position
 from lakefeed.change.table import TableId
 from lakefeed.errors import SourceSetupError, StateError
 from lakefeed.testing.capture_subject import Subject, changes, drain, names, opened, row_dicts
@@ -142,7 +142,8 @@ class CaptureContract(ABC):
             actor.put(actor.table, 1, "a")
             with capture.snapshot(actor.table).chunks[0].open() as reader:
                 list(reader)
-                assert start <= reader.low <= reader.high
+                assert reader.low.compare(start) != -1  # positions of one's own may have no order
+                assert reader.high.compare(reader.low) != -1
                 if capture.capabilities.exact_snapshot:
                     assert reader.low == reader.high
 
@@ -199,7 +200,7 @@ class CaptureContract(ABC):
 
     def test_e09_a_capture_names_its_kind_as_its_positions_do(self, subject: Subject) -> None:
         with opened(subject) as capture:
-            assert capture.prepare([subject.actor.table]).encode().partition("=")[0] == capture.kind
+            assert capture.prepare([subject.actor.table]).kind in (capture.kind, Custom.kind)
 
     def test_e10_confirming_an_old_position_again_is_harmless(self, subject: Subject) -> None:
         actor = subject.actor
