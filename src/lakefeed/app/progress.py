@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lakefeed.app.output import seconds_text, show_note
+from lakefeed.app.output import counted, seconds_text, show_note
 from lakefeed.change.segment import Counts
 from lakefeed.change.table import TableId
 from lakefeed.flow.listener import Listener
@@ -57,7 +57,7 @@ class Lines(Listener):
     def snapshot_started(self, table: TableId, rows_estimate: int) -> None:
         with self._lock:
             self._rows.pop(table, None)
-        show_note(f"{table}: copying about {rows_estimate:,} rows")
+        show_note(f"{table}: copying about {counted(rows_estimate, 'row')}")
 
     def snapshot_progress(self, table: TableId, rows: int) -> None:
         with self._lock:
@@ -65,10 +65,10 @@ class Lines(Listener):
             self._next_line.setdefault(table, time.monotonic() + _LINE_SECONDS)
             due = self._due(table)
         if due:
-            show_note(f"{table}: {total:,} rows so far")
+            show_note(f"{table}: {counted(total, 'row')} so far")
 
     def snapshot_done(self, table: TableId, rows: int, seconds: float) -> None:
-        show_note(f"{table}: copied {rows:,} rows in {seconds_text(seconds)}")
+        show_note(f"{table}: copied {counted(rows, 'row')} in {seconds_text(seconds)}")
 
     def applied(self, result: CycleResult) -> None:
         with self._lock:
@@ -126,7 +126,7 @@ class Bars(Listener):
 
     def snapshot_done(self, table: TableId, rows: int, seconds: float) -> None:
         self._forget(table)
-        self._say(f"{table}: copied {rows:,} rows in {seconds_text(seconds)}")
+        self._say(f"{table}: copied {counted(rows, 'row')} in {seconds_text(seconds)}")
 
     def applied(self, result: CycleResult) -> None:
         if result.counts.total:
@@ -168,7 +168,7 @@ def _bars() -> Iterator[Progress]:
 
 def _diff_text(table: TableId, result: FullDiffResult) -> str:
     found = "refused" if result.refused else f"{result.deleted:,} deleted, {result.changed:,} different"
-    compared = f"{result.lake_rows:,} rows with {result.source_rows:,}"
+    compared = f"{counted(result.lake_rows, 'row')} with {result.source_rows:,}"
     return f"{table}: compared {compared} of the source in {seconds_text(result.seconds)}: {found}"
 
 

@@ -26,6 +26,7 @@ from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakefeedError
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.result import CycleResult
+from lakefeed.verify.compare import Comparison, compare_at
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -115,7 +116,7 @@ class Meter(Listener):
         self.changes = 0
 
     def snapshot_done(self, table: TableId, rows: int, seconds: float) -> None:
-        self._note(f"  {table}: copied {rows:,} rows in {seconds_text(seconds)}")
+        self._note(f"  {table}: copied {counted(rows, 'row')} in {seconds_text(seconds)}")
         with self._lock:
             self._copied += rows
 
@@ -215,95 +216,118 @@ class View:
             self.note(f"  {rows}  {moment.summary}")
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the demo found."""
+
+    demo: DemoDirectory
+    tables: tuple[Comparison, ...]
+    transactions: int
+    changes: int
+    seconds: float
+
+    @property
+    def equal(self) -> bool:
+        return all(table.equal for table in self.tables)
+
+
 def run_demo(directory: Path, seconds: float, *, as_json: bool) -> int:
     """Run it, show the result, and return the exit code: 0 equal, 1 different."""
     from rich.console import Console
 
-    from lakefeed.verify.compare import compare_at
-
-    view = View(Console(stderr=as_json, soft_wrap=True))
-    started = time.monotonic()
     with fresh_directory(directory) as demo:
-        build_shop(demo.database)
-        view.note(f"Built a shop in {demo.database}; a writer changes it all the time.")
-        meter, config = Meter(view.note), load_config(demo.configuration)
-        with build_pipeline(config, listener=meter) as pipeline:
-            writer = Writer(demo.database, seconds=seconds + _LONGEST_START_SECONDS, rate=_WRITER_RATE)
-            try:
-                view.note("Starting Spark (some seconds; the first time it fetches its jars, up to a minute) …")
-                running = Supervised(pipeline)
-                with running.signals(), view.live():
-                    running.start()
-                    is_live, deadline = False, time.monotonic() + _LONGEST_START_SECONDS
-                    while running.alive and not running.stopping and time.monotonic() < deadline:
-                        now = Moment(count_rows(demo.database), pipeline.status(), meter.changes, meter.per_second)
-                        view.show(now)
-                        if now.live and not is_live:
-                            is_live, deadline = True, time.monotonic() + seconds
-                        running.wait(_SHOW_SECONDS)
-                    if running.stopping:
-                        raise KeyboardInterrupt
-                    if not running.alive:
-                        running.finish()  # it ended by itself: raise why
-                    transactions = writer.stop()
-                    running.stop()
-                    running.finish()
-            finally:
-                writer.kill()
-            view.note(f"The writer has stopped after {transactions:,} transactions. Draining and comparing …")
-            for name, failed in pipeline.sync_once().errors.items():  # if it never got live, this says why
-                raise LakefeedError(f"{name}: {failed.error}", remedy=failed.remedy)
-        tables = [
-            compare_at(table, config.source.verify_table(table), demo.table(table.name))
-            for table in (TableId("main", name) for name in TABLES)
-        ]
-    equal, changes, elapsed = all(table.equal for table in tables), max(0, meter.changes), time.monotonic() - started
+        outcome = replicate(demo, seconds, View(Console(stderr=as_json, soft_wrap=True)))
     if as_json:
-        results = {
+        tables = {
             str(table.table): {
                 "source_rows": table.source_rows,
                 "lake_rows": table.lake_rows,
                 "equal": table.equal,
                 "differences": list(table.differences),
             }
-            for table in tables
+            for table in outcome.tables
         }
         show_object(
             {
-                "equal": equal,
-                "tables": results,
-                "transactions": transactions,
-                "changes": changes,
+                "equal": outcome.equal,
+                "tables": tables,
+                "transactions": outcome.transactions,
+                "changes": outcome.changes,
                 "directory": str(demo.directory),
-                "seconds": round(elapsed, 3),
+                "seconds": round(outcome.seconds, 3),
             }
         )
-        return 0 if equal else 1
+    else:
+        show_outcome(outcome)
+    return 0 if outcome.equal else 1
+
+
+def replicate(demo: DemoDirectory, seconds: float, view: View) -> Outcome:
+    """Steps 1 to 6, for ``seconds`` after every table has become live."""
+    started = time.monotonic()
+    build_shop(demo.database)
+    view.note(f"Built a shop in {demo.database}; a writer changes it all the time.")
+    meter, config = Meter(view.note), load_config(demo.configuration)
+    with build_pipeline(config, listener=meter) as pipeline:
+        writer = Writer(demo.database, seconds=seconds + _LONGEST_START_SECONDS, rate=_WRITER_RATE)
+        try:
+            view.note("Starting Spark (some seconds; the first time it fetches its jars, up to a minute) …")
+            running = Supervised(pipeline)
+            with running.signals(), view.live():
+                running.start()
+                is_live, deadline = False, time.monotonic() + _LONGEST_START_SECONDS
+                while running.alive and not running.stopping and time.monotonic() < deadline:
+                    now = Moment(count_rows(demo.database), pipeline.status(), meter.changes, meter.per_second)
+                    view.show(now)
+                    if now.live and not is_live:
+                        is_live, deadline = True, time.monotonic() + seconds
+                    running.wait(_SHOW_SECONDS)
+                if running.stopping:
+                    raise KeyboardInterrupt
+                if not running.alive:
+                    running.finish()  # it ended by itself: raise why
+                transactions = writer.stop()
+                running.stop()
+                running.finish()
+        finally:
+            writer.kill()
+        view.note(f"The writer has stopped after {transactions:,} transactions. Draining and comparing …")
+        for name, failed in pipeline.sync_once().errors.items():  # if it never got live, this says why
+            raise LakefeedError(f"{name}: {failed.error}", remedy=failed.remedy)
+    tables = tuple(
+        compare_at(table, config.source.verify_table(table), demo.table(table.name))
+        for table in (TableId("main", name) for name in TABLES)
+    )
+    return Outcome(demo, tables, transactions, max(0, meter.changes), time.monotonic() - started)
+
+
+def show_outcome(outcome: Outcome) -> None:
+    """The comparison for people, and what to type next."""
     show_text("")
     show_table(
         ("table", "source rows", "lake rows", "row by row"),
         [
             (table.table, table.source_rows, table.lake_rows, "equal" if table.equal else "DIFFERENT")
-            for table in tables
+            for table in outcome.tables
         ],
     )
-    for one in tables:
-        for difference in one.differences:
-            show_text(f"{one.table}: {difference}")
+    for table in outcome.tables:
+        for difference in table.differences:
+            show_text(f"{table.table}: {difference}")
     show_text(
-        f"\n{transactions:,} transactions while it ran, {changes:,} changes applied on top of the copy, "
-        f"{seconds_text(elapsed)} in all."
+        f"\n{outcome.transactions:,} transactions while it ran, {outcome.changes:,} changes applied on top of "
+        f"the copy, {seconds_text(outcome.seconds)} in all."
     )
-    show_text("Every lake table equals its source table." if equal else "The lake differs from the source.")
-    show_text(f"\nThe tables are in {demo.table('orders').parent}. A query to try:\n")
+    show_text("Every lake table equals its source table." if outcome.equal else "The lake differs from the source.")
+    orders = outcome.demo.table("orders")
+    show_text(f"\nThe tables are in {orders.parent}. A query to try:\n")
     query = "SELECT status, count(*) AS orders FROM orders GROUP BY status ORDER BY 2 DESC"
     show_text(
         f'  {_short(Path(sys.executable))} -c "from deltalake import DeltaTable, QueryBuilder; print(QueryBuilder()'
-        f".register('orders', DeltaTable('{demo.table('orders')}')).execute('{query}').read_all())\"\n"
+        f".register('orders', DeltaTable('{orders}')).execute('{query}').read_all())\"\n"
     )
     lakefeed = _short(Path(sys.executable).with_name("lakefeed"))
-    show_text(f"How the pipeline stands: {lakefeed} status {demo.configuration}")
-    return 0 if equal else 1
+    show_text(f"How the pipeline stands: {lakefeed} status {outcome.demo.configuration}")
 
 
 def _short(path: Path) -> str:
