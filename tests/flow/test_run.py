@@ -518,17 +518,23 @@ def test_the_source_is_opened_and_asked_once(lake: MemoryLake) -> None:
     assert {name: faults.counts[name] for name in wanted} == wanted
 
 
-def test_an_interrupted_sync_does_not_break_the_next_one(lake: MemoryLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+def test_an_interrupted_sync_does_not_break_the_next_one(lake: MemoryLake) -> None:
+    class CtrlC(ScriptedCapture):
+        interrupts = 0
 
-    capture = scripted(a=1)
+        def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
+            for change_set in super().live(after, wait_seconds=wait_seconds):
+                if self.interrupts:
+                    self.interrupts -= 1
+                    raise KeyboardInterrupt
+                yield change_set
+
+    capture = CtrlC(snapshot={A: []})
     with pipeline_of(capture, lake) as pipeline:
         pipeline.sync_once()
         capture.append(insert(A, id=1, v="x"), COMMIT)
-        with monkeypatch.context() as broken:
-            broken.setattr(ScriptedCapture, "confirm", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                pipeline.sync_once()
+        capture.interrupts = 1
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.sync_once()
         pipeline.sync_once()
-    assert ids(lake, "main.a") == {0, 1}
+    assert ids(lake, "main.a") == {1}
