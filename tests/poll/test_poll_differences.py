@@ -12,8 +12,7 @@ from tests.poll.world import Clock, T, World, clocked, made
 
 from lakefeed.capture.poll import differences as differences_module
 from lakefeed.capture.poll.rule import FullDiff, SoftDelete, TableRule
-from lakefeed.change.batch import SEQ
-from lakefeed.change.suspect import CHANGED, DELETED, FOUND
+from lakefeed.change.batch import CHANGED, DELETED, FOUND, SEQ
 
 
 @pytest.fixture

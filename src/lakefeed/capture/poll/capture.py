@@ -74,6 +74,7 @@ class Polling(ChangeCapture):
             exact_snapshot=False,
             snapshot_resume=True,
             every_change=False,
+            current_chunks=True,
         )
         self._selection = TableSelection(connector, tables, rules)
         self._store: WatermarkStore = store if store is not None else MemoryWatermarkStore()
