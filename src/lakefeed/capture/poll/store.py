@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -29,8 +28,10 @@ _ABANDONED_SECONDS = 3600.0
 
 
 class WatermarkStore(Protocol):
-    """See the module. Tables go by name: ``schema.table``. One writer. Errors are CheckpointErrors, or
-    JournalFullError on a full disk, which is retried."""
+    """See the module. Tables go by name: ``schema.table``. One writer.
+
+    Errors are CheckpointErrors, or JournalFullError on a full disk, which is retried.
+    """
 
     def identity(self) -> str | None:
         """Names the database that the watermarks belong to; None if nothing was saved."""
@@ -52,28 +53,29 @@ class MemoryWatermarkStore:
     """Lives as long as the object: after a restart everything is read again."""
 
     def __init__(self) -> None:
-        self._saved = _Saved()
+        self._identity: str | None = None
+        self._marks: dict[str, Mark] = {}
 
     def identity(self) -> str | None:
-        return self._saved.identity
+        return self._identity
 
     def tables(self) -> tuple[str, ...]:
-        return tuple(sorted(self._saved.marks))
+        return tuple(sorted(self._marks))
 
     def load(self, table: str) -> Mark | None:
-        return self._saved.marks.get(table)
+        return self._marks.get(table)
 
     def save(self, identity: str, marks: Mapping[str, Mark]) -> None:
-        self._saved = _Saved(identity, {**self._saved.marks, **marks})
+        self._identity, self._marks = identity, {**self._marks, **marks}
 
     def remove(self) -> tuple[str, ...]:
-        removed = ("the watermarks in memory",) if self._saved.identity is not None else ()
-        self._saved = _Saved()
+        removed = ("the watermarks in memory",) if self._identity is not None else ()
+        self._identity, self._marks = None, {}
         return removed
 
 
 class FileWatermarkStore(MemoryWatermarkStore):
-    """A JSON file with a checksum, replaced as a whole: temporary name, fsync, rename, fsync of the directory."""
+    """A JSON file with a checksum, replaced as a whole (see ``durable``)."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """CheckpointDamagedError for a file that is there and cannot be used: at the start, not at the third poll."""
@@ -84,7 +86,7 @@ class FileWatermarkStore(MemoryWatermarkStore):
             body = unpack(self._path.read_bytes(), self._path)
             if body["format"] != _FORMAT:
                 raise CheckpointDamagedError(f"{self._path} has the format {body['format']}, not {_FORMAT}")
-            self._saved = _Saved(body["identity"], dict(Watermark.parse(body["watermark"]).marks))
+            self._identity, self._marks = body["identity"], dict(Watermark.parse(body["watermark"]).marks)
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -96,27 +98,20 @@ class FileWatermarkStore(MemoryWatermarkStore):
 
     def save(self, identity: str, marks: Mapping[str, Mark]) -> None:
         """JournalFullError if the disk is full, which is tried again; CheckpointError for any other refusal."""
-        saved = {**self._saved.marks, **marks}
-        body = {"format": _FORMAT, "identity": identity, "watermark": Watermark.of(saved).text()}
+        watermark = Watermark.of({**self._marks, **marks})
         try:
             make_directory(self._path.parent)
-            replace_file(self._path, pack(body))
+            replace_file(self._path, pack({"format": _FORMAT, "identity": identity, "watermark": watermark.text()}))
         except JournalFullError:
             raise
         except JournalError as error:
             raise CheckpointError(error.message) from error
-        self._saved = _Saved(identity, saved)
+        super().save(identity, marks)
 
     def remove(self) -> tuple[str, ...]:
-        self._saved = _Saved()
+        super().remove()
         if not self._path.exists():
             return ()
         self._path.unlink()
         fsync_directory(self._path.parent)
         return (f"watermark file {self._path}",)
-
-
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    identity: str | None = None
-    marks: Mapping[str, Mark] = field(default_factory=dict)
