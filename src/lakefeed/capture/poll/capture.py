@@ -23,7 +23,7 @@ from typing import Any
 from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
 from lakefeed.capture.dialect import DescribedTable, Dialect, Session
 from lakefeed.capture.poll.choice import Choice
-from lakefeed.capture.poll.chunk import RowChunk, plan_chunks
+from lakefeed.capture.poll.chunk import PolledChunk, plan_polled
 from lakefeed.capture.poll.drift import text_columns
 from lakefeed.capture.poll.findings import FindingsDirectory
 from lakefeed.capture.poll.followed import Followed, follow
@@ -148,9 +148,10 @@ class Polling(ChangeCapture):
     def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
         with self._working() as session:
             _, followed = self._required(session, table)
-            whole = RowChunk(self._connector, followed, self._confirmed)
             with fitting(table):
-                chunks, rows = plan_chunks(session, whole, chunk_rows)
+                chunks, rows = plan_polled(
+                    self._connector, session, followed, self._confirmed, chunk_rows, keys_only=False
+                )
             return SnapshotPlan(followed.schema, chunks, rows)
 
     def keep_state(self, directory: Path) -> None:
@@ -171,9 +172,10 @@ class Polling(ChangeCapture):
         session = self._connector.connect()
         try:
             _, followed = self._required(session, table, known)
-            whole = RowChunk(self._connector, followed, self._confirmed, keys_only=not whole_rows)
             with fitting(table):
-                chunks, rows = plan_chunks(session, whole, chunk_rows)
+                chunks, rows = plan_polled(
+                    self._connector, session, followed, self._confirmed, chunk_rows, keys_only=not whole_rows
+                )
             return SnapshotPlan(followed.schema, chunks, rows)
         finally:
             session.close()
@@ -189,9 +191,9 @@ class Polling(ChangeCapture):
     def copied(self, table: TableId) -> None:
         """Nothing is kept open for a copy."""
 
-    def chunk(self, data: Mapping[str, Any]) -> RowChunk:
-        table = TableId.parse(data["table"]["table"])
-        return RowChunk.from_json(self._connector, self._choice.rule(table), data)
+    def chunk(self, data: Mapping[str, Any]) -> PolledChunk:
+        table = TableId.parse(data["schema"]["table"])
+        return PolledChunk.from_json(self._connector, self._choice.rule(table), data)
 
     def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
         with self._working() as session:

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakefeed.capture.dialect import Dialect, Session
+from lakefeed.capture.dialect import Dialect, Session, key_rows
 from lakefeed.capture.poll.event import Events, classified, deleted_rows, deletes
 from lakefeed.capture.poll.followed import Followed
-from lakefeed.capture.poll.marking import Marking, key_rows
+from lakefeed.capture.poll.marking import Marking
 from lakefeed.capture.poll.query import Queries
 from lakefeed.capture.poll.reading import combined
 from lakefeed.capture.poll.window import key_texts

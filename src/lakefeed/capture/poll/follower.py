@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakefeed.capture.dialect import Dialect, Horizon, MisfitError, Session
+from lakefeed.capture.dialect import Dialect, Horizon, Session
+from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.poll.event import Events
 from lakefeed.capture.poll.findings import FindingsDirectory, looked_up
 from lakefeed.capture.poll.followed import Followed

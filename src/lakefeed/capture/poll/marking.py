@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import date, datetime
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakefeed.capture.dialect import key_value
 from lakefeed.capture.poll.followed import Followed
 from lakefeed.capture.poll.rule import NullPolicy
 from lakefeed.capture.poll.stamp import Instants, StampError, instants, ordered, stored
-from lakefeed.change.watermark import KeyValue, Mark
+from lakefeed.change.watermark import Mark
 from lakefeed.errors import TableStoppedError
 
 
@@ -83,22 +81,3 @@ class Marking:
         return TableStoppedError(
             f"{table}: {problem}", table=str(table), remedy="Correct the values in the source, then sync again."
         )
-
-
-def key_value(value: Any) -> KeyValue:
-    """A key value as a mark keeps it: exactly, and readable."""
-    match value:
-        case bool():
-            return int(value)
-        case int() | str() | bytes() | Decimal():
-            return value
-        case float():
-            return Decimal(repr(value))
-        case datetime() | date():
-            return value.isoformat(*([" "] if isinstance(value, datetime) else []))
-    raise TypeError(f"{value!r} cannot be part of a key")
-
-
-def key_rows(rows: pa.RecordBatch, key: Sequence[str]) -> list[tuple[KeyValue, ...]]:
-    columns = [[key_value(value) for value in rows.column(name).to_pylist()] for name in key]
-    return list(zip(*columns, strict=True))

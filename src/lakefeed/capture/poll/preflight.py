@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from lakefeed.capture.base import Finding, Level
-from lakefeed.capture.dialect import Dialect, MisfitError, Session
+from lakefeed.capture.dialect import Dialect, Session
+from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.poll.choice import Choice
 from lakefeed.capture.poll.followed import Followed, follow
 from lakefeed.capture.poll.marking import Marking

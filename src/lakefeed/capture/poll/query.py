@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lakefeed.capture.dialect import Dialect, Query
+from lakefeed.capture.dialect import PLAIN, Dialect, Key, Ordering, Query
 from lakefeed.capture.poll.followed import Followed
 from lakefeed.capture.poll.rule import NullPolicy
 from lakefeed.capture.poll.stamp import stamp_value
-from lakefeed.change.watermark import KeyValue, Mark
-
-Key = tuple[KeyValue, ...]
+from lakefeed.change.watermark import Mark
 
 
 class Queries:
@@ -71,44 +69,17 @@ class Queries:
         listed = ", ".join(f"max({test}) AS {self._connector.quoted(name)}" for name, test in tests.items())
         return Query(f"SELECT {listed} {self._from([])}")
 
-    def count(self) -> Query:
-        return Query(f"SELECT count(*) AS n {self._from(self._alive())}")
-
-    def cut(self, after: Key | None, chunk_rows: int) -> Query:
-        """The ``chunk_rows``-th key after one: the database walks its index there, and numbers nothing."""
-        query = self._query()
-        conditions, key = self._alive(), self._key("t")
-        if after is not None:
-            conditions.append(self._connector.after(key, self._values(after, query)))
-        own = self._list(self._followed.key)
-        query.sql = f"SELECT {own} {self._from(conditions)} ORDER BY {', '.join(key)} LIMIT 1 OFFSET {chunk_rows - 1}"
-        return query
-
-    def chunk(self, names: Sequence[str], low: Key | None, high: Key | None) -> Query:
-        """The rows that exist (not softly deleted) with low < key <= high."""
-        query = self._query()
-        conditions = self._alive()
-        key = self._key("t")
-        if low is not None:
-            conditions.append(self._connector.after(key, self._values(low, query)))
-        if high is not None:
-            conditions.append(f"NOT ({self._connector.after(key, self._values(high, query))})")
-            # It follows from that, and lets the database end its walk through the index there.
-            first = self._connector.bound(self._followed.column(self._followed.key[0]), high[0], query)
-            conditions.append(f"{key[0]} <= {first}")
-        query.sql = f"SELECT {self._list(names)} {self._from(conditions)}"
-        return query
-
     def by_key(self, keys: Sequence[Key]) -> Query:
         """The rows with one of these keys, softly deleted or not."""
         query = self._query()
         columns = self._key("t")
-        if len(columns) == 1:
+        equal = [self._ordering(name).equal for name in self._followed.key]
+        if equal == [PLAIN.equal]:
             listed = ", ".join(self._values(key, query)[0] for key in keys)
             condition = f"{columns[0]} IN ({listed})"
-        else:
-            pairs = [zip(columns, self._values(key, query), strict=True) for key in keys]
-            condition = " OR ".join("(" + " AND ".join(f"{c} = {v}" for c, v in pair) + ")" for pair in pairs)
+        if len(columns) > 1 or equal != [PLAIN.equal]:
+            pairs = [zip(columns, equal, self._values(key, query), strict=True) for key in keys]
+            condition = " OR ".join("(" + " AND ".join(f"{c} {e} {v}" for c, e, v in pair) + ")" for pair in pairs)
         query.sql = f"SELECT {self._list(self._followed.read_names)} {self._from([f'({condition})'])}"
         return query
 
@@ -139,7 +110,8 @@ class Queries:
         at = self._connector.bound(column, stamp_value(mark), query)
         if not mark.key:
             return f"{time} >= {at}"
-        return self._connector.after([time, *self._key("t")], [at, *self._values(mark.key, query)])
+        orderings = [self._ordering(self._followed.updated_at), *map(self._ordering, self._followed.key)]
+        return self._connector.after([time, *self._key("t")], [at, *self._values(mark.key, query)], orderings)
 
     def _from(self, conditions: Sequence[str]) -> str:
         own = self._followed.rule.where
@@ -148,7 +120,7 @@ class Queries:
         where = f" WHERE {' AND '.join(every)}" if every else ""
         return f"FROM {self._followed.table.origin} AS t{where}"
 
-    def _alive(self) -> list[str]:
+    def alive(self) -> list[str]:
         if self._followed.soft_time is not None:
             return [f"{self._name(self._followed.soft_time, 't')} IS NULL"]
         if self._followed.soft_flag is not None:
@@ -171,6 +143,9 @@ class Queries:
         if followed.rule.null_updated_at is NullPolicy.CREATED_AT and followed.created_at is not None:
             return f"coalesce({name(followed.updated_at)}, {name(followed.created_at)})"
         return name(followed.updated_at)
+
+    def _ordering(self, name: str) -> Ordering:
+        return self._followed.table.orderings.get(name, PLAIN)
 
     def _values(self, key: Key, query: Query) -> list[str]:
         columns = [self._followed.column(name) for name in self._followed.key]

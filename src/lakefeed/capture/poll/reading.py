@@ -20,7 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.dialect import Dialect, Horizon, MisfitError, Session
+from lakefeed.capture.dialect import Dialect, Horizon, Session
+from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.poll.event import Events, classified
 from lakefeed.capture.poll.followed import Followed, unordered
 from lakefeed.capture.poll.marking import Marking
