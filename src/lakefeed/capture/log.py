@@ -8,10 +8,11 @@
     check               preflight findings, each with the statement that repairs it
 
 The flow is one way: the reader's pieces go through the decoder into the change set builder, which cuts change sets at
-commits. Nothing asks the database in the middle of decoding: what the decoder needs of the catalog travels in the piece.
+commits. Nothing asks the database in the middle of decoding: what the decoder needs of the catalog travels in the
+piece.
 
-Two threads work beside each other. The *stream side* reads, decodes and confirms; the *catalog side* discovers, prepares
-and plans copies. Each has connections of its own. A docstring says "any thread" where both may call.
+Two threads work beside each other. The *stream side* reads, decodes and confirms; the *catalog side* discovers,
+prepares and plans copies. Each has connections of its own. A docstring says "any thread" where both may call.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ At = TypeVar("At", bound=Position, contravariant=True)
 """The same, where it is only taken."""
 Piece = TypeVar("Piece")
 """What the reader gives and the decoder takes: bytes, a run of messages, rows of a log table."""
+Out = TypeVar("Out", covariant=True)
+"""The same, where it is only given."""
 Raw = TypeVar("Raw", contravariant=True)
 """The same, where it is only taken."""
 
@@ -98,14 +101,14 @@ class Decoded(Generic[P]):
     reached: P | None = None
 
 
-class LogReader(Protocol[At, Piece]):
+class LogReader(Protocol[At, Out]):
     """The log strictly after a position, as raw pieces. ``read`` belongs to the stream side, the others to any thread.
 
     A source whose server wants answers while the consumer is busy wraps its reader in a BackgroundReader, which is a
     LogReader itself.
     """
 
-    def read(self, wait_seconds: float) -> Piece | None:
+    def read(self, wait_seconds: float) -> Out | None:
         """The next piece; None if nothing has come within about ``wait_seconds``, or sooner if the source can only be
         polled. Without a wait, None means that nothing more was in the log at the time of the call: the source itself
         has answered that. SourceUnavailableError where the connection is lost or the source answers nothing for longer
@@ -121,14 +124,14 @@ class LogReader(Protocol[At, Piece]):
 class ResumePoint(ABC, Generic[P, Piece]):
     """What the source keeps for one pipeline: a replication slot, a change log with a mark, a retained binlog.
 
-    Each call is short, bounded in time and safe to repeat. ``create``, ``origin``, ``copied`` and ``drop`` belong to the
-    catalog side, ``start`` and ``confirm`` to the stream side; the others to any thread.
+    Each call is short, bounded in time and safe to repeat. ``create``, ``origin``, ``copied`` and ``drop`` belong to
+    the catalog side, ``start`` and ``confirm`` to the stream side; the others to any thread.
     """
 
-    def open(self) -> None:  # noqa: B027  # many need nothing
+    def open(self) -> None:
         """Called by ``LogCapture.open`` before everything but ``lag``."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Let go of connections; what runs on them ends within seconds. Idempotent; ``open`` may follow."""
 
     @abstractmethod
@@ -146,9 +149,9 @@ class ResumePoint(ABC, Generic[P, Piece]):
     @abstractmethod
     def origin(self, table: TableId) -> Mapping[str, Any]:
         """What the chunks of a copy of ``table`` give to ``Session.consistent``, so that it yields a bracket: the name
-        of the log, of an exported snapshot. Catalog side. StateError if the table was not prepared."""
+        of the log, of an exported snapshot. StateError if the table was not prepared."""
 
-    def copied(self, table: TableId) -> None:  # noqa: B027
+    def copied(self, table: TableId) -> None:
         """The copy of ``table`` is over: what was kept open for ``origin`` may go. Catalog side; idempotent."""
 
     @abstractmethod

@@ -3,13 +3,13 @@
     ResumePoint.start → LogReader → Decoder → ChangeSetBuilder → change sets, cut at commits
                                      SchemaFacts.due ↗
 
-A change set is cut at a commit as soon as one of these holds: nothing more has come, it has enough rows or bytes, or its
-first change has waited long enough. A transaction of any size passes: it is decoded piece by piece, and the builder
+A change set is cut at a commit as soon as one of these holds: nothing more has come, it has enough rows or bytes, or
+its first change has waited long enough. A transaction of any size passes: it is decoded piece by piece, and the builder
 spills what is too much for memory. A change set that was cut can be read for as long as somebody refers to it, whatever
 was confirmed, trimmed or closed meanwhile.
 
-Threads: see ChangeCapture. The catalog side has one session, which is used by one call at a time; ``close`` cancels what
-runs on it. The stream side has the reader. Neither waits for the other.
+Threads: see ChangeCapture. The catalog side has one session, which is used by one call at a time; ``close`` cancels
+what runs on it. The stream side has the reader. Neither waits for the other.
 """
 
 from __future__ import annotations
@@ -141,12 +141,12 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
 
     def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
         with self._catalog() as session:
+            origin = self._resume.origin(table)
             described = session.describe([table])
             if table not in described:
                 raise SourceSetupError(
                     f"there is no table {table}", remedy="Correct source.tables, or create the table."
                 )
-            origin = self._resume.origin(table)
             schema = self._facts.read(session, described)[table]
             whole = TableChunk(self._dialect, described[table], schema, origin=origin)
             chunks, rows = plan_chunks(session, whole, chunk_rows)

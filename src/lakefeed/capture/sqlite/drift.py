@@ -30,12 +30,14 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass, replace
 
-from lakefeed.capture.sqlite.captured import Captured, State
 from lakefeed.capture.sqlite.catalog import SourceTable, read_table
 from lakefeed.capture.sqlite.database import quoted
-from lakefeed.capture.sqlite.install import Installed, install, read_triggers, remove, triggers_of
 from lakefeed.capture.sqlite.meta import (
+    NOW,
+    Captured,
     Meta,
+    Names,
+    State,
     add_mark,
     forget_table,
     next_number,
@@ -44,9 +46,17 @@ from lakefeed.capture.sqlite.meta import (
     schema_version,
     was_vacuumed,
 )
-from lakefeed.capture.sqlite.names import NOW, Names
-from lakefeed.capture.sqlite.shape import Reshaped, mixed_columns, new_capture, reshape
-from lakefeed.capture.sqlite.triggers import looked_for, slot_names, trigger_statements
+from lakefeed.capture.sqlite.shape import Reshaped, new_capture, reshape
+from lakefeed.capture.sqlite.triggers import (
+    Installed,
+    install,
+    looked_for,
+    read_triggers,
+    remove,
+    slot_names,
+    trigger_statements,
+    triggers_of,
+)
 from lakefeed.change.batch import Operation
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped
 from lakefeed.errors import TableStoppedError
@@ -71,12 +81,9 @@ def follow_schema(
     put_verified(connection, names)
 
 
-def recapture(
-    connection: sqlite3.Connection, names: Names, source: SourceTable, mixed: frozenset[str], *, before_images: bool
-) -> Captured:
+def recapture(connection: sqlite3.Connection, names: Names, source: SourceTable, *, before_images: bool) -> Captured:
     """Capture a table from scratch under a new number, whatever was there for it before."""
-    number = next_number(connection, names)
-    captured = replace(new_capture(source, number, mixed), before_images=before_images)
+    captured = new_capture(source, next_number(connection, names), before_images=before_images)
     install(connection, names, source, captured)
     put_table(connection, names, captured)
     return captured
@@ -129,9 +136,8 @@ class _Table:
     def _from_scratch(self, source: SourceTable, reason: str, *, before_images: bool) -> None:
         remove(self._connection, self._names, self._old.number)
         forget_table(self._connection, self._names, self._old.number)
-        mixed = mixed_columns(self._connection, source)
         try:
-            captured = recapture(self._connection, self._names, source, mixed, before_images=before_images)
+            captured = recapture(self._connection, self._names, source, before_images=before_images)
         except TableStoppedError as error:
             put_table(self._connection, self._names, self._old.with_state(State.BLOCKED))
             notice = TableBlocked(self._old.table, error.message, error.remedy)

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from lakefeed.capture.sqlite.captured import Captured
+from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.sqlite.catalog import SourceColumn, SourceTable
 from lakefeed.capture.sqlite.database import quoted
-from lakefeed.capture.sqlite.values import MismatchError, arrow_type, misfit, text_form, to_arrow
+from lakefeed.capture.sqlite.meta import Captured
+from lakefeed.capture.sqlite.values import arrow_type, misfit, text_form, to_arrow
 from lakefeed.change.table import Column, TableSchema
 from lakefeed.errors import TableStoppedError
 
@@ -52,8 +53,8 @@ def table_schema(source: SourceTable) -> TableSchema:
     return TableSchema(source.id, _columns(source), key_columns(source))
 
 
-def new_capture(source: SourceTable, number: int, mixed: frozenset[str] = frozenset()) -> Captured:
-    """A capture from scratch. ``mixed`` are columns that hold values which their declared type does not fit."""
+def new_capture(source: SourceTable, number: int, *, before_images: bool) -> Captured:
+    """A capture from scratch. What the rows hold that are there already is not known yet."""
     if not source.key and source.rowid is None:
         raise TableStoppedError(
             f"table {source.id} has no key, and its columns hide every name of the rowid",
@@ -66,13 +67,18 @@ def new_capture(source: SourceTable, number: int, mixed: frozenset[str] = frozen
             table=str(source.id),
             remedy="Leave the table out.",
         )
-    columns = [
-        replace(column, id=f"{number}.{slot}", type=pa.string() if column.name in mixed else column.type)
-        for slot, column in enumerate(_columns(source))
-    ]
-    schema = TableSchema(source.id, tuple(columns), key_columns(source))
-    count = len(columns)
-    return Captured(number, schema, tuple(range(count)), count, not source.key, source.sql)
+    columns = tuple(replace(column, id=f"{number}.{slot}") for slot, column in enumerate(_columns(source)))
+    schema, slots = TableSchema(source.id, columns, key_columns(source)), tuple(range(len(columns)))
+    return Captured(
+        number,
+        schema,
+        slots,
+        len(columns),
+        rowid_key=not source.key,
+        sql=source.sql,
+        before_images=before_images,
+        scanned=False,
+    )
 
 
 def reshape(old: Captured, source: SourceTable, names: Mapping[int, str]) -> Reshaped:
@@ -170,7 +176,7 @@ def _added(column: SourceColumn) -> tuple[Column, str | None]:
         (value,) = scratch.execute("SELECT c FROM t").fetchone()
     try:
         value = to_arrow([value], plain.type)[0].as_py()
-    except MismatchError:
+    except MisfitError:
         return replace(plain, type=pa.string(), default=text_form(value)), None
     if isinstance(value, bytes):
         return plain, f"the new column {column.name} has a blob as its default, so existing rows have values in it"

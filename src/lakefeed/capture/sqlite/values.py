@@ -25,6 +25,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from lakefeed.capture.fit import MisfitError
+
 EXACT = 2**53
 """The largest integer up to which every integer has a double of its own."""
 
@@ -34,10 +36,6 @@ _FITS: dict[pa.DataType, frozenset[type]] = {
     pa.string(): frozenset({str, type(None)}),
     pa.binary(): frozenset({bytes, type(None)}),
 }
-
-
-class MismatchError(Exception):
-    """A value that its column's type cannot hold. Internal: whoever decodes turns it into a decision."""
 
 
 def arrow_type(declared: str) -> pa.DataType:
@@ -89,18 +87,18 @@ def misfit(kind: pa.DataType, value: str) -> str | None:
 
 
 def to_arrow(values: Sequence[Any], kind: pa.DataType) -> pa.Array[Any]:
-    """A column of Python values as Arrow. MismatchError if one of them does not fit exactly."""
+    """A column of Python values as Arrow. MisfitError if one of them does not fit exactly."""
     # The set of types is taken in C; Arrow alone would turn 1.0 into 1 and text into bytes without a word.
     if not _FITS[kind].issuperset(set(map(type, values))):
         if kind == pa.string():
             return pa.array([text_form(value) for value in values], kind)
-        raise MismatchError
+        raise MisfitError
     try:
         return pa.array(values, kind)
     except UnicodeEncodeError:
         return pa.array([text_form(value) for value in values], kind)
     except pa.ArrowInvalid as error:
-        raise MismatchError from error
+        raise MisfitError from error
 
 
 def text_form(value: Any) -> str | None:
