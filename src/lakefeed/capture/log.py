@@ -149,7 +149,7 @@ class ResumePoint(ABC, Generic[P, Piece]):
     @abstractmethod
     def origin(self, table: TableId) -> Mapping[str, Any]:
         """What the chunks of a copy of ``table`` give to ``Session.consistent``, so that it yields a bracket: the name
-        of the log, of an exported snapshot. StateError if the table was not prepared."""
+        of the log, of an exported snapshot. StateError for a table that had to be prepared first and was not."""
 
     def copied(self, table: TableId) -> None:
         """The copy of ``table`` is over: what was kept open for ``origin`` may go. Catalog side; idempotent."""

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -194,14 +194,16 @@ class SqliteLogReader:
             announced = read_marks(connection, names, after, head.sequence)
             if announced is not None:  # whoever changes a capture writes a mark, if only an empty one
                 self._meta = self._load()
-            tables = [one for one in self._meta.tables if one.state is not State.BLOCKED]
-            found = [self._inspect(one, head.sequence) for one in self._present(tables, after, head.sequence)]
+            first = self._first_rows(after, head.sequence)
+            tables = [one for one in self._meta.tables if one.number in first and one.state is not State.BLOCKED]
+            found = [self._inspect(one, head.sequence) for one in tables]
             troubled = [one for one in found if one.mixed or one.null_key]
             if not troubled:
                 break
             self._announce(troubled)
         self._after = head
-        return self._pieces(after, head, [one.captured for one in found], announced)
+        begin = min((first[one.number] - 1 for one in tables), default=head.sequence)
+        return self._pieces(begin, head, tables, announced)
 
     def _verified_head(self) -> SqliteSequence:
         """The log's newest position, where the triggers are right up to it."""
@@ -221,10 +223,10 @@ class SqliteLogReader:
                 follow_schema(connection, names, meta, verified, before_images=self._before_images)
             self._meta = self._load()
 
-    def _present(self, tables: Sequence[Captured], low: int, high: int) -> list[Captured]:
-        query = f"SELECT DISTINCT tab FROM {self._names.log} WHERE seq > ? AND seq <= ? AND {_ROWS}"
-        present = {number for (number,) in self._connection.execute(query, (low, high))}
-        return [one for one in tables if one.number in present]
+    def _first_rows(self, low: int, high: int) -> dict[int, int]:
+        """The numbers of the tables with rows in (low, high] → the sequence of the first one."""
+        query = f"SELECT tab, min(seq) FROM {self._names.log} WHERE seq > ? AND seq <= ? AND {_ROWS} GROUP BY tab"
+        return dict(self._connection.execute(query, (low, high)).fetchall())
 
     def _inspect(self, captured: Captured, upto: int) -> _Inspected:
         tests = {
@@ -278,13 +280,14 @@ class SqliteLogReader:
         self._meta = self._load()
 
     def _pieces(
-        self, after: int, head: SqliteSequence, tables: Sequence[Captured], announced: Announced | None
+        self, begin: int, head: SqliteSequence, tables: Sequence[Captured], announced: Announced | None
     ) -> Iterator[LogPiece]:
         """Window by window, in each table by table, cut by bytes where values are large."""
-        connection, is_first = self._connection, True
-        for low in range(after, head.sequence, WINDOW_ROWS):
-            high = min(low + WINDOW_ROWS, head.sequence)
-            for captured in tables if len(tables) <= _FEW_TABLES else self._present(tables, low, high):
+        is_first, low, high = True, begin, begin
+        while high < head.sequence:
+            low, high = high, min(high + WINDOW_ROWS, head.sequence)
+            present = self._first_rows(low, high) if len(tables) > _FEW_TABLES else {one.number for one in tables}
+            for captured in (one for one in tables if one.number in present):
                 slots = ", ".join(f"c{slot}" for slot in captured.slots)
                 query = (
                     f"SELECT seq, op, ts, {slots} FROM {self._names.log}"
@@ -294,17 +297,17 @@ class SqliteLogReader:
                 at = low
                 while at < high:
                     # Each piece is a query of its own: none is open while the caller works.
-                    with closing(portions(connection, query, (at, high), kinds)) as found:
+                    with closing(portions(self._connection, query, (at, high), kinds)) as found:
                         portion = next(found, None)
                     if portion is None:
                         break
                     yield LogPiece(head, low, captured, portion.columns, is_first=is_first)
                     is_first = False
                     at = high if portion.is_last else portion.columns[0][-1]
-            is_last = high == head.sequence
-            end = LogPiece(head, low, width=high - low, is_first=is_first, is_last=is_last)
-            yield replace(end, announced=announced) if is_last else end
-            is_first = False
+            if high < head.sequence:
+                yield LogPiece(head, low, width=high - low, is_first=is_first)
+                is_first = False
+        yield LogPiece(head, low, width=high - low, announced=announced, is_first=is_first, is_last=True)
 
     def _load(self) -> Meta:
         meta = load_meta(self._connection, self._names)
