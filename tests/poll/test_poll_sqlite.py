@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.poll.world import QUICK, SECOND, Clock, T, World, clocked, made
 
-from lakefeed.capture.poll import reading
+from lakefeed.capture.poll import poller
 from lakefeed.capture.poll.capture import Polling
 from lakefeed.capture.poll.rule import NullPolicy, SoftDelete, TableRule
 from lakefeed.capture.sqlite import dialect, fetch
@@ -139,7 +139,7 @@ def test_large_values_are_read_in_batches_that_are_cut_by_bytes(
 ) -> None:
     monkeypatch.setattr(fetch, "PORTION_BYTES", 5_000)
     monkeypatch.setattr(dialect, "MEMORY_BYTES", 5_000)
-    monkeypatch.setattr(reading, "BATCH_BYTES", 10_000)
+    monkeypatch.setattr(poller, "BATCH_BYTES", 10_000)
     with sqlite3.connect(tmp_path / "s.db") as setup:
         setup.execute(f"PRAGMA journal_mode = {mode}")
     setup.close()

@@ -13,11 +13,11 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from lakefeed.capture.base import SnapshotPlan
 from lakefeed.capture.dialect import Dialect, Session
-from lakefeed.capture.poll.followed import Followed, follow
-from lakefeed.capture.poll.marking import Marking
 from lakefeed.capture.poll.query import Queries
 from lakefeed.capture.poll.rule import TableRule
+from lakefeed.capture.poll.table import PolledTable, polled_table
 from lakefeed.capture.snapshot import TableChunk, plan_chunks
 from lakefeed.change.table import TableId
 from lakefeed.change.watermark import Mark, Watermark
@@ -26,10 +26,10 @@ from lakefeed.errors import CheckpointError, DecodeError
 
 @dataclass(frozen=True, slots=True)
 class PolledChunk:
-    """``rows`` of a table that is polled as ``followed`` says, planned at ``position``."""
+    """``rows`` of ``polled``, planned at ``position``."""
 
     rows: TableChunk
-    followed: Followed
+    polled: PolledTable
     position: Watermark
 
     @property
@@ -44,13 +44,13 @@ class PolledChunk:
         return {**self.rows.to_json(), "position": self.position.text()}
 
     @classmethod
-    def from_json(cls, dialect: Dialect, rule: TableRule, data: Mapping[str, Any]) -> PolledChunk:
-        rows = TableChunk.from_json(dialect, data)
+    def from_json(cls, rows: TableChunk, rule: TableRule, data: Mapping[str, Any]) -> PolledChunk:
+        """``rows`` as they were read from the same ``data``."""
         try:
             position = Watermark.parse(data["position"])
         except (KeyError, CheckpointError) as error:
             raise DecodeError(f"the plan of a copy of {rows.table} has no watermark") from error
-        return cls(rows, replace(follow(rows.source, rule), schema=rows.schema), position)
+        return cls(rows, replace(polled_table(rows.source, rule), schema=rows.schema), position)
 
 
 class PolledChunkReader:
@@ -75,11 +75,11 @@ class PolledChunkReader:
         if chunk.rows.names == chunk.rows.schema.key:
             yield from self._rows
             return
-        marking, own = Marking(chunk.followed), chunk.rows.schema.arrow
+        own = chunk.rows.schema.arrow
         for batch in self._rows:
             if batch.num_rows:
-                times = marking.times(batch, expect_order=False)
-                self._newest = max(self._newest or int(times[0]), int(times.max()))
+                newest = int(chunk.polled.times(batch, expect_order=False).max())
+                self._newest = newest if self._newest is None else max(self._newest, newest)
             yield pa.RecordBatch.from_arrays(batch.columns[: len(own)], schema=own)
 
     @property
@@ -89,22 +89,30 @@ class PolledChunkReader:
     @property
     def high(self) -> Watermark:
         """Once all rows are read."""
-        marks = dict(self._chunk.position.marks)
-        name = str(self._chunk.table)
+        marks, name = dict(self._chunk.position.marks), str(self._chunk.table)
         before = marks.get(name, Mark.start())
         if self._newest is not None and self._newest > before.instant_us:
             marks[name] = Mark(self._newest, (), before.era)
         return Watermark.of(marks)
 
 
-def plan_polled(
-    dialect: Dialect, session: Session, followed: Followed, position: Watermark, chunk_rows: int, *, keys_only: bool
-) -> tuple[tuple[PolledChunk, ...], int]:
-    """The chunks of a table, or of its keys alone, and about how many rows it has."""
-    where = [*([followed.rule.where] if followed.rule.where else []), *Queries(dialect, followed).alive()]
-    names = followed.key if keys_only else followed.read_names
+def plan_snapshot(
+    dialect: Dialect,
+    session: Session,
+    polled: PolledTable,
+    position: Watermark,
+    chunk_rows: int,
+    *,
+    keys_only: bool = False,
+) -> SnapshotPlan:
+    """The chunks of a table, or of its keys alone."""
     whole = TableChunk(
-        dialect, followed.table, followed.schema, names=names, where=tuple(where), exact=followed.ordering
+        dialect,
+        polled.source,
+        polled.schema,
+        names=polled.key if keys_only else polled.read_names,
+        where=Queries(dialect, polled).existing(),
+        exact=polled.ordering,
     )
     chunks, rows = plan_chunks(session, whole, chunk_rows)
-    return tuple(PolledChunk(one, followed, position) for one in chunks), rows
+    return SnapshotPlan(polled.schema, tuple(PolledChunk(one, polled, position) for one in chunks), rows)
