@@ -59,7 +59,7 @@ class ToyDialect(Dialect):
     def quoted(self, name: str) -> str:
         return '"' + name.replace('"', '""') + '"'
 
-    def bound(self, column: Column, value: KeyValue, query: Query) -> str:  # noqa: ARG002
+    def bound(self, column: Column, value: KeyValue, query: Query) -> str:
         query.values.append(value)
         return "?"
 
@@ -173,7 +173,7 @@ class ToyResumePoint(ResumePoint[ToyLine, ToyPiece]):
         if kept is not None and position.lsn > kept["confirmed"]:
             self._file.write_text(json.dumps({**kept, "confirmed": position.lsn}))
 
-    def lag(self, confirmed_at: float | None) -> Lag:  # noqa: ARG002
+    def lag(self, confirmed_at: float | None) -> Lag:
         kept = self.load()
         return Lag() if kept is None else Lag(rows=max(0, self.session.state()["lsn"] - kept["confirmed"]))
 

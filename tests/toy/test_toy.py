@@ -1,4 +1,4 @@
-"""docs/adding-a-source.md, followed: a log source of at most 200 lines keeps the whole contract, by log and by polling."""
+"""docs/adding-a-source.md, followed: a log source of at most 200 lines keeps the contract, by log and by polling."""
 
 from __future__ import annotations
 
