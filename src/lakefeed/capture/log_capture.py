@@ -31,6 +31,7 @@ from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import ConfigError, SourceChangedError, SourceSetupError, StateError
 
+_CLOSE_SECONDS = 3.0
 _MORE_SECONDS = 0.02
 """How long a change set that has something waits for more before it is cut."""
 
@@ -88,9 +89,12 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
             if session is not None:
                 session.cancel()
             self._resume.close()
-            if session is not None:
-                with self._catalog_lock:  # the call that was cancelled returns first
+            # The call that was cancelled returns first. One that hangs all the same keeps its session and loses it later.
+            if session is not None and self._catalog_lock.acquire(timeout=_CLOSE_SECONDS):
+                try:
                     session.close()
+                finally:
+                    self._catalog_lock.release()
 
     def identity(self) -> str | None:
         self._require_open()

@@ -154,17 +154,15 @@ def _conflicts(
             opaque.append(name)
         elif origin != "pk" or any(row[4] != "BINARY" or is_untyped(columns[row[2]].declared) for row in parts):
             # The key's own index matters only if two different values can be equal in it ('a' and 'A', 1 and 1.0).
-            where = _condition(connection, name) if partial else None
+            where = None
+            if partial:  # what follows the column list in its CREATE statement
+                query = "SELECT sql FROM sqlite_master WHERE type = 'index' AND name = ?"
+                (sql,) = connection.execute(query, (name,)).fetchone()
+                depth = 0
+                for token in _TOKEN.finditer(sql):
+                    depth += {"(": 1, ")": -1}.get(token[0], 0)
+                    if token[0] == ")" and depth == 0:
+                        where = re.sub(r"^\s*WHERE\b", "", sql[token.end() :], flags=re.IGNORECASE).strip()
+                        break
             followed.append(UniqueIndex(tuple((row[2], row[4]) for row in parts), where))
     return tuple(followed), tuple(opaque)
-
-
-def _condition(connection: sqlite3.Connection, index: str) -> str:
-    """The WHERE of a partial index: what follows the column list in its CREATE statement."""
-    sql = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'index' AND name = ?", (index,)).fetchone()[0]
-    depth = 0
-    for token in _TOKEN.finditer(sql):
-        depth += {"(": 1, ")": -1}.get(token[0], 0)
-        if token[0] == ")" and depth == 0:
-            return re.sub(r"^\s*WHERE\b", "", sql[token.end() :], flags=re.IGNORECASE).strip()
-    return "1"  # no column list is no CREATE INDEX that SQLite would have accepted

@@ -72,39 +72,34 @@ class Confirmations:
                     self._connection = None
 
     def _write(self, position: SqliteSequence, budget_seconds: float) -> None:
-        """Save the position, then prune. What a lock keeps from being written now is written next time."""
+        """Save the position, then prune. What a lock keeps from being written now is written next time.
+
+        The confirmed row itself stays in the log, so that numbers only grow.
+        """
+        log, meta, until = self._names.log, self._names.meta, time.monotonic() + budget_seconds
         with self._database.errors():
             try:
                 if self._connection is None:
                     self._connection = self._database.connect("rw")
+                connection = self._connection
                 self._file.require()
-                confirmed = self._save(self._connection, position)
-                self._prune(self._connection, confirmed, budget_seconds)
+                with transaction(connection, "IMMEDIATE"):
+                    head = read_head(connection, self._names)
+                    if position > head:
+                        # Pruning beyond the head would make the log count from 1 again.
+                        self._wanted = self._written
+                        raise StateError(f"cannot confirm {position}: the log's head is {head}")
+                    kept = dict(connection.execute(f"SELECT key, value FROM {meta} WHERE key IN (?, ?)", _KEPT))
+                    confirmed = max(position, SqliteSequence.parse(kept["confirmed"]))
+                    verified = max(self.verified, int(kept["verified"]))
+                    put(connection, self._names, {"confirmed": confirmed.text(), "verified": verified})
+                self._written, self._written_at = position, time.monotonic()
+                while time.monotonic() < until:
+                    (low,) = connection.execute(f"SELECT min(seq) FROM {log}").fetchone()
+                    if low is None or low >= confirmed.sequence:
+                        return
+                    limit = min(confirmed.sequence, low + _PRUNED_ROWS)
+                    connection.execute(f"DELETE FROM {log} WHERE seq < ?", (limit,))
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                     raise
-
-    def _save(self, connection: sqlite3.Connection, position: SqliteSequence) -> int:
-        """Keep the position in the source. Returns the confirmed sequence, which never moves back."""
-        with transaction(connection, "IMMEDIATE"):
-            head = read_head(connection, self._names)
-            if position > head:
-                # Pruning beyond the head would make the log count from 1 again.
-                self._wanted = self._written
-                raise StateError(f"cannot confirm {position}: the log's head is {head}")
-            kept = dict(connection.execute(f"SELECT key, value FROM {self._names.meta} WHERE key IN (?, ?)", _KEPT))
-            newest = max(position, SqliteSequence.parse(kept["confirmed"]))
-            verified = max(self.verified, int(kept["verified"]))
-            put(connection, self._names, {"confirmed": newest.text(), "verified": verified})
-        self._written, self._written_at = position, time.monotonic()
-        return newest.sequence
-
-    def _prune(self, connection: sqlite3.Connection, confirmed: int, budget_seconds: float) -> None:
-        """Delete what is before the confirmed row; that row itself stays, so that numbers only grow."""
-        until = time.monotonic() + budget_seconds
-        while time.monotonic() < until:
-            (low,) = connection.execute(f"SELECT min(seq) FROM {self._names.log}").fetchone()
-            if low is None or low >= confirmed:
-                return
-            limit = min(confirmed, low + _PRUNED_ROWS)
-            connection.execute(f"DELETE FROM {self._names.log} WHERE seq < ?", (limit,))

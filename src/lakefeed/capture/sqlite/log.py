@@ -53,6 +53,7 @@ from lakefeed.errors import DecodeError, SourceError, SourceSetupError
 WINDOW_ROWS = 50_000
 """Rows of the log that are read at once at most, in a short read transaction: writers without WAL wait no longer."""
 _POLL_SECONDS = 0.05
+_CLOSE_SECONDS = 2.0
 _FEW_TABLES = 2
 _DELIVERED = (Operation.INSERT, Operation.UPDATE, Operation.DELETE, Operation.BEFORE)
 _ROWS = f"op IN ({', '.join(str(int(operation)) for operation in _DELIVERED)})"
@@ -114,8 +115,8 @@ class LogDecoder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Inspected:
-    """What is in a range of the log for one table, found before anything is delivered."""
+class _Troubled:
+    """A table with values in a range of the log that do not fit, found before anything is delivered."""
 
     captured: Captured
     mixed: frozenset[str]
@@ -180,9 +181,13 @@ class SqliteLogReader:
     def close(self) -> None:
         self._closed.set()
         self._connection.interrupt()
-        with self._lock:
-            self._range = iter(())
-            self._connection.close()
+        # A read that waits for a lock is not interrupted. It returns after the busy timeout, and its connection goes then.
+        if self._lock.acquire(timeout=_CLOSE_SECONDS):
+            try:
+                self._range = iter(())
+                self._connection.close()
+            finally:
+                self._lock.release()
 
     def _next_range(self) -> Iterator[LogPiece]:
         """All that was committed after the last range; nothing if nothing was."""
@@ -196,8 +201,22 @@ class SqliteLogReader:
                 self._meta = self._load()
             first = self._first_rows(after, head.sequence)
             tables = [one for one in self._meta.tables if one.number in first and one.state is not State.BLOCKED]
-            found = [self._inspect(one, head.sequence) for one in tables]
-            troubled = [one for one in found if one.mixed or one.null_key]
+            troubled = []
+            for one in tables:
+                tests = {
+                    column.name: test
+                    for column, slot in zip(one.schema.columns, one.slots, strict=True)
+                    if (test := misfit(column.type, f"c{slot}")) is not None
+                }
+                null_key = " OR ".join(f"c{slot} IS NULL" for slot in one.key_slots)
+                listed = ", ".join(f"max({test})" for test in (null_key, *tests.values()))
+                null, *misfits = connection.execute(
+                    f"SELECT {listed} FROM {names.log} WHERE seq > ? AND seq <= ? AND tab = {one.number} AND {_ROWS}",
+                    (after, head.sequence),
+                ).fetchone()
+                mixed = frozenset(name for name, is_wrong in zip(tests, misfits, strict=True) if is_wrong)
+                if null or mixed:
+                    troubled.append(_Troubled(one, mixed, bool(null)))
             if not troubled:
                 break
             self._announce(troubled)
@@ -212,15 +231,10 @@ class SqliteLogReader:
             with transaction(connection, "DEFERRED"):
                 version = schema_version(connection)
                 head = read_head(connection, names)
-            if not self._meta.is_right(version, before_images=self._before_images):
-                self._meta = self._load()  # another connection of ours may have done it
             if self._meta.is_right(version, before_images=self._before_images):
                 self._confirmations.verified = max(self._confirmations.verified, head.sequence)
                 return head
-            with transaction(connection, "IMMEDIATE"):
-                meta = self._load()
-                verified = max(self._confirmations.verified, meta.verified)
-                follow_schema(connection, names, meta, verified, before_images=self._before_images)
+            follow_schema(connection, names, self._confirmations.verified, before_images=self._before_images)
             self._meta = self._load()
 
     def _first_rows(self, low: int, high: int) -> dict[int, int]:
@@ -228,23 +242,7 @@ class SqliteLogReader:
         query = f"SELECT tab, min(seq) FROM {self._names.log} WHERE seq > ? AND seq <= ? AND {_ROWS} GROUP BY tab"
         return dict(self._connection.execute(query, (low, high)).fetchall())
 
-    def _inspect(self, captured: Captured, upto: int) -> _Inspected:
-        tests = {
-            column.name: test
-            for column, slot in zip(captured.schema.columns, captured.slots, strict=True)
-            if (test := misfit(column.type, f"c{slot}")) is not None
-        }
-        null_key = " OR ".join(f"c{slot} IS NULL" for slot in captured.key_slots)
-        listed = ", ".join([f"max({null_key})", *(f"max({test})" for test in tests.values())])
-        null, *found = self._connection.execute(
-            f"SELECT {listed} FROM {self._names.log}"
-            f" WHERE seq > ? AND seq <= ? AND tab = {captured.number} AND {_ROWS}",
-            (self._after.sequence, upto),
-        ).fetchone()
-        mixed = frozenset(name for name, wrong in zip(tests, found, strict=True) if wrong)
-        return _Inspected(captured, mixed, bool(null))
-
-    def _announce(self, troubled: Sequence[_Inspected]) -> None:
+    def _announce(self, troubled: Sequence[_Troubled]) -> None:
         """Retype a table with values that do not fit, block one with a NULL in a key; both by marks in the log."""
         connection, names = self._connection, self._names
         wrong: dict[int, frozenset[str]] = {}

@@ -159,6 +159,10 @@ class Meta:
         """The capture of ``table`` that is in force, if there is one."""
         return next((one for one in self.tables if one.table == table and one.state is not State.DROPPED), None)
 
+    def is_live(self, table: TableId) -> bool:
+        captured = self.captured(table)
+        return captured is not None and captured.state is State.LIVE
+
     def is_right(self, schema_version: int, *, before_images: bool) -> bool:
         """Whether the triggers were made for this very schema, and log what is asked for."""
         there = [one for one in self.tables if one.state is not State.DROPPED]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from lakefeed.capture.base import Lag
 from lakefeed.capture.dialect import DescribedTable, Session
 from lakefeed.capture.log import ResumePoint, SchemaFacts
-from lakefeed.capture.sqlite.catalog import read_table
+from lakefeed.capture.sqlite.catalog import SCHEMA, SourceTable, read_table
 from lakefeed.capture.sqlite.confirmation import Confirmations
 from lakefeed.capture.sqlite.database import Database, OpenedFile, quoted, transaction
 from lakefeed.capture.sqlite.drift import follow_schema, recapture
@@ -89,44 +89,30 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
         """
         names, before_images = self._names, self._before_images
         with self._connected("rw") as connection:
-            meta = load_meta(connection, names)
-            captured = [meta.captured(table) if meta else None for table in tables]
-            is_live = all(one is not None and one.state is State.LIVE for one in captured)
-            version = schema_version(connection)
-            if meta is None or not is_live or not meta.is_right(version, before_images=before_images):
+            while True:
+                meta = follow_schema(connection, names, self._confirmations.verified, before_images=before_images)
+                if meta is not None and all(map(meta.is_live, tables)):
+                    break
                 with transaction(connection, "IMMEDIATE"):
-                    self._capture(connection, tables)
+                    meta = load_meta(connection, names)
+                    if meta is None:
+                        create_meta(connection, names)
+                    elif not meta.is_right(schema_version(connection), before_images=before_images):
+                        continue  # it changed in between
+                    for table in tables:
+                        if meta is None or not meta.is_live(table):
+                            source = self._source(connection, table)
+                            for old in meta.tables if meta else ():
+                                if old.table == table:
+                                    remove(connection, names, old.number)
+                                    forget_table(connection, names, old.number)
+                            recapture(connection, names, source, before_images=before_images)
+                            add_mark(connection, names)
+                    put_verified(connection, names)
+                break
             head = read_head(connection, names)  # before the scan: what is written meanwhile comes by the log
             self._scan(connection, tables)
             return head
-
-    def _capture(self, connection: sqlite3.Connection, tables: Sequence[TableId]) -> None:
-        """Triggers for ``tables`` and for what changed meanwhile. Inside a write transaction."""
-        names, before_images = self._names, self._before_images
-        meta = load_meta(connection, names)
-        if meta is None:
-            create_meta(connection, names)
-        elif not meta.is_right(schema_version(connection), before_images=before_images):
-            verified = max(meta.verified, self._confirmations.verified)
-            follow_schema(connection, names, meta, verified, before_images=before_images)
-        meta = load_meta(connection, names)
-        assert meta is not None  # noqa: S101  # it was just made
-        for table in tables:
-            captured = meta.captured(table)
-            if captured is not None and captured.state is State.LIVE:
-                continue
-            source = read_table(connection, table.name)
-            if source is None:
-                raise SourceSetupError(
-                    f"there is no table {table} that can be captured", remedy="Correct source.tables."
-                )
-            for old in meta.tables:
-                if old.table == table:
-                    remove(connection, names, old.number)
-                    forget_table(connection, names, old.number)
-            recapture(connection, names, source, before_images=before_images)
-            add_mark(connection, names)
-        put_verified(connection, names)
 
     def _scan(self, connection: sqlite3.Connection, tables: Sequence[TableId]) -> None:
         """Find columns of new captures that hold values of several types, and make them text.
@@ -134,33 +120,35 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
         From the triggers on every value is in the log, so that one pass is enough, and it needs no lock.
         """
         meta = load_meta(connection, self._names)
-        new = [one for table in tables if meta and (one := meta.captured(table)) is not None and not one.scanned]
         mixed: dict[int, frozenset[str]] = {}
-        for one in new:
-            with transaction(connection, "DEFERRED"):
-                source = read_table(connection, one.name)
-                mixed[one.number] = mixed_columns(connection, source) if source else frozenset()
-        if not new:
+        for captured in meta.tables if meta else ():
+            if captured.table in tables and not captured.scanned and captured.state is State.LIVE:
+                with transaction(connection, "DEFERRED"):
+                    source = read_table(connection, captured.name)
+                    mixed[captured.number] = mixed_columns(connection, source) if source else frozenset()
+        if not mixed:
             return
         with transaction(connection, "IMMEDIATE"):
             meta = load_meta(connection, self._names)
-            for one in meta.tables if meta else ():
-                if one.number in mixed:
-                    text = as_text(one, mixed[one.number])
+            for captured in meta.tables if meta else ():
+                if captured.number in mixed:
+                    text = as_text(captured, mixed[captured.number])
                     put_table(connection, self._names, replace(text, scanned=True))
-                    if text != one:
+                    if text != captured:
                         add_mark(connection, self._names, schema=text.schema)
+
+    def _source(self, connection: sqlite3.Connection, table: TableId) -> SourceTable:
+        source = read_table(connection, table.name) if table.schema == SCHEMA else None
+        if source is None:
+            raise SourceSetupError(f"there is no table {table} that can be captured", remedy="Correct source.tables.")
+        return source
 
     def origin(self, table: TableId) -> Mapping[str, Any]:
         """The name of the log, whose head is what a chunk's read transaction sees."""
         with self._connected() as connection, transaction(connection, "DEFERRED"):
             meta = load_meta(connection, self._names)
-            source = read_table(connection, table.name)
+            source = self._source(connection, table)
             captured = meta.captured(table) if meta else None
-            if source is None:
-                raise SourceSetupError(
-                    f"there is no table {table}", remedy="Correct source.tables, or create the table."
-                )
             if captured is None:
                 raise StateError(f"{table} is copied before its changes are captured", remedy="Call prepare first.")
             if source.nullable_key:

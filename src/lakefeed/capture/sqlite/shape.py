@@ -83,7 +83,15 @@ def new_capture(source: SourceTable, number: int, *, before_images: bool) -> Cap
 
 def reshape(old: Captured, source: SourceTable, names: Mapping[int, str]) -> Reshaped:
     """The same capture over the table as it is now. ``names`` tells what each slot's column is called now."""
-    kept = _kept(old, source, names)
+    # Columns are only ever appended, so one that comes before a column it used to follow was dropped and added again.
+    slot_by_name = {names.get(slot, name): slot for name, slot in old.slot_of.items()}
+    index_of = {slot: index for index, slot in enumerate(old.slots)}
+    kept: dict[str, int] = {}
+    last = -1
+    for column in source.columns:
+        found = slot_by_name.get(column.name)
+        if found is not None and index_of[found] > last:
+            kept[column.name], last = found, index_of[found]
     before = dict(zip(old.slots, old.schema.columns, strict=True))
     slots, columns, added, doubted = [], [], [], dict[str, str]()
     next_slot = old.next_slot
@@ -132,34 +140,15 @@ def as_text(captured: Captured, mixed: frozenset[str]) -> Captured:
 
 
 def _columns(source: SourceTable) -> tuple[Column, ...]:
-    own = [_column(column, source) for column in source.columns]
-    if source.key:
-        return tuple(own)
-    return (Column(rowid_column(source), pa.int64(), nullable=False, source_type="INTEGER"), *own)
-
-
-def _column(column: SourceColumn, source: SourceTable) -> Column:
-    in_key = column.name in source.key and (source.key_is_rowid or source.without_rowid)
-    return Column(
-        column.name, arrow_type(column.declared), nullable=not (column.not_null or in_key), source_type=column.declared
-    )
-
-
-def _kept(old: Captured, source: SourceTable, names: Mapping[int, str]) -> dict[str, int]:
-    """Column → slot for those that were there before.
-
-    Columns are only ever appended, so one that comes before a column it used to follow was dropped and added again.
-    """
-    slot_by_name = {names.get(slot, name): slot for name, slot in old.slot_of.items()}
-    order = {slot: place for place, slot in enumerate(old.slots)}
-    kept: dict[str, int] = {}
-    last = -1
+    """Those of the table; ahead of them the rowid, where it is the key."""
+    columns = []
+    if not source.key:
+        columns.append(Column(rowid_column(source), pa.int64(), nullable=False, source_type="INTEGER"))
     for column in source.columns:
-        slot = slot_by_name.get(column.name)
-        if slot is not None and order[slot] > last:
-            kept[column.name] = slot
-            last = order[slot]
-    return kept
+        in_key = column.name in source.key and (source.key_is_rowid or source.without_rowid)
+        nullable = not (column.not_null or in_key)
+        columns.append(Column(column.name, arrow_type(column.declared), nullable, column.declared))
+    return tuple(columns)
 
 
 def _added(column: SourceColumn) -> tuple[Column, str | None]:
@@ -204,4 +193,4 @@ def _grows(short: str, long: str) -> bool:
 
 def _common(a: str, b: str) -> int:
     """How many characters both begin with."""
-    return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next((index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

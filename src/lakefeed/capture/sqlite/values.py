@@ -51,10 +51,6 @@ def arrow_type(declared: str) -> pa.DataType:
         return pa.string()
     if any(word in name for word in ("REAL", "FLOA", "DOUB")):
         return pa.float64()
-    return _numeric(name)
-
-
-def _numeric(name: str) -> pa.DataType:
     if "BOOL" in name:
         return pa.int64()
     return pa.string() if "DATE" in name or "TIME" in name else pa.float64()
@@ -108,16 +104,12 @@ def text_form(value: Any) -> str | None:
     if isinstance(value, bytes):
         return f"X'{value.hex().upper()}'"
     if isinstance(value, str):
-        return _text(value)
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # not UTF-8 in the database: lenient_text kept the bytes in surrogates
+            return text_form(value.encode("utf-8", "surrogateescape"))
+        return value
     return repr(value)
-
-
-def _text(value: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # not UTF-8 in the database: lenient_text kept the bytes in surrogates
-        return text_form(value.encode("utf-8", "surrogateescape")) or ""
-    return value
 
 
 def lenient_text(data: bytes) -> str:
