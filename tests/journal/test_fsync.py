@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from lakefeed import durable
-from lakefeed.capture.poll.store import FileWatermarkStore, Saved
-from lakefeed.change.watermark import Mark, Watermark
+from lakefeed.capture.poll.store import FileWatermarkStore
+from lakefeed.change.watermark import Mark
 from lakefeed.durable import fsync_directory, make_directory, remove_temporaries, replace_file
 from lakefeed.embed.checkpoint import Checkpoint
 from lakefeed.embed.store import FileCheckpointStore
@@ -130,7 +130,7 @@ def test_a_saved_checkpoint_and_a_saved_watermark_are_forced_out_file_and_direct
         watermarks = FileWatermarkStore(folder / "k.json")
         make_directory(folder)
         made = disk.take()
-        watermarks.save(Saved("db", Watermark.of({"main.t": Mark(5, (1,))})))
+        watermarks.save("db", {"main.t": Mark(5, (1,))})
         seen = disk.take()
     assert {("fsync", "."), ("fsync", "deep")} <= set(made)
     assert seen == [("fsync", "deep/state/temporary"), ("rename", "deep/state/k.json"), ("fsync", "deep/state")]
