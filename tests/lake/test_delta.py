@@ -100,9 +100,11 @@ def test_b03_delta_itself_refuses_a_replay_when_nobody_looked_first(
     one(tables, schema).load(copy_of(schema, [], tmp_path), lambda _: None)
     log.add(batch(schema, [("insert", {"id": 1, "v": "first"})]))
     window = log.window(schema.table, 0, 1)
+    other = one(Delta(spark, tmp_path / "lake").bind("shop"), schema)
+    assert other.applied(1) == Applied(number=0, schema_version=1, rows=0)
     one(tables, schema).apply(window, 1)
     version = DeltaTable(one(tables, schema).location).version()
-    one(tables, schema)._change(window, 1)  # type: ignore[attr-defined]
+    assert other.apply(window, 1) == Applied(number=1, schema_version=1, rows=1)
     assert DeltaTable(one(tables, schema).location).version() == version
 
 

@@ -18,7 +18,7 @@ from lakefeed.lake.base import LakeTable, TableCopy
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.delta import copy as delta_copy
 from lakefeed.lake.delta import store as delta_store
-from lakefeed.lake.delta.feature import takes_files
+from lakefeed.lake.delta.feature import features_of
 from lakefeed.lake.delta.store import write_files
 from lakefeed.lake.mode import Append, Mode, Temporal
 from lakefeed.testing.builders import at, batch, table
@@ -275,9 +275,9 @@ def test_a_table_with_more_than_files_is_left_to_spark(settings: dict[str, str],
     write_deltalake(tmp_path / "plain", rows)
     write_deltalake(tmp_path / "more", rows, configuration=settings)
     write_deltalake(tmp_path / "parts", rows, partition_by=["part"])
-    assert takes_files(DeltaTable(tmp_path / "plain"))
-    assert not takes_files(DeltaTable(tmp_path / "more"))
-    assert not takes_files(DeltaTable(tmp_path / "parts"))
+    assert features_of(DeltaTable(tmp_path / "plain")).takes_files
+    assert not features_of(DeltaTable(tmp_path / "more")).takes_files
+    assert not features_of(DeltaTable(tmp_path / "parts")).takes_files
 
 
 def test_on_a_disk_commits_leave_files_and_neither_directories_nor_checksums(world: World) -> None:

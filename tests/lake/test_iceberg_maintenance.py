@@ -97,7 +97,7 @@ def test_b03_expiry_of_every_snapshot_that_records_is_an_error_with_the_remedy(
     call(somebody, "expire_snapshots", f"older_than => {NOW}", "retain_last => 1")
     with pytest.raises(TableStoppedError, match="expired") as stopped:
         lake_table.applied(1)
-    assert "copied anew" in stopped.value.remedy
+    assert "copied again" in stopped.value.remedy
 
 
 def test_our_own_maintenance_packs_and_expires_and_goes_on_recording(

@@ -13,7 +13,7 @@ from lakefeed.lake import window
 from lakefeed.lake.base import TableFormat
 from lakefeed.lake.iceberg import Iceberg
 from lakefeed.lake.mode import Mode
-from lakefeed.testing.mode_contract import AppendContract, KeylessContract, MirrorContract
+from lakefeed.testing.mode_contract import AppendContract, KeylessContract, MirrorContract, ModeContract
 from lakefeed.testing.temporal_contract import TemporalContract
 
 if TYPE_CHECKING:
@@ -49,10 +49,22 @@ class _OnLargeIceberg(_OnIceberg):
         monkeypatch.setattr(window, "_DENSE", 0)
 
 
+class TestLargeIceberg(_OnLargeIceberg, ModeContract):
+    """The histories of the contracts, which any merge condition must keep; one by one, the rules run below."""
+
+    KEPT = MirrorContract.KEPT
+    test_mirror = MirrorContract.test_deleted_rows_stay_with_their_values_however_changes_are_grouped
+    test_temporal = (
+        TemporalContract.test_b10_acceptance_7_any_history_gives_the_versions_of_a_plain_model_however_it_is_grouped
+    )
+
+
+@pytest.mark.slow
 class TestLargeIcebergMirror(_OnLargeIceberg, MirrorContract):
     pass
 
 
+@pytest.mark.slow
 class TestLargeIcebergTemporal(_OnLargeIceberg, TemporalContract):
     pass
 

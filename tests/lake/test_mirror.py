@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.lake.on_delta import OnDelta
 
-from lakefeed.testing.mode_contract import MirrorContract
+from lakefeed.testing.mode_contract import MirrorContract, ModeContract
 
 pytestmark = pytest.mark.spark
 
@@ -14,6 +14,15 @@ class TestDeltaMirror(OnDelta, MirrorContract):
     """See ``MirrorContract``."""
 
 
+class TestDeltaMirrorByMerge(OnDelta, ModeContract):
+    """Changes come by MERGE, which masks rows; no files are exchanged. A whole history: its rules run below."""
+
+    deletion_vectors = True
+    KEPT = MirrorContract.KEPT
+    test_history = MirrorContract.test_deleted_rows_stay_with_their_values_however_changes_are_grouped
+
+
+@pytest.mark.slow  # the same rules by a MERGE run always on Iceberg
 class TestDeltaMirrorWithDeletionVectors(OnDelta, MirrorContract):
     """Changes come by MERGE, which masks rows; no files are exchanged."""
 

@@ -319,7 +319,7 @@ def test_a_decision_outlives_the_process_and_the_policy_but_not_the_generation(
     assert "column 'w' is kept, and NULL from here on" in caplog.text
     evolving = Decisions(Policy(T, Mirror()), place)
     assert evolving.at(dropped, 5) == after
-    assert (evolving.has(2, 5), evolving.has(1, 5), evolving.has(2, 6)) == (True, False, False)
+    assert (evolving.get(2, 5), evolving.get(1, 5), evolving.get(2, 6)) == (after, None, None)
     assert evolving.at(dropped, 6) == ColumnMapping.plain(dropped)
 
 

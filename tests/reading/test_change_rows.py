@@ -16,7 +16,7 @@ from tests.reading.journals import add, opened
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.errors import DecodeError, JournalDamagedError, JournalError, TableStoppedError
 from lakefeed.lake.schema.widening import holds
-from lakefeed.reading.follow import ReadColumn, follow
+from lakefeed.reading.columns import ReadColumn, read_columns
 from lakefeed.reading.rows import SegmentRead, default_scalar, read_segment
 
 T = TableId("main", "t")
@@ -27,7 +27,7 @@ def schema(version: int, *columns: Column) -> TableSchema:
 
 
 def origins(schemas: Mapping[int, TableSchema], version: int, target: int) -> dict[str, str | None]:
-    return {column.name: column.origin for column in follow(schemas, version, schemas[target])}
+    return {column.name: column.origin for column in read_columns(schemas, version, schemas[target])}
 
 
 ID = Column("id", pa.int64(), id="1")
@@ -47,17 +47,17 @@ def test_older_rows_are_brought_up_and_newer_ones_taken_back() -> None:
 
 def test_a_column_that_is_gone_or_has_another_type_stops_the_reader_with_a_remedy() -> None:
     with pytest.raises(TableStoppedError, match="column 'gone' is gone since schema version 3") as stopped:
-        follow(HISTORY, 3, HISTORY[1])
+        read_columns(HISTORY, 3, HISTORY[1])
     assert stopped.value.remedy.startswith("Restart the query")
     with pytest.raises(TableStoppedError, match="'id' is int64 in schema version 3, but string in 4"):
-        follow({3: HISTORY[3], 4: HISTORY[4]}, 4, replace(HISTORY[3], columns=HISTORY[3].columns[:2]))
+        read_columns({3: HISTORY[3], 4: HISTORY[4]}, 4, replace(HISTORY[3], columns=HISTORY[3].columns[:2]))
     with pytest.raises(TableStoppedError, match="'id' is string in schema version 4, but int64 in 1"):
-        follow(HISTORY, 1, HISTORY[4])
+        read_columns(HISTORY, 1, HISTORY[4])
 
 
 def test_versions_that_the_journal_has_let_go_are_an_error_and_not_a_guess() -> None:
     with pytest.raises(TableStoppedError, match="1 to 3 are needed"):
-        follow({3: HISTORY[3]}, 1, HISTORY[3])
+        read_columns({3: HISTORY[3]}, 1, HISTORY[3])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_columns_that_were_not_sent_keep_their_mark_under_their_new_name(tmp_pat
     with opened(tmp_path) as journal:
         add(journal, *rows, schema=first, absent={0: ["old", "gone"], 2: ["gone"], 4: ["gone", "old"]})
         segment = journal.window(T, 0, 1).segments[0]
-    partition = SegmentRead("main.t", 1, segment, follow(HISTORY, 1, HISTORY[3]))
+    partition = SegmentRead("main.t", 1, segment, read_columns(HISTORY, 1, HISTORY[3]))
     read = [row for part in read_segment(partition) for row in part.to_pylist()]
     assert [row["_lakefeed_absent"] for row in read] == [["new"], None, None, None, ["new"]]
     assert [(row["id"], row["new"], row["born"]) for row in read] == [
@@ -139,6 +139,6 @@ def test_a_segment_with_a_flipped_byte_is_not_read(tmp_path: Path) -> None:
     data = bytearray(Path(segment.path).read_bytes())
     data[len(data) // 3] ^= 1
     Path(segment.path).write_bytes(data)
-    partition = SegmentRead("main.t", 1, segment, follow(HISTORY, 1, HISTORY[3]))
+    partition = SegmentRead("main.t", 1, segment, read_columns(HISTORY, 1, HISTORY[3]))
     with pytest.raises(JournalDamagedError, match=segment.path):
         list(read_segment(partition))

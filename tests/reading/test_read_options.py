@@ -9,7 +9,7 @@ from tests.reading.journals import add_people, opened
 
 from lakefeed.errors import ConfigError
 from lakefeed.reading.feed import TableFeed
-from lakefeed.reading.options import Edge, ReadOptions, told
+from lakefeed.reading.options import Edge, ReadOptions, remedy_in_text
 
 GOOD = {"journal": "/j", "table": "main.t"}
 
@@ -74,5 +74,6 @@ def test_an_unknown_table_says_which_tables_there_are_and_spark_shows_the_remedy
     with opened(tmp_path / "j") as journal:
         add_people(journal, [1])
     options = ReadOptions.parse({"journal": str(tmp_path / "j"), "table": "main.poeple"})
-    with pytest.raises(ConfigError, match=r"never seen table main.poeple. Set the option .*: main.people."), told():
+    text = r"never seen table main.poeple. Set the option .*: main.people."
+    with pytest.raises(ConfigError, match=text), remedy_in_text():
         TableFeed.open(options)

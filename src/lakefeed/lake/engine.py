@@ -182,9 +182,12 @@ class Engine:
         """What is new for a table; None if nothing is, which is then known."""
         source, known = entry.route.source, self._inspect(entry)
         while known.complete < head:
-            version, upto, overlaps = known.applied.schema_version, head, not self._passed_copy(entry, known.complete)
-            if overlaps:  # up to the first change set that reaches the copy's newest state
-                upto = _first(known.complete + 1, head, partial(self._passed_copy, entry))
+            version, upto = known.applied.schema_version, head
+            overlaps, exact_at = False, entry.exact_at
+            if exact_at is not None and not self._passed_copy(entry, exact_at, known.complete):
+                # Up to the first change set that reaches the copy's newest state.
+                overlaps = True
+                upto = _first(known.complete + 1, head, partial(self._passed_copy, entry, exact_at))
             window = self._log.window(source, known.complete, upto)
             if entry.route.mode.one_schema_per_window and window.target.version > version:
                 # Up to the next change set that changes the schema.
@@ -201,10 +204,10 @@ class Engine:
         versions = [self._log.window(source, after, upto).target.version for upto in (after + 1, number + 1)]
         return versions[0] != versions[1]
 
-    def _passed_copy(self, entry: Enrolled, number: int) -> bool:
+    def _passed_copy(self, entry: Enrolled, exact_at: Position, number: int) -> bool:
         """Is everything that may be inside the copied rows at or before this change set?"""
         reached = (self._log.position(number), entry.copied_from)
-        return entry.exact_at is None or any(one >= entry.exact_at for one in reached if one is not None)
+        return any(one >= exact_at for one in reached if one is not None)
 
     def _inspect(self, entry: Enrolled) -> Known:
         """What is known of the table; the table itself is asked at first, and after a failure."""

@@ -8,7 +8,7 @@ For sources whose deletes leave no trace (polling). Steps, each of which a resta
 
 Correct while the source is written to, because what is published are suspects and not changes. Chunks are read over a
 span of time, and the lake table at some moment of it: a key may be missing here because it was inserted after its
-chunk was read, or because it moved into the lake meanwhile. The capture looks every suspect up in the source, in one
+chunk was read, or because it moved into the lake meanwhile. The capture checks every suspect in the source, in one
 consistent read that is in order with its own polls, before it delivers anything; see ``capture.poll.differences``.
 Nothing but counts comes to the driver.
 """
@@ -18,8 +18,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -35,7 +35,7 @@ from lakefeed.lake.spark.error import explained
 from lakefeed.lake.spark.type import quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 GROUP_CHUNKS = 8
 _HASH = "_lakefeed_hash"
@@ -46,7 +46,7 @@ class Comparison:
     """What is compared. ``number`` names the run: given again after an interruption, it goes on where it stopped.
 
     ``chunks`` have the columns of ``schema``: the key alone, or the key and all columns to compare. ``work`` is a
-    directory that every Spark task reaches, ``findings`` the one where the capture looks for this table's.
+    directory that every Spark task reaches, ``findings`` the one where the capture finds this table's.
     """
 
     table: TableId
@@ -78,35 +78,53 @@ def full_diff(lake: DataFrame, comparison: Comparison, progress: Callable[[int, 
 
     Of whole rows those columns are compared that both sides have. ``progress``: chunks read, of how many.
     """
-    started = time.monotonic()
+    from pyspark.sql import functions as F  # noqa: N812  # its usual name
+
+    started, session = time.monotonic(), lake.sparkSession
+    place = f"{comparison.work}/{comparison.number}"
     try:
-        result = _compared(lake, comparison, progress)
+        _read_source(session, comparison, place, progress)  # 1
+        # What was read, in the types of the lake table: of the columns that it has.
+        types = {field.name: field.dataType for field in lake.schema.fields}
+        names = [name for name in comparison.schema.names if name in types]
+        read = session.read.parquet(spark_glob(place))
+        source = read.select([F.col(quoted(name)).cast(types[name]).alias(name) for name in names])
+        suspects = _suspects(lake, source, comparison.key).cache()  # 2: counted, then written
+        try:
+            # By the files' own footers: Spark would start a job for it.
+            files, root = filesystem(place)
+            found = [info.path for info in files.get_file_info(fs.FileSelector(root))]
+            footers = [pq.read_metadata(path, filesystem=files) for path in found if path.endswith(".parquet")]
+            source_rows, lake_rows = sum(footer.num_rows for footer in footers), lake.count()
+            counts = {row[FOUND]: int(row["count"]) for row in suspects.groupBy(FOUND).count().collect()}
+            deleted, changed = counts.get(DELETED, 0), counts.get(CHANGED, 0)
+            refused, published = None, None
+            if deleted and source_rows == 0:  # 3
+                refused = f"the source returned no rows of {comparison.table}, of which the lake has {lake_rows}"
+            elif deleted > comparison.max_deleted_share * lake_rows:
+                refused = (
+                    f"{deleted} of {lake_rows} rows of {comparison.table} are missing in the source, more than the "
+                    f"{comparison.max_deleted_share:.0%} that max_deleted_share allows"
+                )
+            elif deleted + changed:  # 4: Spark writes to a hidden directory, which is then renamed
+                published = f"{comparison.findings}/{comparison.number}"
+                hidden = f"{comparison.findings}/.{comparison.number}.tmp"
+                target, path = filesystem(published)
+                if target.get_file_info(path).type == fs.FileType.NotFound:  # else an earlier try came as far as this
+                    suspects.write.mode("overwrite").parquet(spark_path(hidden))
+                    target.move(filesystem(hidden)[1], path)
+        finally:
+            suspects.unpersist()
+        files.delete_dir(root)  # what was refused is read again next time
     except Exception as error:
         raise explained(error, comparison.table) from error
-    return replace(result, seconds=time.monotonic() - started)
-
-
-def _compared(lake: DataFrame, comparison: Comparison, progress: Callable[[int, int], None]) -> FullDiffResult:
-    _read_source(lake.sparkSession, comparison, progress)  # 1
-    source = _source(lake, comparison)
-    suspects = _suspects(lake, source, comparison).cache()  # 2: counted, then written
-    try:
-        source_rows, lake_rows = _rows_read(_place(comparison)), lake.count()
-        counts = {row[FOUND]: int(row["count"]) for row in suspects.groupBy(FOUND).count().collect()}
-        deleted, changed = counts.get(DELETED, 0), counts.get(CHANGED, 0)
-        refused = _refusal(comparison, source_rows, lake_rows, deleted)  # 3
-        published = None
-        if refused is None and deleted + changed:
-            published = _publish(suspects, comparison)  # 4
-    finally:
-        suspects.unpersist()
-    _remove(_place(comparison))  # what was refused is read anew next time
     return FullDiffResult(
         table=comparison.table,
         source_rows=source_rows,
         lake_rows=lake_rows,
         deleted=deleted,
         changed=changed,
+        seconds=time.monotonic() - started,
         refused=refused,
         published=published,
     )
@@ -129,15 +147,18 @@ def write_keys(item: tuple[int, ChunkSource], directory: str, schema: pa.Schema)
     return rows
 
 
-def _read_source(session: SparkSession, comparison: Comparison, progress: Callable[[int, int], None]) -> None:
-    place = _place(comparison)
+def _read_source(
+    session: SparkSession, comparison: Comparison, place: str, progress: Callable[[int, int], None]
+) -> None:
+    """Each chunk into a file of its own below ``place``, but those that are there already."""
     files, root = filesystem(place)
     files.create_dir(root, recursive=True)
     there = {info.base_name for info in files.get_file_info(fs.FileSelector(root))}
     total = len(comparison.chunks)
     left = [(number, chunk) for number, chunk in enumerate(comparison.chunks) if _file(number) not in there]
     progress(total - len(left), total)
-    write = partial(write_keys, directory=place, schema=_nullable(comparison.schema))
+    nullable = pa.schema([pa.field(field.name, field.type) for field in comparison.schema])
+    write = partial(write_keys, directory=place, schema=nullable)
     for start in range(0, len(left), GROUP_CHUNKS):
         group = left[start : start + GROUP_CHUNKS]
         results: list[Any] = session.sparkContext.parallelize(group, len(group)).map(write).collect()
@@ -147,98 +168,33 @@ def _read_source(session: SparkSession, comparison: Comparison, progress: Callab
         progress(total - len(left) + start + len(group), total)
 
 
-def _rows_read(place: str) -> int:
-    """By the files' own footers: Spark would start a job for it."""
-    files, root = filesystem(place)
-    found = files.get_file_info(fs.FileSelector(root))
-    chunks = [info.path for info in found if info.base_name.endswith(".parquet")]
-    return sum(pq.read_metadata(path, filesystem=files).num_rows for path in chunks)
-
-
-def _source(lake: DataFrame, comparison: Comparison) -> DataFrame:
-    """What was read, in the types of the lake table: of the columns that it has."""
-    from pyspark.sql import functions as F  # noqa: N812  # its usual name
-
-    read = lake.sparkSession.read.parquet(spark_glob(_place(comparison)))
-    types = {field.name: field.dataType for field in lake.schema.fields}
-    names = [name for name in comparison.schema.names if name in types]
-    return read.select([F.col(quoted(name)).cast(types[name]).alias(name) for name in names])
-
-
-def _suspects(lake: DataFrame, source: DataFrame, comparison: Comparison) -> DataFrame:
+def _suspects(lake: DataFrame, source: DataFrame, key: Sequence[str]) -> DataFrame:
+    """The keys of rows that the source does not have any more, or has with other values."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    compared = [name for name in source.columns if name not in comparison.key]
-    mine = _hashed(lake, comparison.key, compared).alias("l")
-    theirs = _hashed(source, comparison.key, compared).alias("s")
-    same = _same_key(comparison)
-    keys = [F.col(f"l.{quoted(name)}").alias(name) for name in comparison.key]
+    compared = [name for name in source.columns if name not in key]
+
+    def hashed(rows: DataFrame) -> DataFrame:
+        """The key, and one number for all that is compared: it is all that travels through the cluster."""
+        columns = [F.col(quoted(name)) for name in key]
+        if compared:
+            values = [F.col(quoted(name)) for name in compared]
+            # The hash passes over NULLs, so that (NULL, 'x') and ('x', NULL) would be the same: where they are goes in.
+            columns.append(F.xxhash64(*values, *[value.isNull() for value in values]).alias(_HASH))
+        return rows.select(*columns)
+
+    mine, theirs = hashed(lake).alias("l"), hashed(source).alias("s")
+    pairs = [F.col(f"l.{quoted(name)}") == F.col(f"s.{quoted(name)}") for name in key]
+    same = reduce(lambda one, other: one & other, pairs)
+    keys = [F.col(f"l.{quoted(name)}").alias(name) for name in key]
     gone = mine.join(theirs, same, "left_anti").select(*keys, F.lit(DELETED).alias(FOUND))
     if not compared:
         return gone
-    keys = [F.col(f"s.{quoted(name)}").alias(name) for name in comparison.key]
+    keys = [F.col(f"s.{quoted(name)}").alias(name) for name in key]
     equal = same & F.col(f"l.{_HASH}").eqNullSafe(F.col(f"s.{_HASH}"))
     other = theirs.join(mine, equal, "left_anti").select(*keys, F.lit(CHANGED).alias(FOUND))
     return gone.unionByName(other)
 
 
-def _hashed(rows: DataFrame, key: Sequence[str], compared: Sequence[str]) -> DataFrame:
-    """The key, and one number for all that is compared: it is all that travels through the cluster."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    columns: list[Column] = [F.col(quoted(name)) for name in key]
-    if compared:
-        values = [F.col(quoted(name)) for name in compared]
-        # The hash passes over NULLs, so that (NULL, 'x') and ('x', NULL) would be the same: their places go in too.
-        columns.append(F.xxhash64(*values, *[value.isNull() for value in values]).alias(_HASH))
-    return rows.select(*columns)
-
-
-def _same_key(comparison: Comparison) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    pairs = [F.col(f"l.{quoted(name)}") == F.col(f"s.{quoted(name)}") for name in comparison.key]
-    same = pairs[0]
-    for pair in pairs[1:]:
-        same = same & pair
-    return same
-
-
-def _refusal(comparison: Comparison, source_rows: int, lake_rows: int, deleted: int) -> str | None:
-    if deleted and source_rows == 0:
-        return f"the source returned no rows of {comparison.table}, of which the lake has {lake_rows}"
-    if deleted > comparison.max_deleted_share * lake_rows:
-        return (
-            f"{deleted} of {lake_rows} rows of {comparison.table} are missing in the source, more than the "
-            f"{comparison.max_deleted_share:.0%} that max_deleted_share allows"
-        )
-    return None
-
-
-def _publish(suspects: DataFrame, comparison: Comparison) -> str:
-    """Spark writes beside the place where the capture looks; then one rename."""
-    final = f"{comparison.findings}/{comparison.number}"
-    hidden = f"{comparison.findings}/.{comparison.number}.tmp"
-    files, path = filesystem(final)
-    if files.get_file_info(path).type != fs.FileType.NotFound:
-        return final  # an earlier try came as far as this
-    suspects.write.mode("overwrite").parquet(spark_path(hidden))
-    files.move(filesystem(hidden)[1], path)
-    return final
-
-
-def _remove(place: str) -> None:
-    files, root = filesystem(place)
-    files.delete_dir(root)
-
-
-def _place(comparison: Comparison) -> str:
-    return f"{comparison.work}/{comparison.number}"
-
-
 def _file(number: int) -> str:
     return f"chunk-{number:06d}.parquet"
-
-
-def _nullable(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([pa.field(field.name, field.type) for field in schema])

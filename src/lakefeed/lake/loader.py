@@ -189,25 +189,21 @@ def file_statistics(metadata: Any, schema: pa.Schema) -> str:
         if not bounded or silent or not is_ordered_alike(field.type):
             continue
         try:
-            bounds = (
-                _text(min(group.min for group in bounded), upper=False),
-                _text(max(group.max for group in bounded), upper=True),
-            )
+            found = [min(group.min for group in bounded), max(group.max for group in bounded)]
         except (OverflowError, ValueError):
-            continue  # a date that Python cannot hold, or a text that no short one is above of
-        low[field.name], high[field.name] = bounds
+            continue  # a date that Python cannot hold
+        for end, value in enumerate(found):
+            if isinstance(value, datetime):
+                found[end] = value.isoformat(timespec="microseconds").replace("+00:00", "Z")
+            elif isinstance(value, date):
+                found[end] = value.isoformat()
+            elif isinstance(value, str) and len(value) > _PREFIX:  # a shorter text below, or above
+                found[end] = value[:_PREFIX] + (_LAST_CHAR if end else "")
+                if end and value[_PREFIX] == _LAST_CHAR:
+                    found = []  # no short text is above this one
+                    break
+        if found:
+            low[field.name], high[field.name] = found
     return json.dumps(
         {"numRecords": metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}, ensure_ascii=False
     )
-
-
-def _text(value: Any, *, upper: bool) -> Any:
-    if isinstance(value, str):
-        if len(value) <= _PREFIX:
-            return value
-        if upper and value[_PREFIX] == _LAST_CHAR:
-            raise ValueError("no short text is above this one")
-        return value[:_PREFIX] + (_LAST_CHAR if upper else "")
-    if isinstance(value, datetime):
-        return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
-    return value.isoformat() if isinstance(value, date) else value

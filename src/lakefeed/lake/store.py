@@ -102,20 +102,20 @@ class TableStore(Protocol):
     nothing, and one of change sets that the table has in part raises CommitFailedError: another process has come
     between. What a write raises says nothing about its outcome: ask ``applied``.
 
-    The log is read once for each commit: after it. The next one is planned on what was read then (``known``,
-    ``extent``, ``read_files``), and if the table has moved since, it raises a conflict (``spark.error.is_conflict``):
-    then ask ``applied``, which reads, and plan again.
+    The log is read once for each commit: after it. The next one is planned on what was read then (``applied`` that need
+    not be fresh, ``extent``, ``read_files``), and if the table has moved since, it raises a conflict
+    (``spark.error.is_conflict``): then ask ``applied`` afresh, and plan again.
     """
 
     @property
     def location(self) -> str:
         """Where readers find the table."""
 
-    def applied(self, generation: int) -> Applied | None:
-        """What the table's commits record of this generation; None before its copy is complete. No Spark, no JVM."""
+    def applied(self, generation: int, *, fresh: bool = True) -> Applied | None:
+        """What the table's commits record of this generation; None before its copy is complete. No Spark, no JVM.
 
-    def known(self, generation: int) -> Applied | None:
-        """The same as it was last read, or after our own last commit."""
+        ``fresh`` reads the log. Else what was last read is good enough, if anything was.
+        """
 
     def load(
         self, copy: TableCopy, mode: Mode, session: Callable[[], SparkSession], progress: Callable[[int], None]

@@ -72,17 +72,19 @@ class SparkTable:
         """
         stamp = Stamp(generation=generation, number=window.upto, metadata=self._metadata(window, generation))
         with self._turn:
-            applied = self._store.known(generation) or self._store.applied(generation)  # 1
+            applied = self._store.applied(generation, fresh=False)  # 1
             if applied is None:
                 raise LakeError(f"there is no table of generation {generation} at {self.location}")
             if applied.number >= window.upto:
                 return applied
-            applied = self.evolve(window, generation, applied)  # 2
-            mapping = self._decisions.at(window.target, generation)
-            self._key = mapping.schema(window.target).key
+            version, target = applied.schema_version, window.target
+            if target.version > version or window.open_stale_reasons(version):
+                applied = self.evolve(window, generation, applied)  # 2
+            mapping = self._decisions.get(target.version, generation)
+            self._key = target.key if mapping is None else mapping.schema(target).key
             if not window.segments:
                 return applied
-            own, session = mapped_window(window, mapping), self._session()
+            own, session = mapped_window(window, mapping) if mapping is not None else window, self._session()
 
             def work() -> Applied:
                 return self._store.commit(session, self._mode.step(session, own, self._store), stamp)
@@ -103,11 +105,9 @@ class SparkTable:
             return applied
 
     def evolve(self, window: Window, generation: int, applied: Applied) -> Applied:
-        """Settle the schema and the stale reasons of a window: TableStoppedError if the table cannot go on."""
+        """Settle a newer schema and the stale reasons of a window: TableStoppedError if the table cannot go on."""
         version, target = applied.schema_version, window.target.version
         stale = window.open_stale_reasons(version)
-        if not stale and target <= version:
-            return applied
         path = steps(window.schemas, version, target) if target > version else [window.target]
         before = self._decisions.at(path[0], generation)
         after = self._decisions.after(path, generation, stale)
@@ -127,7 +127,7 @@ class SparkTable:
     def states(self, generation: int) -> tuple[TableVersion, ...]:
         """A state with other columns than the source's is left out: it could not copy another table."""
         states = self._store.states(generation)
-        return tuple(state for state in states if not self._decisions.has(state.schema_version, generation))
+        return tuple(state for state in states if self._decisions.get(state.schema_version, generation) is None)
 
     def chunks(self, state: TableVersion, schema: TableSchema) -> tuple[ChunkSource, ...] | None:
         current = self._mode.current_rows()

@@ -14,7 +14,7 @@ key ends where it is read, and is neither sorted nor sent to another task: Icebe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from functools import reduce
@@ -125,7 +125,7 @@ def key_bounds(window: Window) -> KeyBounds | None:
     key = window.target.key[0]
     if not is_ordered_alike(window.target.column(key).type):
         return None
-    found = _range(_columns(window, key))
+    found = _range(window, key)
     return KeyBounds(key, *found) if found is not None else None
 
 
@@ -138,15 +138,16 @@ def narrowed(bounds: KeyBounds | None, window: Window, table_bytes: int) -> KeyB
     if bounds.high - bounds.low < _DENSE * count:
         return bounds
     values: set[Any] = set()
-    for path, column in _columns(window, bounds.column):
-        files, place = filesystem(path)
+    for segment in window.segments:
+        column = lineage(steps(window.schemas, segment.schema_version, window.target.version))[bounds.column]
+        files, place = filesystem(segment.path)
         values |= set(pc.unique(pq.read_table(place, columns=[column], filesystem=files).column(0)).to_pylist())
     return replace(bounds, values=tuple(sorted(values)))
 
 
 def lowest_time(window: Window) -> str | None:
     """The earliest commit time of a window as a literal of Spark SQL; None if unknown, as where a change has none."""
-    found = _range((segment.path, TIME) for segment in window.segments)
+    found = _range(window, TIME)
     return _literal(found[0]) if found is not None else None
 
 
@@ -157,27 +158,24 @@ def is_ordered_alike(kind: pa.DataType) -> bool:
     )
 
 
-def _columns(window: Window, key: str) -> Iterator[tuple[str, str | None]]:
-    """Each segment's file, and the name that a column of the target has in it."""
-    versions = {segment.schema_version for segment in window.segments}
-    names = {one: lineage(steps(window.schemas, one, window.target.version))[key] for one in versions}
-    for segment in window.segments:
-        yield segment.path, names[segment.schema_version]
-
-
-def _range(columns: Iterable[tuple[str, str | None]]) -> tuple[Any, Any] | None:
-    """Over one column of each file; None at the first that does not have it all, or if there is no file.
+def _range(window: Window, column: str) -> tuple[Any, Any] | None:
+    """Over a column of the target, or TIME, in each file; None at the first that does not have it all.
 
     A NULL counts as unknown: bounds would hide it.
     """
     low: Any = None
     high: Any = None
-    for path, column in columns:
-        files, place = filesystem(path)
+    names: dict[int, str | None] = {}
+    for version in {segment.schema_version for segment in window.segments}:
+        path = steps(window.schemas, version, window.target.version)
+        names[version] = column if column == TIME else lineage(path)[column]
+    for segment in window.segments:
+        name = names[segment.schema_version]
+        files, place = filesystem(segment.path)
         footer = pq.read_metadata(place, filesystem=files)
         # A footer's names are those of leaves: each list has one, ``element``.
         leaves: list[Any] = [footer.schema.column(index) for index in range(len(footer.schema))]
-        index = next((number for number, leaf in enumerate(leaves) if leaf.path == leaf.name == column), None)
+        index = next((number for number, leaf in enumerate(leaves) if leaf.path == leaf.name == name), None)
         if index is None:
             return None
         parts: list[Any] = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]

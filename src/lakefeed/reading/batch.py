@@ -8,9 +8,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from lakefeed.change.table import TableSchema
+from lakefeed.reading.columns import read_columns
 from lakefeed.reading.feed import Part, TableFeed
-from lakefeed.reading.follow import follow
-from lakefeed.reading.options import Edge, ReadOptions, told
+from lakefeed.reading.options import Edge, ReadOptions, remedy_in_text
 from lakefeed.reading.rows import ChangePartition, SegmentRead, read_partition
 
 PARTITION_BYTES = 8 * 1024 * 1024
@@ -26,13 +26,13 @@ class ChangeReader(DataSourceReader):
         self._upto = upto
 
     def partitions(self) -> Sequence[InputPartition]:
-        with told():
+        with remedy_in_text():
             feed = TableFeed.open(self._options)
             after = first_wanted(self._options, feed) - 1
             return change_partitions(feed, feed.parts(after, max(after, self._upto)), self._target)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        with told():
+        with remedy_in_text():
             yield from read_partition(partition)
 
 
@@ -60,7 +60,9 @@ def change_partitions(feed: TableFeed, parts: Sequence[Part], target: TableSchem
     TableStoppedError before anything is read, if a version cannot be followed.
     """
     schemas = feed.schemas
-    columns = {version: follow(schemas, version, target) for version in {part.segment.schema_version for part in parts}}
+    columns = {
+        version: read_columns(schemas, version, target) for version in {part.segment.schema_version for part in parts}
+    }
     packed: list[list[SegmentRead]] = []
     room = 0
     for part in parts:

@@ -98,7 +98,7 @@ class TableFeed:
         if last > self.head:
             raise JournalError(
                 f"change set {last} is wanted of table {self.table}, but the journal {self.root} ends with {self.head}",
-                remedy="Wait for the pipeline, or ask for less; a stream whose journal was made anew needs a new "
+                remedy="Wait for the pipeline, or ask for less; a stream whose journal was made again needs a new "
                 "checkpoint.",
             )
 

@@ -20,7 +20,7 @@ _REMEDY = f"The options are {', '.join(_NAMES)}: give table, and either path wit
 
 
 class Edge(Enum):
-    """Places in the journal that have a name."""
+    """Change sets of the journal that have a name."""
 
     EARLIEST = "earliest"
     """The oldest change set that is retained."""
@@ -46,12 +46,26 @@ class ReadOptions:
             raise _wrong(f"format lakefeed has no option '{unknown[0]}'")
         if not options.get("table"):
             raise _wrong("format lakefeed needs the option 'table', as in main.orders")
+        limit = options.get("max_change_sets")
+        if limit is not None and _number(limit) is None:
+            raise _wrong(f"option 'max_change_sets' is '{limit}'; it must be a number from 1 on")
+        if options.get("journal"):
+            if options.get("path") or options.get("pipeline"):
+                raise _wrong("format lakefeed takes either 'journal' or 'path' with 'pipeline', not both")
+            journal = local_root(options["journal"])
+        else:
+            if not options.get("path"):
+                raise _wrong("format lakefeed needs the option 'path' (the lake's) with 'pipeline', or 'journal'")
+            lake = local_root(options["path"])
+            if not options.get("pipeline"):
+                raise _wrong(f"format lakefeed needs the option 'pipeline' beside 'path'; {pipelines_at(lake)}")
+            journal = lake / STATE_FOLDER / options["pipeline"]
         return cls(
-            journal=_journal(options),
+            journal=journal,
             table=TableId.parse(options["table"]),
-            start=_place(options, "start", (Edge.EARLIEST, Edge.LATEST)) or Edge.EARLIEST,
-            end=_place(options, "end", (Edge.LATEST,)),
-            max_change_sets=_count(options, "max_change_sets"),
+            start=_change_set(options, "start", (Edge.EARLIEST, Edge.LATEST)) or Edge.EARLIEST,
+            end=_change_set(options, "end", (Edge.LATEST,)),
+            max_change_sets=_number(limit) if limit is not None else None,
         )
 
     def for_batch(self) -> ReadOptions:
@@ -74,25 +88,12 @@ class ReadOptions:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def remedy_in_text() -> Iterator[None]:
     """Spark shows nothing of a Python error but its text: the remedy goes into it."""
     try:
         yield
     except LakefeedError as error:
         raise type(error)(f"{error.message}. {error.remedy}", remedy=error.remedy) from None
-
-
-def _journal(options: Mapping[str, str]) -> Path:
-    if options.get("journal"):
-        if options.get("path") or options.get("pipeline"):
-            raise _wrong("format lakefeed takes either 'journal' or 'path' with 'pipeline', not both")
-        return local_root(options["journal"])
-    if not options.get("path"):
-        raise _wrong("format lakefeed needs the option 'path' (the lake's) with 'pipeline', or 'journal'")
-    lake = local_root(options["path"])
-    if not options.get("pipeline"):
-        raise _wrong(f"format lakefeed needs the option 'pipeline' beside 'path'; {pipelines_at(lake)}")
-    return lake / STATE_FOLDER / options["pipeline"]
 
 
 def pipelines_at(lake: Path) -> str:
@@ -102,7 +103,7 @@ def pipelines_at(lake: Path) -> str:
     return f"the lake {lake} has {', '.join(found)}" if found else f"the lake {lake} has none"
 
 
-def _place(options: Mapping[str, str], name: str, edges: tuple[Edge, ...]) -> int | Edge | None:
+def _change_set(options: Mapping[str, str], name: str, edges: tuple[Edge, ...]) -> int | Edge | None:
     text = options.get(name)
     if text is None:
         return None
@@ -113,14 +114,6 @@ def _place(options: Mapping[str, str], name: str, edges: tuple[Edge, ...]) -> in
     if number is None:
         choices = " or ".join(edge.value for edge in edges)
         raise _wrong(f"option '{name}' is '{text}'; it must be a change set number from 1 on, or {choices}")
-    return number
-
-
-def _count(options: Mapping[str, str], name: str) -> int | None:
-    text = options.get(name)
-    number = _number(text) if text is not None else None
-    if text is not None and number is None:
-        raise _wrong(f"option '{name}' is '{text}'; it must be a number from 1 on")
     return number
 
 

@@ -16,7 +16,7 @@ from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, Operatio
 from lakefeed.change.segment import Segment
 from lakefeed.errors import DecodeError, JournalError
 from lakefeed.journal.segment_file import check_segment
-from lakefeed.reading.follow import ReadColumn
+from lakefeed.reading.columns import ReadColumn
 from lakefeed.reading.shape import CHANGE_SET, METADATA
 
 Array = Any
@@ -73,7 +73,17 @@ def read_segment(segment: SegmentRead) -> Iterator[pa.RecordBatch]:
 
 def project(batch: pa.RecordBatch, segment: SegmentRead) -> pa.RecordBatch:
     """One batch of the segment with the read's columns."""
-    own = [_own(batch, column, segment) for column in segment.columns]
+    own: list[Array] = []
+    for column in segment.columns:
+        if column.origin is not None:
+            own.append(batch.column(column.origin).cast(column.type))
+            continue
+        kind: Any = column.type
+        values: Array = pa.nulls(batch.num_rows, kind)
+        if column.default is not None:
+            carried = pc.invert(pc.is_in(batch.column(OP), value_set=_CARRIES_NOTHING))
+            values = pc.if_else(carried, default_scalar(column, segment.table), values)
+        own.append(values)
     metadata = {
         OP: pc.take(_OPERATIONS, batch.column(OP)),
         CHANGE_SET: pa.repeat(pa.scalar(segment.number, pa.int64()), batch.num_rows),
@@ -88,41 +98,25 @@ def project(batch: pa.RecordBatch, segment: SegmentRead) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*fields, *METADATA]))
 
 
-def _own(batch: pa.RecordBatch, column: ReadColumn, segment: SegmentRead) -> Array:
-    if column.origin is not None:
-        return batch.column(column.origin).cast(column.type)
-    nothing = _nulls(batch.num_rows, column.type)
-    if column.default is None:
-        return nothing
-    carried = pc.invert(pc.is_in(batch.column(OP), value_set=_CARRIES_NOTHING))
-    return pc.if_else(carried, default_scalar(column, segment.table), nothing)
-
-
-def _nulls(rows: int, kind: Any) -> Array:
-    return pa.nulls(rows, kind)
-
-
 def default_scalar(column: ReadColumn, table: str) -> Any:
     """What rows from before a column was added read as. The default is JSON; the column has its own type."""
+    value: Any = column.default
+    kind: Any = column.type
     try:
-        return _scalar(column.default, column.type)
+        if pa.types.is_timestamp(kind) and kind.tz is not None and isinstance(value, str):
+            try:
+                return pa.scalar(value).cast(kind)
+            except pa.ArrowException:  # no zone in the text: UTC, as everywhere in the lake
+                naive: Any = pa.scalar(value).cast(pa.timestamp("us"))
+                return pc.assume_timezone(naive, "UTC")
+        if pa.types.is_decimal(kind) and isinstance(value, float):
+            return pa.scalar(repr(value)).cast(kind)
+        return pa.scalar(value).cast(kind)
     except (pa.ArrowException, ValueError) as error:
         raise DecodeError(
-            f"table {table}: the default {column.default!r} of column '{column.name}' is not a {column.type}",
+            f"table {table}: the default {value!r} of column '{column.name}' is not a {kind}",
             remedy="Read only change sets from after the column was added.",
         ) from error
-
-
-def _scalar(value: Any, kind: Any) -> Any:
-    if pa.types.is_timestamp(kind) and kind.tz is not None and isinstance(value, str):
-        try:
-            return pa.scalar(value).cast(kind)
-        except pa.ArrowException:  # no zone in the text: UTC, as everywhere in the lake
-            naive: Any = pa.scalar(value).cast(pa.timestamp("us"))
-            return pc.assume_timezone(naive, "UTC")
-    if pa.types.is_decimal(kind) and isinstance(value, float):
-        return pa.scalar(repr(value)).cast(kind)
-    return pa.scalar(value).cast(kind)
 
 
 def renamed_absent(absent: Array, columns: tuple[ReadColumn, ...]) -> Array:
@@ -132,10 +126,10 @@ def renamed_absent(absent: Array, columns: tuple[ReadColumn, ...]) -> Array:
     known = [column for column in columns if column.origin is not None]
     names = pa.array([column.name for column in known], pa.string())
     origins = pa.array([column.origin for column in known], pa.string())
-    place: Array = pc.index_in(pc.list_flatten(absent), value_set=origins)
-    kept = pc.is_valid(place)
+    index: Array = pc.index_in(pc.list_flatten(absent), value_set=origins)
+    kept = pc.is_valid(index)
     parent: Array = pc.list_parent_indices(absent)
     parents = parent.filter(kept).to_numpy()
     counts = np.bincount(parents, minlength=len(absent))
     offsets = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32(), mask=np.append(counts == 0, False))
-    return pa.ListArray.from_arrays(offsets, pc.take(names, place.filter(kept)))
+    return pa.ListArray.from_arrays(offsets, pc.take(names, index.filter(kept)))

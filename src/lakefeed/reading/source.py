@@ -12,7 +12,7 @@ from lakefeed.change.table import TableSchema
 from lakefeed.errors import ConfigError
 from lakefeed.reading.batch import ChangeReader, last_wanted
 from lakefeed.reading.feed import TableFeed
-from lakefeed.reading.options import ReadOptions, told
+from lakefeed.reading.options import ReadOptions, remedy_in_text
 from lakefeed.reading.shape import spark_shape
 from lakefeed.reading.stream import ChangeStream
 
@@ -46,18 +46,18 @@ class LakefeedSource(DataSource):
         return "lakefeed"
 
     def schema(self) -> StructType:
-        with told():
+        with remedy_in_text():
             return spark_shape(self._pinned(ReadOptions.parse(self.options)).target)
 
     def reader(self, schema: StructType) -> ChangeReader:
-        with told():
+        with remedy_in_text():
             options = ReadOptions.parse(self.options).for_batch()
             pin = self._pinned(options)
             _refuse_other(schema, pin.target)
             return ChangeReader(options, pin.target, pin.upto)
 
     def streamReader(self, schema: StructType) -> ChangeStream:  # noqa: N802
-        with told():
+        with remedy_in_text():
             options = ReadOptions.parse(self.options).for_stream()
             pin = self._pinned(options)
             _refuse_other(schema, pin.target)

@@ -2,7 +2,7 @@
 
 Exactly once follows from the journal: change sets never change, so a micro-batch that Spark runs again after a crash
 has the same rows. An offset says more than its number, so that this holds whatever has happened meanwhile:
-- ``position``: where its change set ended in the source. A journal that was made anew under the same path, and counts
+- ``position``: where its change set ended in the source. A journal that was made again under the same path, and counts
   from 1 again, is found out by it;
 - ``began_after``: where the query began. Spark does not write that down, and asks again if the first micro-batch was
   not finished; by then the earliest or latest change set may be another.
@@ -19,9 +19,9 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import JournalError, TableStoppedError
 from lakefeed.reading.batch import change_partitions, first_wanted
+from lakefeed.reading.columns import read_columns
 from lakefeed.reading.feed import TableFeed
-from lakefeed.reading.follow import follow
-from lakefeed.reading.options import ReadOptions, told
+from lakefeed.reading.options import ReadOptions, remedy_in_text
 from lakefeed.reading.rows import read_partition
 
 Offset = dict[str, Any]
@@ -30,7 +30,7 @@ Offset = dict[str, Any]
 class ChangeStream(DataSourceStreamReader):
     """Lives in one Python process from the start of a query to its end; ``read`` runs in the tasks.
 
-    Spark 4.1 tells a Python source neither a limit nor a start in ``latestOffset``. But a query that goes on says
+    Spark 4.1 gives a Python source neither a limit nor a start in ``latestOffset``. But a query that goes on says
     where it stands before it asks, by ``partitions(offset, offset)``; one that has not said so is new.
     """
 
@@ -42,21 +42,36 @@ class ChangeStream(DataSourceStreamReader):
         self._reached = 0
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        with told():
+        with remedy_in_text():
             feed = self._refreshed()
             return self._offset(feed, self._begun(feed))
 
     def latestOffset(self) -> Offset:  # noqa: N802
-        """The head, so that an idle table's query keeps up with the trim; less if a limit or a schema says so."""
-        with told():
+        """The head, so that an idle table's query keeps up with the trim; less if a limit or a schema says so.
+
+        TableStoppedError if the next change set is one that the query's columns cannot show.
+        """
+        with remedy_in_text():
             feed = self._refreshed()
             self._begun(feed)
             limit = self._options.max_change_sets
-            upto = feed.head if limit is None else min(feed.head, self._reached + limit)
-            return self._offset(feed, self._followable(feed, self._reached, upto))
+            after = self._reached
+            upto = feed.head if limit is None else min(feed.head, after + limit)
+            schemas = feed.schemas
+            for part in feed.parts(after, max(after, upto)):
+                if part.segment.schema_version <= self._target.version:
+                    continue
+                try:
+                    read_columns(schemas, part.segment.schema_version, self._target)
+                except TableStoppedError:
+                    if part.number == after + 1:
+                        raise
+                    upto = part.number - 1  # what comes before is delivered first
+                    break
+            return self._offset(feed, upto)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        with told():
+        with remedy_in_text():
             feed = self._refreshed()
             after, upto = _checked(feed, start), _checked(feed, end)
             parts = feed.parts(after, upto)
@@ -64,7 +79,7 @@ class ChangeStream(DataSourceStreamReader):
             return change_partitions(feed, parts, self._target)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        with told():
+        with remedy_in_text():
             yield from read_partition(partition)
 
     def commit(self, end: Offset) -> None:
@@ -88,23 +103,6 @@ class ChangeStream(DataSourceStreamReader):
 
     def _offset(self, feed: TableFeed, number: int) -> Offset:
         return {"change_set": number, "position": feed.position(number), "began_after": self._begun(feed)}
-
-    def _followable(self, feed: TableFeed, after: int, upto: int) -> int:
-        """Up to the change set before one that the query's columns cannot show: what comes before is delivered first.
-
-        TableStoppedError if that one is next.
-        """
-        schemas = feed.schemas
-        for part in feed.parts(after, max(after, upto)):
-            if part.segment.schema_version <= self._target.version:
-                continue
-            try:
-                follow(schemas, part.segment.schema_version, self._target)
-            except TableStoppedError:
-                if part.number == after + 1:
-                    raise
-                return part.number - 1
-        return upto
 
 
 def _checked(feed: TableFeed, offset: Offset) -> int:

@@ -50,9 +50,10 @@ def load_table(
         is_foreign = table is not None and table.transaction_version(ids.owner) is None
     # A table of another format is foreign, whoever made it: each format would clean up the other's files.
     kind = other_format_at(store.location, "delta") or ("Delta" if is_foreign else None)
+    article = "an" if kind is not None and kind[0] in "AEIOU" else "a"
     if done is None and kind is not None:
         raise TableStoppedError(
-            f"table {copy.table}: there is a table ({kind}) at {store.location} that this pipeline did not make",
+            f"table {copy.table}: there is {article} {kind} table at {store.location} that this pipeline did not make",
             remedy="Choose another lake path or pipeline name, or remove that table.",
             table=str(copy.table),
         )

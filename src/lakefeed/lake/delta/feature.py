@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,28 +12,34 @@ _FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
 _ABSENT = ("delta.enableChangeDataFeed", "delta.enableDeletionVectors", "delta.enableRowTracking", "delta.appendOnly")
 
 
-def takes_files(table: DeltaTable) -> bool:
-    """Has the table nothing that a writer would have to keep up besides files and their statistics?"""
+@dataclass(frozen=True, slots=True)
+class Features:
+    """``takes_files``: the table has nothing that a writer would have to keep up besides files and their statistics.
+
+    ``has_masked_rows``: files may have rows that are deleted. Once deletion vectors were on, older files keep theirs
+    when they are set off. ``masks_rows``: merges mark deleted rows, instead of rewriting their files.
+    ``has_mapped_columns``: by Delta's own column mapping, files have other column names than the table.
+    """
+
+    takes_files: bool
+    has_masked_rows: bool
+    masks_rows: bool
+    has_mapped_columns: bool
+
+
+def features_of(table: DeltaTable) -> Features:
+    """By the table's protocol and properties. Their values are written in any case: ``true``, ``TRUE``."""
     protocol, metadata = table.protocol(), table.metadata()
+    settings = {name: value.lower() for name, value in metadata.configuration.items()}
     features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
     known = features <= _FEATURES if protocol.min_writer_version >= 7 else protocol.min_writer_version <= 2
-    settings = metadata.configuration
-    plain = all(settings.get(name, "false").lower() != "true" for name in _ABSENT)
+    plain = all(settings.get(name, "false") != "true" for name in _ABSENT)
+    mapped = settings.get("delta.columnMapping.mode", "none") != "none"
     constrained = any(name.startswith("delta.constraints.") for name in settings)
-    return known and plain and not has_mapped_columns(table) and not constrained and not metadata.partition_columns
-
-
-def has_masked_rows(table: DeltaTable) -> bool:
-    """May files have rows that are deleted? Once the feature is on, older files keep theirs when it is set off."""
-    return "deletionVectors" in (table.protocol().reader_features or ())
-
-
-def masks_rows(table: DeltaTable) -> bool:
-    """Do merges mark deleted rows, instead of rewriting their files?"""
-    setting = table.metadata().configuration.get("delta.enableDeletionVectors", "false")
-    return has_masked_rows(table) and setting.lower() == "true"
-
-
-def has_mapped_columns(table: DeltaTable) -> bool:
-    """Delta's own column mapping: names in the files that are not the table's."""
-    return bool(table.metadata().configuration.get("delta.columnMapping.mode", "none").lower() != "none")
+    masked = "deletionVectors" in features
+    return Features(
+        takes_files=known and plain and not mapped and not constrained and not metadata.partition_columns,
+        has_masked_rows=masked,
+        masks_rows=masked and settings.get("delta.enableDeletionVectors") == "true",
+        has_mapped_columns=mapped,
+    )

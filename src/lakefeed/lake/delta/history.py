@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import fs
@@ -27,29 +26,19 @@ if TYPE_CHECKING:
 _COMMIT = re.compile(r"(\d{20})\.json")
 
 
-@dataclass(frozen=True, slots=True)
-class AppIds:
+class AppIds(NamedTuple):
     """The application ids of one table in one pipeline: see ``store``."""
 
-    pipeline: str
-    table: TableId
-    generation: int
+    owner: str
+    applied: str
+    schema: str
+    copy: str
 
-    @property
-    def owner(self) -> str:
-        return f"lakefeed/{self.pipeline}/{self.table}"
 
-    @property
-    def applied(self) -> str:
-        return f"{self.owner}/{self.generation}"
-
-    @property
-    def schema(self) -> str:
-        return f"{self.applied}/schema"
-
-    @property
-    def copy(self) -> str:
-        return f"{self.applied}/copy"
+def app_ids(pipeline: str, table: TableId, generation: int) -> AppIds:
+    owner = f"lakefeed/{pipeline}/{table}"
+    applied = f"{owner}/{generation}"
+    return AppIds(owner, applied, f"{applied}/schema", f"{applied}/copy")
 
 
 class DeltaHistory:
@@ -110,12 +99,12 @@ def read_log(path: str, table: TableId) -> list[LogCommit]:
             commits.append(LogCommit(version=int(version)))
             continue
         recorded = {one["txn"]["appId"]: one["txn"]["version"] for one in actions if "txn" in one}
-        ids = AppIds(metadata["pipeline"], table, metadata["generation"])
+        ids = app_ids(metadata["pipeline"], table, metadata["generation"])
         commits.append(LogCommit(version=int(version), metadata=metadata, applied=recorded.get(ids.applied)))
     return commits
 
 
-def exact_versions(path: str, ids: AppIds) -> tuple[TableVersion, ...]:
+def exact_versions(path: str, table: TableId, generation: int) -> tuple[TableVersion, ...]:
     """See ``LakeTable.states``."""
     return tuple(
         TableVersion(
@@ -124,7 +113,7 @@ def exact_versions(path: str, ids: AppIds) -> tuple[TableVersion, ...]:
             position=commit.position,
             version=commit.version,
         )
-        for commit in exact_states(read_log(path, ids.table), ids.generation)
+        for commit in exact_states(read_log(path, table), generation)
     )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pyarrow import fs
 
-from lakefeed.lake.delta.feature import takes_files
+from lakefeed.lake.delta.feature import features_of
 from lakefeed.lake.location import filesystem, spark_path
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult, needs_packing
 from lakefeed.lake.spark.type import quoted
@@ -84,7 +84,7 @@ def clean(store: DeltaStore, session: Callable[[], SparkSession], options: Maint
     if options.keep_hours is None or table is None:
         return 0
     removed = vacuum(table, options.keep_hours)
-    if sees_strays(table, options.keep_hours) and not takes_files(table):
+    if sees_strays(table, options.keep_hours) and not features_of(table).takes_files:
         # By Spark, which knows deletion vectors. It does not say how many files went.
         child = session()
         child.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
@@ -93,7 +93,7 @@ def clean(store: DeltaStore, session: Callable[[], SparkSession], options: Maint
         child.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", _LISTING_TASKS)
         hours = max(WRITE_HOURS, round(options.keep_hours))
         child.sql(f"VACUUM delta.{quoted(spark_path(store.location))} RETAIN {hours} HOURS")
-    if takes_files(table):  # a feature that is not known here may ask for checkpoints to stay
+    if features_of(table).takes_files:  # a feature that is not known here may ask for checkpoints to stay
         removed += remove_old_entries(store.location, table.version(), options.keep_versions * _LOG_VERSIONS)
     return removed + remove_stray_checksums(store.location)
 
@@ -112,7 +112,7 @@ def vacuum(table: DeltaTable, keep_hours: float) -> int:
     Those too that the log does not name (any more): of writes that were not committed, and of versions that it has
     forgotten. Only for tables without deletion vectors: deltalake does not know that they are in use.
     """
-    strays = takes_files(table) and sees_strays(table, keep_hours)
+    strays = features_of(table).takes_files and sees_strays(table, keep_hours)
     hours = max(1, round(keep_hours))
     passes = [] if strays and hours >= WRITE_HOURS else [(hours, False)]
     passes += [(max(hours, WRITE_HOURS), True)] if strays else []

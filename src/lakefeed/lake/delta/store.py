@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,8 +38,8 @@ from lakefeed.change.table import TableSchema
 from lakefeed.errors import CommitFailedError, LakeError
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
 from lakefeed.lake.delta.copy import FileChunk, add_action, load_table
-from lakefeed.lake.delta.feature import has_mapped_columns, has_masked_rows, masks_rows, takes_files
-from lakefeed.lake.delta.history import AppIds, exact_versions
+from lakefeed.lake.delta.feature import features_of
+from lakefeed.lake.delta.history import AppIds, app_ids, exact_versions
 from lakefeed.lake.delta.maintenance import WRITTEN, maintain_table
 from lakefeed.lake.loader import DataFile, file_statistics
 from lakefeed.lake.location import delta_uri, filesystem, spark_glob, spark_path
@@ -94,15 +94,13 @@ class DeltaStore:
     # What the commits record
 
     def ids(self, generation: int) -> AppIds:
-        return AppIds(self.pipeline, self._route.table, generation)
+        """What the commits of one life of the table record under: see the module."""
+        return app_ids(self.pipeline, self._route.table, generation)
 
-    def applied(self, generation: int) -> Applied | None:
+    def applied(self, generation: int, *, fresh: bool = True) -> Applied | None:
         with self._lock:
-            return self._recorded(self.refresh(), generation)
-
-    def known(self, generation: int) -> Applied | None:
-        with self._lock:
-            return self._recorded(self._table, generation)
+            table = self.refresh() if fresh or self._table is None else self._table
+            return self._recorded(table, generation)
 
     def refresh(self) -> DeltaTable | None:
         """Read the log: the table at its newest version. Another process may have committed, or removed it."""
@@ -132,29 +130,11 @@ class DeltaStore:
         if number is None or version is None:
             return None
         at = table.version()
-        if self._rows[0] != at:  # rows by the files' statistics; None where they do not tell
+        if self._rows[0] != at:  # rows by the files' statistics; None where they do not say it
             counts = pa.table(table.get_add_actions(flatten=True)).column("num_records")
-            known = not has_masked_rows(table) and not counts.null_count
+            known = not features_of(table).has_masked_rows and not counts.null_count
             self._rows = (at, int(pc.sum(counts, min_count=0).as_py()) if known else None)
         return Applied(number=number, schema_version=version, rows=self._rows[1])
-
-    def _still(self, recorded: Applied | None, stamp: Stamp) -> Applied:
-        if recorded is None:
-            raise CommitFailedError(f"the table at {self.location} is not of generation {stamp.generation} any more")
-        return recorded
-
-    def _done(self, table: DeltaTable | None, stamp: Stamp) -> Applied | None:
-        """What the table records, if it has the stamp's change set already.
-
-        CommitFailedError if the table is not where the stamp's change sets begin: another process has this pipeline,
-        too, and the changes are to be planned again.
-        """
-        recorded = self._still(self._recorded(table, stamp.generation), stamp)
-        if stamp.number is None or recorded.number >= stamp.number:
-            return recorded
-        if recorded.number > stamp.metadata["change_sets"]["after"]:
-            raise CommitFailedError(f"another process has brought {self.location} to change set {recorded.number}")
-        return None
 
     # Extent and rows
 
@@ -168,7 +148,7 @@ class DeltaStore:
             if table is None:
                 return None
             actions = pa.table(table.get_add_actions(flatten=True))
-            version, replaceable, masks = table.version(), takes_files(table), masks_rows(table)
+            version, features = table.version(), features_of(table)
         sizes, names = actions.column("size_bytes"), actions.column_names
         touched: Any = pa.repeat(pa.scalar(True), actions.num_rows)
         low, high = f"min.{column}", f"max.{column}"
@@ -181,13 +161,13 @@ class DeltaStore:
                 touched = pc.invert(outside)
             except pa.ArrowException:  # the statistics are of another type than the key, which then says nothing
                 pass
-        paths = actions.filter(touched).column("path").to_pylist() if replaceable else []
+        paths = actions.filter(touched).column("path").to_pylist() if features.takes_files else []
         return Extent(
             files=actions.num_rows,
             bytes=int(pc.sum(sizes, min_count=0).as_py()),
             touched_files=int(pc.sum(touched, min_count=0).as_py()),
-            touched_bytes=0 if masks else int(pc.sum(sizes.filter(touched), min_count=0).as_py()),
-            replaceable=Replaceable(version, tuple(map(str, paths))) if replaceable else None,
+            touched_bytes=0 if features.masks_rows else int(pc.sum(sizes.filter(touched), min_count=0).as_py()),
+            replaceable=Replaceable(version, tuple(map(str, paths))) if features.takes_files else None,
         )
 
     def read(self, session: SparkSession) -> DataFrame:
@@ -198,68 +178,77 @@ class DeltaStore:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         with self._lock:
-            described: Any = (
-                self._at(old.version).schema().to_arrow()
-            )  # another library's schema, by Arrow's C interface
+            if self._table is None:
+                raise LakeError(f"the table at {self._uri} is gone")
+            described: Any = self._table.schema().to_arrow()  # another library's schema, by the Arrow C interface
         schema = from_arrow_schema(pa.schema(described), prefer_timestamp_ntz=True)
         return session.read.schema(schema).parquet(*(spark_glob(f"{self.location}/{path}") for path in old.files))
-
-    def _at(self, version: int | None) -> DeltaTable:
-        """The table as it was read last. ConcurrentModification if that is another version."""
-        if self._table is None:
-            raise LakeError(f"the table at {self._uri} is gone")
-        if version is not None and self._table.version() != version:
-            raise ConcurrentModification(f"the table is at version {self._table.version()} and was at {version}")
-        return self._table
 
     # Commits
 
     def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> Applied:
-        by_files = isinstance(step, RewriteRows) or (isinstance(step, AppendRows) and takes_files(self._at(None)))
-        with self._lock:  # Spark would not see that another process has a part of these change sets
-            done = self._done(self._table if by_files else self.refresh(), stamp)
-        if done is not None:
-            return done
-        if by_files:
-            old = step.old if isinstance(step, RewriteRows) else None
-            return self._exchange(write_files(step.rows, self.location), old, stamp)
-        with self._stamped(session, stamp):
-            if isinstance(step, MergeRows):
-                step.rows.createOrReplaceTempView(_VIEW)
-                session.sql(step.statement(f"delta.{quoted(spark_path(self.location))}", _VIEW))
-            else:
-                mode = "append" if isinstance(step, AppendRows) else "overwrite"
-                step.rows.write.format("delta").mode(mode).save(spark_path(self.location))
-        return self._still(self.applied(stamp.generation), stamp)
-
-    def _exchange(self, added: Sequence[DataFile], removed: Replaceable | None, stamp: Stamp) -> Applied:
-        """One commit: files in, and others out. Nothing, if the table has the stamp's change set already.
-
-        ConcurrentModification if somebody has committed since the table was read.
-        """
+        """By Spark, or, where the table allows it, as an exchange of files: see the module."""
         from deltalake.exceptions import CommitFailedError as Refused
         from deltalake.transaction import CommitProperties, RemoveAction, Transaction
 
-        ids, now = self.ids(stamp.generation), int(time.time() * 1000)
-        out = [RemoveAction(path, True, now) for path in removed.files] if removed is not None else []
+        with self._lock:
+            table = self._table
+            appends = isinstance(step, AppendRows) and table is not None and features_of(table).takes_files
+            by_files = isinstance(step, RewriteRows) or appends
+            # Spark would not see that another process has a part of these change sets.
+            done = self._done(table if by_files else self.refresh(), stamp)
+        if done is not None:
+            return done
+        if not by_files:
+            with self._stamped(session, stamp):
+                if isinstance(step, MergeRows):
+                    step.rows.createOrReplaceTempView(_VIEW)
+                    session.sql(step.statement(f"delta.{quoted(spark_path(self.location))}", _VIEW))
+                else:
+                    mode = "append" if isinstance(step, AppendRows) else "overwrite"
+                    step.rows.write.format("delta").mode(mode).save(spark_path(self.location))
+            with self._lock:
+                return self._done(self.refresh(), stamp) or self._lost(stamp)
+
+        added, now = write_files(step.rows, self.location), int(time.time() * 1000)
+        removed = [RemoveAction(path, True, now) for path in step.old.files] if isinstance(step, RewriteRows) else []
         properties = CommitProperties(
             custom_metadata={"userMetadata": json.dumps(stamp.metadata)},
-            app_transactions=[Transaction(ids.applied, stamp.number or 0)],
+            app_transactions=[Transaction(self.ids(stamp.generation).applied, stamp.number or 0)],
             max_commit_retries=0,
         )
         with self._lock:
-            table = self._at(removed.version if removed is not None else None)
+            table = self._table  # another thread may have read it again
             done = self._done(table, stamp)
-            if done is not None:
-                return done  # the files are part of nothing: maintenance removes them
-            actions = [*(add_action(file) for file in added), *out]
+            if done is not None or table is None:
+                return done or self._lost(stamp)  # the files are part of nothing: maintenance removes them
+            if isinstance(step, RewriteRows) and table.version() != step.old.version:
+                raise ConcurrentModification(f"the table is at version {table.version()}, not at {step.old.version}")
+            actions = [*(add_action(file) for file in added), *removed]
             try:
                 table.create_write_transaction(actions, "append", table.schema(), commit_properties=properties)
             except Refused as error:
                 raise ConcurrentModification(str(error)) from error
             table.update_incremental()
-            found = self._recorded(table, stamp.generation)
-        return self._still(found, stamp)
+            return self._done(table, stamp) or self._lost(stamp)
+
+    def _done(self, table: DeltaTable | None, stamp: Stamp) -> Applied | None:
+        """What the table records, if it has the stamp's change set.
+
+        CommitFailedError if the table is not where the stamp's change sets begin: another process has this pipeline,
+        too, and the changes are to be planned again.
+        """
+        recorded = self._recorded(table, stamp.generation)
+        if recorded is None:
+            raise CommitFailedError(f"the table at {self.location} is not of generation {stamp.generation} any more")
+        if stamp.number is None or recorded.number >= stamp.number:
+            return recorded
+        if recorded.number > stamp.metadata["change_sets"]["after"]:
+            raise CommitFailedError(f"another process has brought {self.location} to change set {recorded.number}")
+        return None
+
+    def _lost(self, stamp: Stamp) -> NoReturn:
+        raise CommitFailedError(f"the table at {self.location} does not record change set {stamp.number}")
 
     def evolve(self, session: SparkSession, path: Sequence[TableSchema], stamp: Stamp) -> None:
         """For every reader, without column ids (docs/decisions/0005-schema-evolution.md).
@@ -327,7 +316,7 @@ class DeltaStore:
                 self._table = None
 
     def states(self, generation: int) -> tuple[TableVersion, ...]:
-        return exact_versions(self.location, self.ids(generation))
+        return exact_versions(self.location, self._route.table, generation)
 
     def chunks(self, state: TableVersion, schema: TableSchema, current: CurrentRows) -> tuple[ChunkSource, ...]:
         from deltalake import DeltaTable
@@ -338,9 +327,10 @@ class DeltaStore:
             table = DeltaTable(self._uri, version=state.version, storage_options=self._storage)
         except DeltaError as error:
             raise LakeError(f"{named} cannot be read: {error}") from error
-        if has_masked_rows(table):
+        features = features_of(table)
+        if features.has_masked_rows:
             raise LakeError(f"{named} has deletion vectors, which mask rows of its files")
-        if has_mapped_columns(table):
+        if features.has_mapped_columns:
             raise LakeError(f"{named} has column mapping, so that its files have other column names than the table")
         paths = [f"{self.location}/{name}" for name in pa.table(table.get_add_actions()).column("path").to_pylist()]
         for path in paths:

@@ -98,17 +98,13 @@ class IcebergStore:
 
     # What the commits record
 
-    def applied(self, generation: int) -> Applied | None:
+    def applied(self, generation: int, *, fresh: bool = True) -> Applied | None:  # noqa: ARG002  # it costs little
         metadata = self._current()
         record = self._record(metadata, generation)
         if metadata is None or record is None or record.applied is None:
             return None
         summary = next(_lineage(metadata, metadata.get("current-snapshot-id")), {}).get("summary", {})
         return Applied(number=record.applied, schema_version=record.schema_version, rows=_rows(summary))
-
-    def known(self, generation: int) -> Applied | None:
-        """Asking costs little: metadata that has been read is not read again."""
-        return self.applied(generation)
 
     def record(self, generation: int) -> Record | None:
         """The newest record of this generation; None if its copy has not begun."""

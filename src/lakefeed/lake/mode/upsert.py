@@ -59,6 +59,11 @@ class Own:
     metadata: tuple[str, ...] = ()
     keeps_deleted: bool = False
 
+    @property
+    def left(self) -> str:
+        """The SQL condition that a collapsed change leaves a row where there was none."""
+        return f"s.{HELD}" if self.keeps_deleted else f"s.{OP} <> {int(Operation.DELETE)}"
+
 
 NOTHING_OWN = Own()
 
@@ -67,38 +72,37 @@ def upsert_step(session: SparkSession, window: Window, store: TableStore, own: O
     """The cheapest sound way; for modes whose deletes remove rows."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    def left() -> DataFrame:
-        # Made only where it is needed: to describe a frame to Spark takes many calls into the JVM.
-        return left_rows(collapsed_window(session, window, own.metadata), window, own)
-
-    def with_left(old: DataFrame, size: int) -> DataFrame:
-        """Stored rows, ``size`` bytes of them, with what the window leaves instead of the rows of its keys."""
-        condition = f"{matches(window)} AND {own.only}" if own.only else matches(window)
-        keys = keys_of(read_changes(session, window), window)
-        rows = left()
-        kept = old.alias("t").join(keys, F.expr(condition), "left_anti").select(*map(quoted, rows.columns))
-        return kept.unionByName(rows).coalesce(file_count(rows, size))
-
+    changes = collapsed_window(session, window, own.metadata)
     if window.truncated_at is not None:
-        rows = left()
+        rows = left_rows(changes, window, own)
         if own.only:  # the table's other rows stay
             others = store.read(session).alias("t").where(f"NOT ({own.only})").select(*map(quoted, rows.columns))
             rows = rows.unionByName(others)
         return ReplaceRows(rows)
+
     bounds = key_bounds(window)
     extent = store.extent(window.target.key[0], bounds)
-    if extent is not None and extent.touched_files == 0:
-        return AppendRows(packed(left(), window))
+    appends = extent is not None and extent.touched_files == 0
+    rewrites = replaces = False
     if extent is not None and not window.absent and own.onto == own.new:  # a merge has the table's row at hand
-        if rewrites_files(window, extent) and extent.replaceable is not None:
-            return RewriteRows(
-                with_left(store.read_files(session, extent.replaceable), extent.touched_bytes), extent.replaceable
-            )
+        rewrites = rewrites_files(window, extent)
         many = window.counts.total >= _SURELY_TOUCHED * extent.touched_files
-        if extent.replaceable is None and many and extent.touched_bytes >= REWRITE_SHARE * extent.bytes:
-            return ReplaceRows(with_left(store.read(session), extent.bytes))
-    bounds = narrowed(bounds, window, extent.bytes if extent is not None else 0)
-    return merge_step(collapsed_window(session, window, own.metadata), window, bounds, own)
+        replaces = extent.replaceable is None and many and extent.touched_bytes >= REWRITE_SHARE * extent.bytes
+    if extent is None or not (appends or rewrites or replaces):
+        bounds = narrowed(bounds, window, extent.bytes if extent is not None else 0)
+        return merge_step(changes, window, bounds, own)
+
+    rows = left_rows(changes, window, own)
+    if appends:
+        return AppendRows(packed(rows, window))
+    # Stored rows, with what the window leaves instead of the rows of its keys.
+    old = extent.replaceable
+    stored = store.read_files(session, old) if old is not None else store.read(session)
+    condition = f"{matches(window)} AND {own.only}" if own.only else matches(window)
+    keys = keys_of(read_changes(session, window), window)
+    kept = stored.alias("t").join(keys, F.expr(condition), "left_anti").select(*map(quoted, rows.columns))
+    rows = kept.unionByName(rows).coalesce(file_count(rows, extent.bytes if old is None else extent.touched_bytes))
+    return ReplaceRows(rows) if old is None else RewriteRows(rows, old)
 
 
 def merge_step(changes: DataFrame, window: Window, bounds: KeyBounds | None, own: Own = NOTHING_OWN) -> MergeRows:
@@ -116,12 +120,14 @@ def merge_step(changes: DataFrame, window: Window, bounds: KeyBounds | None, own
         sets[name] = f"CASE WHEN s.{HELD} THEN {value} ELSE t.{quoted(name)} END" if own.keeps_deleted else value
     updates = ", ".join(f"t.{quoted(name)} = {value}" for name, value in {**sets, **own.onto}.items())
     columns = ", ".join(map(quoted, [*names, *own.new]))
-    values = ", ".join([*(_whole(window, name, flags) for name in names), *own.new.values()])
+    new = {name: f"s.{quoted(name)}" for name in names} | dict(own.new)
+    new |= {name: _whole(window, name, flag) for name, flag in flags.items()}
+    values = ", ".join(new.values())
     deletes = f"WHEN MATCHED AND s.{OP} = {int(Operation.DELETE)} THEN DELETE"
     clauses = (
         *(() if own.keeps_deleted else (deletes,)),
         *((f"WHEN MATCHED THEN UPDATE SET {updates}",) if updates else ()),
-        f"WHEN NOT MATCHED AND {_is_left(own)}",
+        f"WHEN NOT MATCHED AND {own.left}",
         f"THEN INSERT ({columns}) VALUES ({values})",  # noqa: S608  # names are quoted
     )
     within = bounds.condition("t") if bounds is not None else None
@@ -134,19 +140,15 @@ def left_rows(changes: DataFrame, window: Window, own: Own = NOTHING_OWN) -> Dat
     from pyspark.sql import functions as F  # noqa: N812
 
     flags = incomplete_columns(window)
-    values = {name: _whole(window, name, flags) for name in window.target.names} | dict(own.new)
+    values = {name: f"s.{quoted(name)}" for name in window.target.names} | dict(own.new)
+    values |= {name: _whole(window, name, flag) for name, flag in flags.items()}
     columns = [F.expr(value).alias(name) for name, value in values.items()]
-    return changes.alias("s").where(_is_left(own)).select(*columns)
+    return changes.alias("s").where(own.left).select(*columns)
 
 
-def _whole(window: Window, name: str, flags: Mapping[str, str]) -> str:
-    """A column of a row that the table does not have: every column must have been carried."""
-    value = f"s.{quoted(name)}"
-    return f"CASE WHEN s.{flags[name]} THEN {value} ELSE {refusal(window, name)} END" if name in flags else value
-
-
-def _is_left(own: Own) -> str:
-    return f"s.{HELD}" if own.keeps_deleted else f"s.{OP} <> {int(Operation.DELETE)}"
+def _whole(window: Window, name: str, flag: str) -> str:
+    """A column of a row that the table does not have: it must have been carried."""
+    return f"CASE WHEN s.{flag} THEN s.{quoted(name)} ELSE {refusal(window, name)} END"
 
 
 def matches(window: Window) -> str:

@@ -39,15 +39,15 @@ class Decisions:
         self._generation: int | None = None
         self._known: dict[int, ColumnMapping] = {}
 
+    def get(self, version: int, generation: int) -> ColumnMapping | None:
+        """What was decided for this version of the source's schema; None: the table has the source's own columns."""
+        if self._generation != generation:
+            self._load(generation)
+        return self._known.get(version)
+
     def at(self, source: TableSchema, generation: int) -> ColumnMapping:
         """The columns that the table has at this version of the source's schema."""
-        self._load(generation)
-        return self._known.get(source.version) or ColumnMapping.plain(source)
-
-    def has(self, version: int, generation: int) -> bool:
-        """Does the table differ, at this version, from a table that was just copied?"""
-        self._load(generation)
-        return version in self._known
+        return self.get(source.version, generation) or ColumnMapping.plain(source)
 
     def after(self, path: Sequence[TableSchema], generation: int, stale: Sequence[StaleReason] = ()) -> ColumnMapping:
         """The columns that the table is to have at the last schema of ``path``; it is at the first.
@@ -97,8 +97,6 @@ class Decisions:
                 log.warning(text, self._policy.table, name, mapped.source)
 
     def _load(self, generation: int) -> None:
-        if self._generation == generation:
-            return
         self._generation, self._known = generation, {}
         if self._place is None or not self._place.exists():
             return

@@ -31,26 +31,19 @@ class ReadColumn:
     default: Default = None
 
 
-def follow(schemas: Mapping[int, TableSchema], version: int, target: TableSchema) -> tuple[ReadColumn, ...]:
+def read_columns(schemas: Mapping[int, TableSchema], version: int, target: TableSchema) -> tuple[ReadColumn, ...]:
     """The target's columns for rows of ``version``. TableStoppedError if they cannot be had, with what to do."""
-    if version <= target.version:
-        return _brought_up(schemas, version, target)
-    return _taken_back(schemas, version, target)
-
-
-def _brought_up(schemas: Mapping[int, TableSchema], version: int, target: TableSchema) -> tuple[ReadColumn, ...]:
-    origin = _origins(schemas, version, target.version, target)
-    for name, was in origin.items():
-        if was is not None:
-            _refuse_retyped(schemas[version], was, target, name)
-    return tuple(
-        ReadColumn(column.name, readable_type(column.type), origin[column.name], column.default)
-        for column in target.columns
-    )
-
-
-def _taken_back(schemas: Mapping[int, TableSchema], version: int, target: TableSchema) -> tuple[ReadColumn, ...]:
-    became = {was: name for name, was in _origins(schemas, target.version, version, target).items() if was is not None}
+    if version <= target.version:  # older rows: a column that was added later reads as its default
+        origin = _origins(schemas, version, target.version, target)
+        for name, was in origin.items():
+            if was is not None:
+                _refuse_retyped(schemas[version], was, target, name)
+        return tuple(
+            ReadColumn(column.name, readable_type(column.type), origin[column.name], column.default)
+            for column in target.columns
+        )
+    newer = _origins(schemas, target.version, version, target)
+    became = {was: name for name, was in newer.items() if was is not None}
     for name in target.names:
         if name not in became:
             raise _stopped(target, f"column '{name}' is gone since schema version {version}")
@@ -64,7 +57,7 @@ def _origins(schemas: Mapping[int, TableSchema], start: int, end: int, target: T
     except LakeError as error:
         raise TableStoppedError(
             f"table {target.table}: {error.message}",
-            remedy="The journal has let old schema versions go; read only change sets that are newer than that.",
+            remedy="The journal no longer has old schema versions; read only change sets that are newer than that.",
             table=str(target.table),
         ) from error
 
