@@ -62,7 +62,8 @@ class Rows:
     NULLs. ``order`` (int64, growing) are offsets in the piece that was decoded, so that changes of several tables keep
     their order; ``width`` in ``Decoded`` says how many offsets the whole piece has used. ``transactions`` (int32) are
     indices into ``Decoded.transactions``. ``absent`` lists, for each row, columns that the source did not send; None
-    where it sent all of all.
+    where it sent all of all. ``times`` (int64, microseconds since 1970): of each row, where that is not its
+    transaction's; else None.
     """
 
     schema: TableSchema
@@ -71,6 +72,7 @@ class Rows:
     order: Any
     transactions: Any
     absent: Any = None
+    times: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +130,17 @@ class LogReader(Protocol[At, Piece]):
 
     def read(self, wait_seconds: float) -> Piece | None:
         """What has come; None if nothing did within ``wait_seconds``. SourceUnavailableError where the connection is
-        lost or the server answers nothing for longer than its deadline."""
+        lost. With ``wait_seconds`` 0, None means that nothing more is in the log up to its head of now; a reader that
+        does not know that yet may return a piece with nothing in it. Returns within about a second."""
 
     def size(self, piece: Piece) -> int:
         """About how many bytes of memory a piece needs: the background reader waits while too many are unread."""
+
+    def beat(self) -> None:
+        """Keep the connection alive while nobody reads: called every moment while too many pieces are unread."""
+
+    def wake(self) -> None:
+        """Make a ``read`` that waits return now. Any thread."""
 
     def confirm(self, position: At) -> None:
         """Tell the server in-band, where the protocol has that. Any thread."""

@@ -1,0 +1,134 @@
+"""BackgroundReader: reads a log in a thread of its own, so that the server always gets its answers.
+
+The thread reads while there is room, keeps the connection alive while there is none, hands errors over to the
+consumer, and notices silence: a server that has answered nothing for ``silence_seconds`` is SourceUnavailableError,
+whether the connection looks open or a call hangs. It confirms nothing by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Generic, TypeVar
+
+from lakefeed.capture.log import LogReader
+from lakefeed.change.position import Position
+from lakefeed.errors import LakefeedError, SourceUnavailableError
+
+At = TypeVar("At", bound=Position)
+Piece = TypeVar("Piece")
+
+ROOM_BYTES = 64 << 20
+SILENCE_SECONDS = 30.0
+CLOSE_SECONDS = 4.0
+_READ_SECONDS = 1.0
+_FULL_SECONDS = 0.1
+
+
+class BackgroundReader(Generic[At, Piece]):
+    """The pieces of one LogReader, which it owns from here on. ``take`` belongs to one thread at a time; ``close``
+    may be called from any and returns within CLOSE_SECONDS, whatever hangs.
+
+    ``silence_seconds``: None for a log that answers every read by itself (a file, a table).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reader: LogReader[At, Piece],
+        *,
+        room_bytes: int = ROOM_BYTES,
+        silence_seconds: float | None = SILENCE_SECONDS,
+    ) -> None:
+        self._name = name
+        self._reader = reader
+        self._room_bytes = room_bytes
+        self._silence_seconds = silence_seconds
+        self._changed = threading.Condition()
+        self._pieces: list[Piece] = []
+        self._unread_bytes = 0
+        self._heard_at = time.monotonic()
+        self._error: LakefeedError | None = None
+        self._stopping = False
+        self._asked = self._answered = 0  # reads that must say whether there is more
+        self._thread = threading.Thread(target=self._work, name=f"lakefeed-{name}", daemon=True)
+        self._thread.start()
+
+    def take(self, wait_seconds: float) -> list[Piece]:
+        """The pieces that have come, in order; none if nothing does within ``wait_seconds``. What came before an
+        error is handed out before the error is raised. With ``wait_seconds`` 0, none means that the log has nothing
+        more up to its head at the time of this call."""
+        with self._changed:
+            if wait_seconds <= 0:
+                self._asked += 1
+                self._reader.wake()
+            asked, until = self._asked, time.monotonic() + wait_seconds
+            while not self._pieces and self._error is None and not self._stopping:
+                left = until - time.monotonic() if wait_seconds > 0 else _READ_SECONDS
+                if left <= 0 or (wait_seconds <= 0 and self._answered >= asked):
+                    break
+                self._changed.wait(min(left, _READ_SECONDS))
+                self._check_silence()  # also where the thread hangs in a call
+            if not self._pieces and self._error is not None:
+                raise self._error
+            pieces, self._pieces, self._unread_bytes = self._pieces, [], 0
+            self._changed.notify_all()
+            return pieces
+
+    def confirm(self, position: At) -> None:
+        """Tell the server in-band, soon."""
+        self._reader.confirm(position)
+
+    def close(self) -> None:
+        """End the thread, then the connection. Idempotent; never raises."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._reader.wake()
+        self._thread.join(CLOSE_SECONDS / 2)
+        self._reader.close()
+
+    def _work(self) -> None:
+        try:
+            while not self._stopping:
+                if self._unread_bytes >= self._room_bytes:
+                    self._reader.beat()
+                    with self._changed:
+                        self._changed.wait(_FULL_SECONDS)
+                    self._heard_at = time.monotonic()  # nobody listened: that is no silence of the server's
+                    continue
+                asked = self._asked
+                piece = self._reader.read(0.0 if asked > self._answered else _READ_SECONDS)
+                with self._changed:
+                    if piece is not None:
+                        self._heard_at = time.monotonic()
+                        self._pieces.append(piece)
+                        self._unread_bytes += self._reader.size(piece)
+                        self._changed.notify_all()
+                    elif asked > self._answered:
+                        self._heard_at, self._answered = time.monotonic(), asked
+                        self._changed.notify_all()
+                    else:
+                        self._check_silence()
+        except LakefeedError as error:
+            self._fail(error)
+        except BaseException as error:  # noqa: BLE001  # handed to the consumer, who would wait without an end otherwise
+            failed = SourceUnavailableError(f"{self._name}: reading the log failed: {error!r}")
+            failed.__cause__ = error
+            self._fail(failed)
+
+    def _check_silence(self) -> None:
+        """Under the condition's lock."""
+        silent = time.monotonic() - self._heard_at
+        if self._silence_seconds is not None and silent >= self._silence_seconds and self._error is None:
+            self._error = SourceUnavailableError(
+                f"{self._name}: the server has answered nothing for {silent:.0f} s, although the connection is open",
+                remedy="Lakefeed connects again by itself. If this stays, check the server and what is in between.",
+            )
+            self._stopping = True
+            self._changed.notify_all()
+
+    def _fail(self, error: LakefeedError) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
