@@ -13,9 +13,8 @@ import pytest
 from tests.postgres.rows import changes, copied, drain, opened
 
 from lakefeed.capture.postgres.capture import PostgresLog
-from lakefeed.capture.postgres.catalog import read_table
-from lakefeed.capture.postgres.plan import plan_chunks
-from lakefeed.capture.postgres.snapshot import TableChunk
+from lakefeed.capture.postgres.catalog import read_tables
+from lakefeed.capture.postgres.snapshot import TableChunk, plan_chunks
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.table import TableId
 from lakefeed.errors import SourceError, SourceSetupError
@@ -232,8 +231,7 @@ def test_large_tables_are_split_by_a_sample(dsn: str, writer: Any) -> None:
     with opened(Postgres(dsn)) as capture:
         prepared(capture)
         (whole,) = capture.snapshot(T).chunks
-        source = read_table(writer, T)
-        assert source is not None
+        source = read_tables(writer)[T]
         assert isinstance(whole, TableChunk)
         chunks, rows = plan_chunks(writer, whole, source, 1000, counted_bytes=0)
         assert rows == 20000

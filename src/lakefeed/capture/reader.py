@@ -51,21 +51,27 @@ class BackgroundReader(Generic[At, Piece]):
         self._error: LakefeedError | None = None
         self._stopping = False
         self._asked = self._answered = 0  # reads that must say whether there is more
+        self.is_drained = False
+        """The last ``take(0)`` has everything that was in the log when it was called."""
         self._thread = threading.Thread(target=self._work, name=f"lakefeed-{name}", daemon=True)
         self._thread.start()
 
     def take(self, wait_seconds: float) -> list[Piece]:
         """The pieces that have come, in order; none if nothing does within ``wait_seconds``. What came before an
-        error is handed out before the error is raised. With ``wait_seconds`` 0, none means that the log has nothing
-        more up to its head at the time of this call."""
+        error is handed out before the error is raised. With ``wait_seconds`` 0 it waits for as long as it takes to
+        know: either pieces with something in them (``size``) have come, or ``is_drained`` is set."""
         with self._changed:
             if wait_seconds <= 0:
                 self._asked += 1
                 self._reader.wake()
             asked, until = self._asked, time.monotonic() + wait_seconds
-            while not self._pieces and self._error is None and not self._stopping:
+            self.is_drained = False
+            while self._error is None and not self._stopping:
                 left = until - time.monotonic() if wait_seconds > 0 else _READ_SECONDS
-                if left <= 0 or (wait_seconds <= 0 and self._answered >= asked):
+                if left <= 0 or self._unread_bytes or (wait_seconds > 0 and self._pieces):
+                    break
+                if wait_seconds <= 0 and self._answered >= asked:
+                    self.is_drained = True
                     break
                 self._changed.wait(min(left, _READ_SECONDS))
                 self._check_silence()  # also where the thread hangs in a call

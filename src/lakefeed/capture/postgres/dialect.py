@@ -1,7 +1,7 @@
 # ruff: noqa: S608 (names in SQL are quoted; values are psycopg literals)
 """PostgresDialect: a PostgreSQL database or replica, for a role that may do nothing but SELECT.
 
-Rows come through COPY in binary form and give the same Arrow values as the log capture's (``capture.postgres.form``).
+Rows come through COPY in binary form and give the same Arrow values as the log capture's (``capture.postgres.binary``).
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ from psycopg import sql
 from psycopg.pq import ExecStatus
 
 from lakefeed.capture.dialect import DescribedTable, Horizon, Query
+from lakefeed.capture.postgres.binary import CopyRows, Form, form_of, read_copy
 from lakefeed.capture.postgres.catalog import SourceTable, read_tables, sql_name, with_columns
-from lakefeed.capture.postgres.copyrows import CopyRows, read_copy
-from lakefeed.capture.postgres.database import Connection, Database
-from lakefeed.capture.postgres.form import Form, form_of
-from lakefeed.capture.postgres.names import quoted
-from lakefeed.capture.postgres.text import UnfitError
-from lakefeed.capture.postgres.types import SourceType
+from lakefeed.capture.postgres.database import READING, Connection, Database, quoted
+from lakefeed.capture.postgres.values import SourceType, UnfitError
 from lakefeed.change.table import Column, TableId
 from lakefeed.change.watermark import KeyValue
 from lakefeed.errors import TableStoppedError
@@ -66,7 +63,7 @@ class PostgresDialect:
 
     def connect(self) -> PostgresSession:
         database = Database(self.dsn)
-        return PostgresSession(database, database.connect(_NAME), self.text_columns)
+        return PostgresSession(database, database.connect(_NAME, READING), self.text_columns)
 
     def quoted(self, name: str) -> str:
         return quoted(name)

@@ -7,16 +7,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from lakefeed.capture.base import Finding, Level
-from lakefeed.capture.postgres.catalog import SourceTable, not_whole, read_tables, sql_name, with_columns
-from lakefeed.capture.postgres.database import Connection, Database
-from lakefeed.capture.postgres.names import Names, quoted
-from lakefeed.capture.postgres.publication import publication_statements, published, shortcomings
-from lakefeed.capture.postgres.slot import read_slot, slot_statement, usable_slot
+from lakefeed.capture.postgres.catalog import SourceTable, one_reading, read_tables, sql_name, with_columns
+from lakefeed.capture.postgres.database import Connection, Database, Names, quoted
+from lakefeed.capture.postgres.resume import (
+    publication_statements,
+    published,
+    read_slot,
+    shortcomings,
+    slot_statement,
+    usable_slot,
+)
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, SourceSetupError, SourceUnavailableError
 
 Choose = Callable[[Mapping[TableId, SourceTable]], Sequence[TableId]]
 Problem = tuple[Level, str, str]
+
+_PRIVILEGES = """
+SELECT c.oid::int8, has_table_privilege(c.oid, 'SELECT'),
+       c.relrowsecurity AND (c.relforcerowsecurity OR NOT pg_has_role(c.relowner, 'USAGE'))
+       AND NOT (SELECT rolbypassrls OR rolsuper FROM pg_roles WHERE rolname = current_user)
+  FROM pg_class c WHERE c.oid = ANY(%s)"""
 
 OLDEST = 150_000
 _REFUSED_BY_DELTA = " ,;{}()\n\t="
@@ -51,14 +62,15 @@ def check_source(database: Database, names: Names, choose: Choose, options: Chec
         found += [_finding(*one) for one in _of_transport(database, connection)]
         found += [_finding(*one) for one in _of_slot(connection, names, server)]
         try:
-            there = read_tables(connection)
-            chosen = choose(there)
+            with one_reading(connection):
+                there = read_tables(connection)
+                chosen = choose(there)
+                tables = with_columns(connection, [there[table] for table in chosen])
         except ConfigError as error:
             return (*found, Finding(level=Level.ERROR, problem=error.message, remedy=error.remedy))
-        tables = [there[table] for table in chosen]
         found += _of_publication(connection, names, chosen, provision=options.provision)
         found += _of_tables(connection, tables)
-        found += _without_before_images(connection, tables) if options.before_images else ()
+        found += _without_before_images(tables) if options.before_images else ()
         found += _left_out(there, chosen)
     return tuple(found)
 
@@ -125,7 +137,7 @@ def _of_slot(connection: Connection, names: Names, server: _Server) -> Iterator[
         yield (
             Level.ERROR,
             f"the slot {names.slot} was invalidated: {slot.lost}",
-            "Copy every table anew, after uninstall.",
+            "Copy every table again, after uninstall.",
         )
     if slot is not None and slot.wal_status == "unreserved":
         yield (
@@ -169,7 +181,7 @@ def _of_publication(
     slot = read_slot(connection, names.slot)
     if provision and covered is None and slot is not None:
         problem = f"the publication {names.publication} was dropped, so that changes are in no stream since then"
-        remedy = "Start the pipeline: it is made again, and every table is copied anew. Or begin again: uninstall."
+        remedy = "Start the pipeline: it is made again, and every table is copied again. Or begin again: uninstall."
         yield _finding(Level.WARNING, problem, remedy)
     if not provision and slot is None:
         statement = slot_statement(names.slot)
@@ -177,22 +189,19 @@ def _of_publication(
 
 
 def _of_tables(connection: Connection, tables: list[SourceTable]) -> Iterator[Finding]:
-    for table in with_columns(connection, tables):
-        for level, problem, remedy in _of_table(connection, table):
+    """What this role may do is asked once for all tables."""
+    rows = connection.execute(_PRIVILEGES, ([table.oid for table in tables],))
+    granted = {oid: (reads, hidden) for oid, reads, hidden in rows}
+    for table in tables:
+        for level, problem, remedy in _of_table(table, *granted.get(table.oid, (True, False))):
             yield Finding(level=level, problem=f"{table.id}: {problem}", remedy=remedy, table=table.id)
 
 
-def _of_table(connection: Connection, table: SourceTable) -> Iterator[Problem]:
+def _of_table(table: SourceTable, reads: bool, hidden: bool) -> Iterator[Problem]:
     name = sql_name(table.id)
-    row = connection.execute(
-        "SELECT has_table_privilege(%s::oid, 'SELECT'), c.relrowsecurity AND (c.relforcerowsecurity OR NOT"
-        " pg_has_role(c.relowner, 'USAGE')) AND NOT (SELECT rolbypassrls OR rolsuper FROM pg_roles"
-        " WHERE rolname = current_user) FROM pg_class c WHERE c.oid = %s",
-        (table.oid, table.oid),
-    ).fetchone()
-    if row is not None and not row[0]:
+    if not reads:
         yield Level.ERROR, "this role may not read it", f"GRANT SELECT ON {name} TO CURRENT_USER;"
-    if row is not None and row[1]:
+    if hidden:
         yield Level.ERROR, "row security hides rows of it from this role", "ALTER ROLE CURRENT_USER BYPASSRLS;"
     if not table.key:
         problem = "no key: rows are matched as a whole, and each update is a delete and an insert"
@@ -205,17 +214,16 @@ def _of_table(connection: Connection, table: SourceTable) -> Iterator[Problem]:
             yield Level.ERROR, f"lake tables refuse the column name '{column.name}'", remedy
 
 
-def _without_before_images(connection: Connection, tables: Sequence[SourceTable]) -> Iterator[Finding]:
+def _without_before_images(tables: Sequence[SourceTable]) -> Iterator[Finding]:
     for table in tables:
-        lacking = not_whole(connection, table.oid)
-        if lacking:
+        if lacking := table.not_whole:
             problem = f"{table.id}: no before images, because its replica identity does not log old rows whole"
-            remedy = " ".join(f"ALTER TABLE {one} REPLICA IDENTITY FULL;" for one in lacking.values())
+            remedy = " ".join(f"ALTER TABLE {one} REPLICA IDENTITY FULL;" for one in lacking)
             yield Finding(level=Level.WARNING, problem=problem, remedy=remedy, table=table.id)
 
 
 def _left_out(there: Mapping[TableId, SourceTable], chosen: Sequence[TableId]) -> Iterator[Finding]:
-    """Tables of the schemas in question whose changes PostgreSQL cannot tell: said, not skipped in silence."""
+    """Tables of the schemas in question whose changes the log does not have: reported, not skipped in silence."""
     schemas = {table.schema for table in chosen or there}
     for table, source in there.items():
         if source.refusal is not None and table.schema in schemas:

@@ -1,42 +1,65 @@
 # ruff: noqa: S608 (names in SQL are quoted; values are psycopg literals)
-"""The copy of one table: key ranges that any process can read on its own.
+"""The copy of one table: key ranges of about equal size that any process can read on its own.
 
-Rows come through COPY in binary form (``form`` says of each column what that is) and give the same Arrow values as the
-stream's. While the snapshot of the plan is alive, every chunk imports it and is exact at its position. When it is gone
-(a restart), a chunk reads under a snapshot of its own and says between which positions that is (``bracket``).
+Rows come through COPY in binary form (``binary.form_of`` says of each column what that is) and give the same Arrow
+values as the stream's. While the exported snapshot of the plan is alive and the table is still the one that it shows,
+every chunk imports it and is exact at its position. Otherwise a chunk reads under a snapshot of its own and says
+between which positions that is (``bracketed``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import TracebackType
 from typing import Any, Self
 
 import psycopg
 import pyarrow as pa
 from psycopg import sql
-from psycopg.pq import ExecStatus
 
-from lakefeed.capture.postgres.assemble import unfit
-from lakefeed.capture.postgres.bracket import bracketed
-from lakefeed.capture.postgres.catalog import sql_name
-from lakefeed.capture.postgres.copyrows import CopyRows, read_copy
-from lakefeed.capture.postgres.database import Connection, Database
-from lakefeed.capture.postgres.form import Form, form_of
-from lakefeed.capture.postgres.names import Names, quoted
-from lakefeed.capture.postgres.text import UnfitError
-from lakefeed.capture.postgres.types import SourceType
+from lakefeed.capture.postgres.binary import form_of, read_copy
+from lakefeed.capture.postgres.catalog import SourceTable, sql_name, wait_for_commits
+from lakefeed.capture.postgres.database import READING, Connection, Database, Names, quoted, run
+from lakefeed.capture.postgres.pgoutput import unfit
+from lakefeed.capture.postgres.resume import inserted
+from lakefeed.capture.postgres.values import SourceType, UnfitError
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.errors import LakefeedError, StateError, TableStoppedError
+from lakefeed.errors import SourceUnavailableError, StateError, TableStoppedError
 
 _PIECE_BYTES = 4 << 20
 _PIECE_ROWS = 16_384
 """Small enough for the processor's caches: larger pieces were measured to be slower by half."""
 
+_COUNTED_BYTES = 64 << 20
+"""Tables up to this size are counted; of larger ones the catalog's estimate and a sample are good enough."""
+_SAMPLED_BLOCKS = 50
+"""For each chunk. Rows of one block are often neighbours by key, so a few blocks would give uneven chunks."""
+_BLOCK_BYTES = 8192
+_COMMIT_SECONDS = 30.0
+
 Key = tuple[str, ...]
 """Key values as PostgreSQL prints them."""
+
+_SIZE = """
+SELECT sum(pg_relation_size(c.oid))::int8, sum(greatest(c.reltuples, 0))::int8 FROM pg_class c
+ WHERE c.relkind = 'r' AND (c.oid = %s OR c.oid IN (SELECT relid FROM pg_partition_tree(%s::oid::regclass)))"""
+
+# The catalog as the imported snapshot shows it, beside the files that there are now: a table that was rewritten or a
+# partition that was attached since has no rows for this snapshot.
+_SAME_FILES = """
+WITH RECURSIVE tree(part) AS (
+  SELECT %(oid)s::oid UNION ALL SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.part
+   WHERE EXISTS (SELECT FROM pg_class c WHERE c.oid = i.inhrelid AND c.relispartition)),
+snapshot(parts) AS (
+  SELECT array_agg(c.oid::int8 || ':' || c.relfilenode::int8 ORDER BY c.oid)
+    FROM tree t JOIN pg_class c ON c.oid = t.part),
+now(parts) AS (
+  SELECT array_agg(p.oid::int8 || ':' || coalesce(pg_relation_filenode(p.oid)::int8, 0) ORDER BY p.oid)
+    FROM (SELECT relid::oid FROM pg_partition_tree(%(oid)s::oid::regclass) UNION SELECT %(oid)s::oid) AS p(oid))
+SELECT s.parts IS NOT DISTINCT FROM n.parts FROM snapshot s, now n"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +78,7 @@ class TableChunk:
     database: Database
     names: Names
     schema: TableSchema
-    origin: Origin
+    origin: Origin | None
     only: bool
     low: Key | None = None
     high: Key | None = None
@@ -68,37 +91,37 @@ class TableChunk:
         return TableChunkReader(self)
 
     def to_json(self) -> Mapping[str, Any]:
-        origin = {"snapshot": self.origin.snapshot, "content": self.origin.content}
-        bounds = {"low": _listed(self.low), "high": _listed(self.high)}
+        origin = self.origin
         return {
             "schema": self.schema.to_json(),
-            **origin,
-            "at": self.origin.position.text(),
+            "snapshot": origin.snapshot if origin is not None else None,
+            "content": origin.content if origin is not None else None,
+            "at": origin.position.text() if origin is not None else None,
             "only": self.only,
-            **bounds,
+            "low": list(self.low) if self.low is not None else None,
+            "high": list(self.high) if self.high is not None else None,
         }
 
     @classmethod
     def from_json(cls, database: Database, names: Names, data: Mapping[str, Any]) -> TableChunk:
-        origin = Origin(data["snapshot"], data["content"], PostgresLsn.parse(data["at"]))
+        origin = None
+        if data["snapshot"] is not None:
+            origin = Origin(data["snapshot"], data["content"], PostgresLsn.parse(data["at"]))
         low, high = (tuple(data[name]) if data[name] is not None else None for name in ("low", "high"))
         return cls(database, names, TableSchema.from_json(data["schema"]), origin, data["only"], low, high)
 
     def select(self, columns: str) -> str:
-        return f"SELECT {columns} FROM {'ONLY ' if self.only else ''}{sql_name(self.table)}{self._where()}"
-
-    def _where(self) -> str:
         key = f"({', '.join(map(quoted, self.schema.key))})"
-        conditions = [f"{key} > {self._literal(self.low)}"] if self.low is not None else []
-        conditions += [f"{key} <= {self._literal(self.high)}"] if self.high is not None else []
-        return f" WHERE {' AND '.join(conditions)}" if conditions else ""
-
-    def _literal(self, key: Key) -> str:
-        parts = [
-            f"{sql.Literal(value).as_string(None)}::{self.schema.column(name).source_type}"
-            for name, value in zip(self.schema.key, key, strict=True)
-        ]
-        return f"({', '.join(parts)})"
+        conditions = []
+        for operator, bound in ((">", self.low), ("<=", self.high)):
+            if bound is not None:
+                literals = [
+                    f"{sql.Literal(value).as_string(None)}::{self.schema.column(name).source_type}"
+                    for name, value in zip(self.schema.key, bound, strict=True)
+                ]
+                conditions.append(f"{key} {operator} ({', '.join(literals)})")
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return f"SELECT {columns} FROM {'ONLY ' if self.only else ''}{sql_name(self.table)}{where}"
 
 
 class TableChunkReader:
@@ -110,13 +133,16 @@ class TableChunkReader:
         self._bracket: tuple[PostgresLsn, PostgresLsn] | None = None
 
     def __enter__(self) -> Self:
-        database = self._chunk.database
-        connection = database.connect(self._chunk.names.readers)
+        chunk = self._chunk
+        connection = chunk.database.connect(chunk.names.readers, READING)
         try:
-            with database.errors():
-                origin = self._chunk.origin
-                exact = _imported(connection, origin)
-                self._bracket = (origin.position, origin.position) if exact else bracketed(connection)
+            with chunk.database.errors():
+                origin, oid = chunk.origin, _oid(chunk.schema)
+                # From the LIMIT 0 on the transaction has a lock on the table: what is true of it then stays true.
+                if origin is not None and import_snapshot(connection, origin, oid, lock=chunk.select("") + " LIMIT 0"):
+                    self._bracket = (origin.position, origin.position)
+                else:
+                    self._bracket = bracketed(connection)
         except BaseException:
             connection.close()
             raise
@@ -131,16 +157,33 @@ class TableChunkReader:
             self._connection = None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        if self._connection is None:
+        connection, chunk = self._connection, self._chunk
+        if connection is None:
             raise StateError("a chunk is read inside its with block", remedy="Enter the reader first.")
-        with self._chunk.database.errors():
-            if not self._chunk.schema.columns:
-                yield _without_columns(self._connection, self._chunk)
+        schema = chunk.schema
+        with chunk.database.errors():
+            if not schema.columns:  # such a table can have rows
+                row = connection.execute(chunk.select("count(*)").encode()).fetchone()
+                rows: Any = pa.array([{}] * (row[0] if row else 0), pa.struct([]))
+                yield pa.RecordBatch.from_struct_array(rows)
                 return
-            forms = _forms(self._connection, self._chunk)
-            query = self._chunk.select(", ".join(form.sql for form in forms))
-            for rows in read_copy(self._connection, query, piece_bytes=_PIECE_BYTES, piece_rows=_PIECE_ROWS):
-                yield self._batch(rows, forms)
+            stated = run(connection, f"{chunk.select(', '.join(map(quoted, schema.names)))} LIMIT 0")
+            forms = [
+                form_of(column.name, column.type, SourceType(stated.ftype(index), stated.fmod(index)))
+                for index, column in enumerate(schema.columns)
+            ]
+            query = chunk.select(", ".join(form.sql for form in forms))
+            for copied in read_copy(connection, query, piece_bytes=_PIECE_BYTES, piece_rows=_PIECE_ROWS):
+                arrays = []
+                for column, form, values in zip(schema.columns, forms, copied.columns(len(forms)), strict=True):
+                    try:
+                        arrays.append(form.read(values))
+                    except UnfitError as error:
+                        notice = unfit(chunk.table, UnfitError(f"{column.name}: {error}"))
+                        raise TableStoppedError(
+                            f"{chunk.table}: {notice.reason}", table=str(chunk.table), remedy=notice.remedy
+                        ) from error
+                yield pa.RecordBatch.from_arrays(arrays, schema=schema.arrow)
 
     @property
     def low(self) -> PostgresLsn:
@@ -155,56 +198,88 @@ class TableChunkReader:
             raise StateError("a chunk has a bracket once it is open", remedy="Enter the reader first.")
         return self._bracket
 
-    def _batch(self, rows: CopyRows, forms: Sequence[Form]) -> pa.RecordBatch:
-        schema = self._chunk.schema
-        arrays = []
-        for column, form, values in zip(schema.columns, forms, rows.columns(len(forms)), strict=True):
-            try:
-                arrays.append(form.read(values))
-            except UnfitError as error:
-                raise self._stopped(UnfitError(f"{column.name}: {error}")) from error
-        return pa.RecordBatch.from_arrays(arrays, schema=schema.arrow)
 
-    def _stopped(self, error: UnfitError) -> LakefeedError:
-        said = unfit(self._chunk.table, error)
-        return TableStoppedError(f"{said.table}: {said.reason}", table=str(said.table), remedy=said.remedy)
+def _oid(schema: TableSchema) -> int | None:
+    """Of the relation that a schema was read from: it is in the ids of its columns."""
+    first = schema.columns[0].id if schema.columns else None
+    return int(first.partition(".")[0]) if first else None
 
 
-def _imported(connection: Connection, origin: Origin) -> bool:
-    """Read under the plan's snapshot, if it is still there and still the same: names are used again after a restart."""
-    begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-    connection.execute(begin)
+def import_snapshot(connection: Connection, origin: Origin, oid: int | None, *, lock: str | None = None) -> bool:
+    """Begin a read transaction under an exported snapshot, if it is still there and still the same (names are used
+    again after a restart), and shows the table as it is. ``lock`` is a query that locks the table first. False: no
+    transaction is open."""
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     try:
         connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(origin.snapshot)))
         row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
         if row is not None and row[0] == origin.content:
-            return True
-    except psycopg.errors.ObjectNotInPrerequisiteState:  # it is of a transaction that is over
-        pass
-    except psycopg.OperationalError:
-        raise
-    except psycopg.DatabaseError:  # no such snapshot
-        pass
+            if lock is not None:
+                connection.execute(lock.encode())
+            row = connection.execute(_SAME_FILES, {"oid": oid}).fetchone() if oid is not None else (True,)
+            if row is not None and row[0] is True:
+                return True
+    except (
+        psycopg.errors.ObjectNotInPrerequisiteState,
+        psycopg.errors.InvalidParameterValue,
+        psycopg.errors.UndefinedObject,
+    ):
+        pass  # it is of a transaction that is over, or there is no such snapshot
     connection.execute("ROLLBACK")
     return False
 
 
-def _forms(connection: Connection, chunk: TableChunk) -> list[Form]:
-    """From now on the transaction has a lock on the table, so that what the server states here stays true."""
-    columns = chunk.schema.columns
-    result = connection.pgconn.exec_(f"{chunk.select(', '.join(map(quoted, chunk.schema.names)))} LIMIT 0".encode())
-    if result.status != ExecStatus.TUPLES_OK:
-        raise psycopg.errors.error_from_result(result)
-    stated = [SourceType(result.ftype(place), result.fmod(place)) for place in range(len(columns))]
-    return [form_of(column.name, column.type, kind) for column, kind in zip(columns, stated, strict=True)]
+def bracketed(connection: Connection) -> tuple[PostgresLsn, PostgresLsn]:
+    """Begin a read transaction, and say which commits it has: all up to the first position, none after the second.
+
+    By visibility and not by log position alone (T5): a commit is in the log before its rows become visible. So the
+    position that was read first is a low mark only once every transaction that might have been committing at that
+    moment is over; the high mark is read after the snapshot. SourceUnavailableError if they do not come to an end.
+    """
+    low = inserted(connection)
+    if not wait_for_commits(connection, _COMMIT_SECONDS):
+        raise SourceUnavailableError(
+            f"transactions that were active {_COMMIT_SECONDS:.0f} s ago are still active, so a copy cannot be dated",
+            remedy="Lakefeed tries again by itself; a long statement in pg_stat_activity is what it waits for.",
+        )
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    connection.execute("SELECT pg_current_snapshot()")  # the first statement takes the snapshot
+    return low, inserted(connection)
 
 
-def _without_columns(connection: Connection, chunk: TableChunk) -> pa.RecordBatch:
-    """A table of no columns can have rows."""
-    row = connection.execute(chunk.select("count(*)").encode()).fetchone()
-    rows: Any = pa.array([{}] * (row[0] if row else 0), pa.struct([]))
-    return pa.RecordBatch.from_struct_array(rows)
-
-
-def _listed(key: Key | None) -> list[str] | None:
-    return list(key) if key is not None else None
+def plan_chunks(
+    connection: Connection,
+    whole: TableChunk,
+    source: SourceTable,
+    chunk_rows: int,
+    *,
+    counted_bytes: int = _COUNTED_BYTES,
+) -> tuple[tuple[TableChunk, ...], int]:
+    """The chunks, and about how many rows they have together. A table without a key is one chunk."""
+    name = f"{'ONLY ' if whole.only else ''}{sql_name(source.id)}"
+    row = connection.execute(_SIZE, (source.oid, source.oid)).fetchone()
+    size, rows = (int(row[0] or 0), int(row[1] or 0)) if row is not None else (0, 0)
+    is_small = size <= counted_bytes or rows <= 0
+    if is_small:
+        row = connection.execute(f"SELECT count(*) FROM {name}".encode()).fetchone()
+        rows = int(row[0]) if row is not None else 0
+    bounds: list[Key] = []
+    if whole.schema.key and rows > chunk_rows:
+        number, total = "_lakefeed_number", "_lakefeed_total"  # names that no captured table may have
+        origin, step = f"{name} AS k", str(chunk_rows)
+        if not is_small:
+            chunks = -(-rows // chunk_rows)
+            percent = min(100.0, 100.0 * chunks * _SAMPLED_BLOCKS * _BLOCK_BYTES / max(size, 1))
+            origin += f" TABLESAMPLE SYSTEM ({percent:f}) REPEATABLE (1)"
+            step = f"greatest(1, n.{total} / {chunks})"
+        keys = ", ".join(f"k.{quoted(one)}" for one in whole.schema.key)
+        numbered = (
+            f"SELECT {keys}, row_number() OVER (ORDER BY {keys}) AS {number}, count(*) OVER () AS {total} FROM {origin}"
+        )
+        # Every step-th key but the last. Printed only at the very end: as text, keys would have another order.
+        printed = ", ".join(f"n.{quoted(one)}::text" for one in whole.schema.key)
+        condition = f"n.{number} % ({step}) = 0 AND n.{number} < n.{total}"
+        query = f"SELECT {printed} FROM ({numbered}) AS n WHERE {condition} ORDER BY n.{number}"
+        bounds = [tuple(one) for one in connection.execute(query.encode())]
+    edges: list[Key | None] = [None, *bounds, None]
+    return tuple(replace(whole, low=low, high=high) for low, high in pairwise(edges)), rows
