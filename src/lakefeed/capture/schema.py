@@ -93,11 +93,13 @@ class DeliveredSchemas(Generic[P]):
         """Take in a table as it is stated. Returns the schema to deliver it with, and what to report beside it."""
         with self._lock:
             table = stated.schema.table
-            renamed = [name for name, one in self._known.items() if one.life == stated.life and name != table]
+            before = self._known.get(table)
+            renamed: list[TableId] = []
+            if before is None or before.life != stated.life:
+                renamed = [name for name, one in self._known.items() if one.life == stated.life]
             for name in renamed:
                 del self._known[name]
             dropped: tuple[TableNotice, ...] = tuple(map(TableDropped, renamed))
-            before = self._known.get(table)
             if before is None:
                 self._known[table] = Delivered(stated.life, stated.schema)
                 return stated.schema, Announced(notices=dropped)
