@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from lakefeed.capture.dialect import DescribedTable, Horizon, Query
+from lakefeed.capture.dialect import DescribedTable, Dialect, Horizon, Ordering, Query, Session
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.change.watermark import KeyValue
 
@@ -24,7 +24,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaConnector:
+class DeltaConnector(Dialect):
     directory: str
     key: tuple[str, ...] = ("id",)
 
@@ -43,14 +43,17 @@ class DeltaConnector:
             return f"TIMESTAMP '{(_EPOCH + timedelta(microseconds=value)).replace(tzinfo=None)}'"
         return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
 
-    def after(self, left: Sequence[str], right: Sequence[str]) -> str:
+    def after(self, left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering]) -> str:
         (first, *others), (value, *values) = left, right
         if not others:
             return f"{first} > {value}"
-        return f"({first} > {value} OR ({first} = {value} AND {self.after(others, values)}))"
+        return f"({first} > {value} OR ({first} = {value} AND {self.after(others, values, orderings[1:])}))"
+
+    def up_to(self, left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering]) -> str:
+        return f"NOT {self.after(left, right, orderings)}"
 
 
-class DeltaSession:
+class DeltaSession(Session):
     def __init__(self, connector: DeltaConnector) -> None:
         self._connector = connector
 
@@ -80,7 +83,7 @@ class DeltaSession:
         found: Any = pa.table(builder.execute(query.sql))
         yield from found.cast(schema).to_batches()
 
-    def consistent(self) -> nullcontext[None]:
+    def consistent(self, origin: Mapping[str, Any] | None = None) -> nullcontext[None]:
         return nullcontext()
 
     def cancel(self) -> None:

@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def world(tmp_path: Path, clock: Clock) -> Iterator[World]:
-    with made(tmp_path / "s.db", findings=tmp_path / "findings") as world:
+    with made(tmp_path / "s.db", differences=tmp_path / "differences") as world:
         world.writer.execute("BEGIN")
         for key in range(ROWS):
             world.sql(f"INSERT INTO t VALUES ({key}, 'v{key}', '{clock.text}', '{clock.text}', NULL)")
@@ -59,7 +59,7 @@ def compare(spark: SparkSession, world: World, place: Path, **options: Any) -> t
         "schema": pa.schema([plan.schema.arrow.field(name) for name in names]),
         "chunks": plan.chunks,
         "work": str(place / "work"),
-        "findings": str(world.capture.findings(T)),
+        "findings": str(world.capture.differences(T)),
     }
     seen: list[int] = []
 
@@ -135,7 +135,7 @@ def test_a12_a_value_that_moved_to_a_column_that_was_null_is_found_by_comparing_
 ) -> None:
     """Spark's hash passes over NULL: the same values in other columns are the same number."""
     table = "CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT, b TEXT, updated_at TEXT NOT NULL)"
-    with made(tmp_path / "s.db", table, findings=tmp_path / "findings") as world:
+    with made(tmp_path / "s.db", table, differences=tmp_path / "differences") as world:
         world.sql(f"INSERT INTO t VALUES (1, 'x', NULL, '{clock.text}'), (2, 'x', NULL, '{clock.text}')")
         clock.tick(60)
         world.seed()

@@ -282,7 +282,7 @@ def rest(pipeline: Pipeline) -> None:
         status = pipeline.status()
         assert status.verdict != "stopped", status
         assert time.time() < until, status
-        waiting = status.verdict != "idle" or any((pipeline.root / "findings").rglob("*.parquet"))
+        waiting = status.verdict != "idle" or any((pipeline.root / "differences").rglob("*.parquet"))
         quiet = 0 if waiting else quiet + 1
         time.sleep(0.5)
 

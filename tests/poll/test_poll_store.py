@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
+from tests.poll.actors import iso
 from tests.poll.world import Clock, World, clocked, made
 
 from lakefeed.capture.base import Continuity
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.store import FileWatermarkStore, MemoryWatermarkStore, Saved
+from lakefeed.capture.poll.store import FileWatermarkStore, MemoryWatermarkStore
 from lakefeed.capture.sqlite.dialect import SqliteDialect
-from lakefeed.change.watermark import Mark, Watermark
+from lakefeed.change.table import TableId
+from lakefeed.change.watermark import Mark
 from lakefeed.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -21,7 +25,7 @@ from lakefeed.errors import (
 )
 from lakefeed.testing.capture_subject import changes, drain, row_dicts
 
-SAVED = Saved("sqlite:/x", Watermark.of({"main.t": Mark(5, (1, "a", b"\x00"), stamp="2024")}))
+MARK = Mark(5, (1, "a", b"\x00"), stamp="2024")
 
 
 @pytest.fixture
@@ -36,14 +40,57 @@ def put(world: World, clock: Clock, *keys: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
-def test_a15_a_store_gives_back_what_was_saved(tmp_path: Path, kind: str) -> None:
+def test_a15_a_store_loads_and_saves_each_table_by_itself(tmp_path: Path, kind: str) -> None:
     store = MemoryWatermarkStore() if kind == "memory" else FileWatermarkStore(tmp_path / "deep" / "w.json")
-    assert store.load() is None
-    store.save(SAVED)
-    assert store.load() == SAVED
+    assert (store.identity(), store.tables(), store.load("main.t")) == (None, (), None)
+    store.save("sqlite:/x", {"main.t": MARK})
+    store.save("sqlite:/x", {"main.u": Mark(6, (2,))})
+    store.save("sqlite:/x", {"main.u": Mark(7, (3,))})
+    for again in [store] if kind == "memory" else [store, FileWatermarkStore(tmp_path / "deep" / "w.json")]:
+        assert (again.identity(), again.tables()) == ("sqlite:/x", ("main.t", "main.u"))
+        assert (again.load("main.t"), again.load("main.u"), again.load("main.v")) == (MARK, Mark(7, (3,)), None)
     assert store.remove()
-    assert store.load() is None
-    assert store.remove() == ()
+    assert (store.identity(), store.load("main.t"), store.remove()) == (None, None, ())
+
+
+def test_a15_a_confirm_moves_the_watermarks_of_its_tables_and_no_other(tmp_path: Path, clock: Clock) -> None:
+    """A table that was prepared after the confirmed change set was cut keeps its watermark."""
+    store = FileWatermarkStore(tmp_path / "w.json")
+    with made(tmp_path / "s.db", store=store) as world:
+        put(world, clock, 1)
+        world.seed()
+        put(world, clock, 2)
+        first = next(world.capture.live(world.position, wait_seconds=0))
+        world.sql("CREATE TABLE u (id INTEGER PRIMARY KEY, updated_at TEXT NOT NULL)")
+        world.sql(f"INSERT INTO u VALUES (1, '{iso(clock.us - 3_600_000_000)}')")
+        world.capture.prepare([TableId("main", "u")])
+        marks = {table: FileWatermarkStore(tmp_path / "w.json").load(table) for table in ("main.t", "main.u")}
+        assert marks["main.u"] is not None
+        assert not marks["main.u"].is_start
+        world.capture.confirm(first.end)
+        again = FileWatermarkStore(tmp_path / "w.json")
+        assert again.load("main.u") == marks["main.u"]
+        assert again.load("main.t") == dict(first.end.marks)["main.t"] != marks["main.t"]  # type: ignore[attr-defined]  # a Watermark
+
+
+def test_a17_a_watermark_is_on_disk_before_its_file_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    sync, rename = os.fsync, Path.replace
+
+    def fsync(descriptor: int) -> None:
+        steps.append("directory" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        sync(descriptor)
+
+    def replaced(self: Path, target: Path) -> Path:
+        steps.append("rename")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replaced)
+    FileWatermarkStore(tmp_path / "w.json").save("sqlite:/x", {"main.t": MARK})
+    assert steps[-3:] == ["file", "rename", "directory"]
 
 
 def test_a16_a29_without_a_store_everything_is_read_again_after_a_restart(tmp_path: Path, clock: Clock) -> None:
@@ -71,7 +118,7 @@ def test_a17_a29_a_durable_store_gives_no_old_row_and_every_new_one(tmp_path: Pa
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"sha256": "0", "body": {}}', b"\xff\x00", None])
 def test_a18_a_store_that_cannot_be_read_is_an_error_at_the_start(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "w.json"
-    FileWatermarkStore(path).save(SAVED)
+    FileWatermarkStore(path).save("sqlite:/x", {"main.t": MARK})
     path.write_bytes(path.read_bytes().replace(b"main.t", b"main.u") if content is None else content)
     with pytest.raises(CheckpointDamagedError, match=r"w\.json"):
         FileWatermarkStore(path)

@@ -111,7 +111,7 @@ def find_deleted(capture: ChangeCapture, table: TableId, mirror: Mirror, number:
         with chunk.open() as reader:
             there |= {row["id"] for batch in reader for row in batch.to_pylist()}
     missing = sorted(set(mirror.rows()) - there)
-    place = capture.findings(table)
+    place = capture.differences(table)
     assert place is not None
     (place / str(number)).mkdir(parents=True)
     kind = mirror.replica.schemas[table].column("id").type
@@ -130,7 +130,7 @@ def sqlite_place(tmp_path: Path) -> Iterator[tuple[Execute, Callable[[], Any], l
     )
     connector = SqliteDialect(str(path))
     makes: list[Callable[[], ChangeCapture]] = [
-        lambda: Polling(connector, tables=["t"], rules={"t": RULE}, findings=tmp_path / "f", pace=PACE),
+        lambda: Polling(connector, tables=["t"], rules={"t": RULE}, differences=tmp_path / "f", pace=PACE),
         lambda: Sqlite(path, tables=["t"]).bind("shop"),
     ]
     with ExitStack() as stack:
@@ -152,7 +152,7 @@ def postgres_place(tmp_path: Path, dsn: str) -> Iterator[tuple[Execute, Callable
     writer.execute("SET timezone = 'UTC'")
     connector = PostgresDialect(dsn)
     makes: list[Callable[[], ChangeCapture]] = [
-        lambda: Polling(connector, tables=["t"], rules={"t": RULE}, findings=tmp_path / "f", pace=PACE),
+        lambda: Polling(connector, tables=["t"], rules={"t": RULE}, differences=tmp_path / "f", pace=PACE),
         lambda: Postgres(dsn, tables=["t"]).bind("shop"),
     ]
     with ExitStack() as stack:

@@ -54,13 +54,13 @@ def clocked(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class World:
     """``pull`` takes all that is there now and applies it to the replica."""
 
-    def __init__(self, path: Path, rule: TableRule, store: WatermarkStore | None, findings: Path | None) -> None:
+    def __init__(self, path: Path, rule: TableRule, store: WatermarkStore | None, differences: Path | None) -> None:
         self.path = path
         self.writer = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self.writer.execute("PRAGMA synchronous = OFF")
         self.rule = rule
         self.store = store
-        self.findings = findings
+        self.differences = differences
         self.replica = Replica()
         self.notices: list[TableNotice] = []
         self.position: Position | None = None
@@ -70,7 +70,7 @@ class World:
     def opened(self) -> Polling:
         connector = SqliteDialect(str(self.path), 1.0)
         rules = {"*": self.rule}
-        capture = Polling(connector, rules=rules, store=self.store, findings=self.findings, pace=QUICK)
+        capture = Polling(connector, rules=rules, store=self.store, differences=self.differences, pace=QUICK)
         capture.open()
         return capture
 
@@ -125,13 +125,13 @@ def made(
     *statements: str,
     rule: TableRule | None = None,
     store: WatermarkStore | None = None,
-    findings: Path | None = None,
+    differences: Path | None = None,
 ) -> Iterator[World]:
     with sqlite3.connect(path) as setup:
         for statement in statements or (TABLE,):
             setup.execute(statement)
     setup.close()
-    world = World(path, rule or TableRule(), store, findings)
+    world = World(path, rule or TableRule(), store, differences)
     try:
         yield world
     finally:

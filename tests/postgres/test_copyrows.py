@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.postgres.rows import copied, opened
 
+from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.postgres import binary
 from lakefeed.capture.postgres.binary import decimals, form_of, make_rows, read_copy
 from lakefeed.capture.postgres.database import Database
 from lakefeed.capture.postgres.source import Postgres
-from lakefeed.capture.postgres.values import Slices, SourceType, UnfitError
+from lakefeed.capture.postgres.values import Slices, SourceType
 from lakefeed.change.table import TableId
 from lakefeed.errors import DecodeError
 
@@ -85,7 +86,7 @@ def test_t19_a_numeric_is_the_same_number(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("value", ["1000", "-1000", "0.001", "12345678901234567890123456789", "1e-30"])
 def test_t20_a_numeric_with_more_digits_than_its_column_is_never_cut(value: str) -> None:
-    with pytest.raises(UnfitError):
+    with pytest.raises(MisfitError):
         decimals(column([sent(Decimal(value))]), pa.decimal128(5, 2))
 
 
@@ -173,6 +174,6 @@ def test_mutated_rows_give_arrow_or_decode_error_and_nothing_else() -> None:
             for values in make_rows(rows).columns(3):
                 source.choice(kinds)(values).validate(full=True)
             outcomes.add("arrow")
-        except (DecodeError, UnfitError) as error:
+        except (DecodeError, MisfitError) as error:
             outcomes.add(type(error).__name__)
-    assert outcomes == {"arrow", "DecodeError", "UnfitError"}
+    assert outcomes == {"arrow", "DecodeError", "MisfitError"}

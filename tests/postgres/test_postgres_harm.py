@@ -54,7 +54,7 @@ def test_every_session_has_limits_on_purpose(dsn: str, writer: Any) -> None:
     """Whatever the role or the server has set."""
     for name in ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout"):
         writer.execute(f"ALTER ROLE CURRENT_USER IN DATABASE {writer.info.dbname} SET {name} = '7h'".encode())
-    kinds = (database.CATALOG, database.PLANNING, database.READING, database.KEEPING, database.SLOT, database.STREAM)
+    kinds = (database.CATALOG, database.READING, database.KEEPING, database.SLOT, database.STREAM)
     for timeouts in kinds:
         with Database(dsn).connection("test", timeouts) as connection:
             limits = dict(

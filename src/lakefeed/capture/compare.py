@@ -24,8 +24,8 @@ class Comparable(Protocol):
     def full_diff(self, table: TableId) -> FullDiff | None:
         """How the table is to be compared, and how often; None if it is only on demand."""
 
-    def findings(self, table: TableId) -> Path | None:
-        """The directory in which the capture looks for what a comparison of ``table`` found."""
+    def differences(self, table: TableId) -> Path | None:
+        """The directory from which the capture takes what a comparison of ``table`` found; None if there is none."""
 
     def keys(
         self,

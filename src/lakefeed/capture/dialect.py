@@ -1,28 +1,42 @@
-"""The seam to a database that is polled. A user's own database adds one Dialect and nothing else.
+"""The seam to a database that answers SELECT. A user's own database adds one Dialect and one Session and nothing else.
 
-A connector says where the database is and how its SQL is written; a session is a connection that answers queries. All
-that polling needs beyond SELECT is the catalog (names, types, key) and the time by the source's clock.
+A dialect says where the database is and how its SQL is written; a session is a connection that answers queries. Polling
+needs both and nothing more; a log source uses them for its catalog and its snapshots.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Self
 
 import pyarrow as pa
 
+from lakefeed.change.position import Position
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.change.watermark import KeyValue
 
+Key = tuple[KeyValue, ...]
 
-class MisfitError(Exception):
-    """A value that its column's type cannot hold, and text can: the column becomes text. Internal to polling."""
 
-    def __init__(self, column: str) -> None:
-        super().__init__(column)
-        self.column = column
+class TableChangedError(Exception):
+    """The table is not the one that was described any more. Internal: the snapshot is planned again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    """The operators, as SQL, of the order in which the database itself sorts a column's values."""
+
+    before: str = "<"
+    equal: str = "="
+    after: str = ">"
+
+
+PLAIN = Ordering()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +46,7 @@ class DescribedTable:
     ``origin`` is what stands behind FROM. ``sql_names`` are names in SQL of columns that are called otherwise there.
     ``unordered`` says of a column why its values cannot be put in order and so cannot be part of a key. ``misfits``
     are conditions in SQL, on the alias ``t``, that are 1 where a column holds a value that its type does not fit.
+    ``orderings`` are the operators of columns that are not compared with plain ``<``, ``=`` and ``>``.
     """
 
     schema: TableSchema
@@ -39,10 +54,27 @@ class DescribedTable:
     sql_names: Mapping[str, str] = field(default_factory=dict)
     unordered: Mapping[str, str] = field(default_factory=dict)
     misfits: Mapping[str, str] = field(default_factory=dict)
+    orderings: Mapping[str, Ordering] = field(default_factory=dict)
 
     @property
     def id(self) -> TableId:
         return self.schema.table
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": self.schema.to_json(),
+            "origin": self.origin,
+            "sql_names": dict(self.sql_names),
+            "unordered": dict(self.unordered),
+            "misfits": dict(self.misfits),
+            "orderings": {name: [one.before, one.equal, one.after] for name, one in self.orderings.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        orderings = {name: Ordering(*operators) for name, operators in data["orderings"].items()}
+        schema = TableSchema.from_json(data["schema"])
+        return cls(schema, data["origin"], data["sql_names"], data["unordered"], data["misfits"], orderings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,68 +88,151 @@ class Horizon:
     settled_us: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """Which commits a consistent read sees: all up to ``low``, none after ``high``. Equal: it is exact."""
+
+    low: Position
+    high: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Keys that divide a table into ranges of about equal size, in order, and about how many rows it has."""
+
+    keys: tuple[Key, ...]
+    rows: int
+
+
 @dataclass(slots=True)
 class Query:
     """SQL in the making, with the values that its placeholders stand for, in order.
 
     ``exact`` are columns whose values the database is going to be asked for again: one that can be given in another
     form only than it is stored is a misfit there. ``enough_bytes``: a session may stop once it has given that much.
+    ``source`` is the table whose rows are copied: the session checks, once it has its lock, that the consistent read
+    sees the rows of that very table, and raises TableChangedError if not. ``ends_read``: nothing else is read in this
+    consistent read, so a session whose reads make writers wait may end it before the rows are used.
     """
 
     sql: str = ""
     values: list[Any] = field(default_factory=list)
     exact: frozenset[str] = frozenset()
     enough_bytes: int | None = None
+    source: DescribedTable | None = None
+    ends_read: bool = False
 
 
-class Dialect(Protocol):
+class Dialect(ABC):
     """One database. Picklable and without a connection: chunks carry it to Spark tasks, polls to other threads."""
 
-    @property
-    def default_schema(self) -> str: ...
+    default_schema: str
+    folds_case: bool
+    """Whether the database compares table names without case."""
 
-    @property
-    def folds_case(self) -> bool:
-        """Whether the database compares table names without case."""
-
+    @abstractmethod
     def connect(self) -> Session:
         """A new connection. It may be used in any thread, one at a time."""
 
+    @abstractmethod
     def quoted(self, name: str) -> str:
         """A name in SQL."""
 
+    @abstractmethod
     def bound(self, column: Column, value: KeyValue, query: Query) -> str:
         """SQL for a value of ``column``'s own type: a literal, or a placeholder whose value goes to ``query``.
 
         Comparing it with the column must be exact, to the last digit of a second.
         """
 
-    def after(self, left: Sequence[str], right: Sequence[str]) -> str:
-        """SQL that is true where the tuple ``left`` comes after the tuple ``right``, in the database's own order."""
+    def after(self, left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering]) -> str:
+        """SQL that is true where the tuple ``left`` comes after the tuple ``right``, in the order of ORDER BY."""
+        if all(one == PLAIN for one in orderings):
+            return f"({', '.join(left)}) > ({', '.join(right)})"
+        return _written_out(left, right, orderings, strict=True)
+
+    def up_to(self, left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering]) -> str:
+        """SQL that is true where ``left`` is ``right`` or comes before it."""
+        if all(one == PLAIN for one in orderings):
+            return f"({', '.join(left)}) <= ({', '.join(right)})"
+        return _written_out(left, right, orderings, strict=False)
 
 
-class Session(Protocol):
-    """An open connection. Errors of the driver come out as Lakefeed's."""
+class Session(ABC):
+    """An open connection. Errors of the driver come out as Lakefeed's; no call waits for a lock without an end."""
 
+    @abstractmethod
     def identity(self) -> str:
         """Names this very database."""
 
+    @abstractmethod
     def tables(self) -> Mapping[TableId, str | None]:
         """All tables there are → why one cannot be polled, or None."""
 
+    @abstractmethod
     def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
-        """What the catalog says of those that are there."""
+        """What the catalog has of those that are there."""
 
+    @abstractmethod
     def horizon(self) -> Horizon:
         """Asked before every read, so that what is settled is also visible to it."""
 
+    @abstractmethod
     def read(self, query: Query, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows, with exactly these columns in this order. MisfitError, or TableStoppedError, for a bad value."""
+        """The rows, with exactly these columns in this order. MisfitError, naming the column, for a bad value."""
 
-    def consistent(self) -> AbstractContextManager[None]:
-        """Reads inside see one state of the database."""
+    @abstractmethod
+    def consistent(self, origin: Mapping[str, Any] | None = None) -> AbstractContextManager[Bracket | None]:
+        """Reads inside see one state of the database.
 
+        ``origin`` is what a snapshot's plan recorded for its reads (JSON-able, of the source's own making), such as the
+        name of an exported snapshot. With it, a database that has a log yields between which positions the state is;
+        without it, or without a log, None.
+        """
+
+    def cuts(self, table: DescribedTable, where: Sequence[str], key: Sequence[Column], rows: int) -> Cuts | None:  # noqa: ARG002
+        """Cuts for ranges of about ``rows`` rows, where the database has a cheaper way than to count and to walk the
+        index; None where it has not. ``where`` are conditions on the alias ``t``."""
+        return None
+
+    @abstractmethod
     def cancel(self) -> None:
         """End what is running on it, from any thread."""
 
+    @abstractmethod
     def close(self) -> None: ...
+
+
+def key_rows(rows: pa.RecordBatch, key: Sequence[str]) -> list[Key]:
+    """The key of each row, exactly, in values that JSON can carry (tagged) and ``Dialect.bound`` takes back."""
+    columns = [[key_value(value) for value in rows.column(name).to_pylist()] for name in key]
+    return list(zip(*columns, strict=True))
+
+
+def key_value(value: Any) -> KeyValue:
+    match value:
+        case bool():
+            return int(value)
+        case int() | str() | bytes() | Decimal():
+            return value
+        case float():
+            return Decimal(repr(value))
+        case datetime():
+            return value.isoformat(" ")
+        case date():
+            return value.isoformat()
+    raise TypeError(f"{value!r} cannot be part of a key")
+
+
+def _written_out(left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering], *, strict: bool) -> str:
+    """Column by column: operators of different schemas cannot stand between two tuples.
+
+    The condition on the first column follows from the rest, and lets the database begin or end in its index.
+    """
+    *before, last = list(zip(left, right, orderings, strict=True))
+    a, b, one = last
+    sql = f"{a} {one.after} {b}" if strict else f"NOT ({a} {one.after} {b})"
+    for a, b, one in reversed(before):
+        beyond, within = (one.after, one.before) if strict else (one.before, one.after)
+        sql = f"NOT ({a} {within} {b}) AND ({a} {beyond} {b} OR ({a} {one.equal} {b} AND {sql}))"
+    return f"({sql})"

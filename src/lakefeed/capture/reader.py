@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Generic, TypeVar
+from collections import deque
+from typing import Generic, Protocol, TypeVar
 
-from lakefeed.capture.log import LogReader
 from lakefeed.change.position import Position
 from lakefeed.errors import LakefeedError, SourceUnavailableError
 
 At = TypeVar("At", bound=Position)
 Piece = TypeVar("Piece")
+InAt = TypeVar("InAt", bound=Position, contravariant=True)
 
 ROOM_BYTES = 64 << 20
 SILENCE_SECONDS = 30.0
@@ -25,9 +26,33 @@ _READ_SECONDS = 1.0
 _FULL_SECONDS = 0.1
 
 
+class PushedLog(Protocol[InAt, Piece]):
+    """A log whose server sends by itself. ``read`` and ``beat`` belong to the background thread, the others to any."""
+
+    def read(self, wait_seconds: float) -> Piece | None:
+        """What has come; None if nothing did within ``wait_seconds``. SourceUnavailableError where the connection is
+        lost. Returns within about a second. With ``wait_seconds`` 0, None means that nothing more is in the log up to
+        its head of now; a reader that does not know that yet may return a piece of no size."""
+
+    def size(self, piece: Piece) -> int:
+        """About how many bytes of memory a piece needs; 0 if it has no changes in it."""
+
+    def beat(self) -> None:
+        """Keep the connection alive while nobody reads: called every moment while too many pieces are unread."""
+
+    def wake(self) -> None:
+        """Make a ``read`` that waits return now."""
+
+    def confirm(self, position: InAt) -> None:
+        """Tell the server in-band, soon."""
+
+    def close(self) -> None:
+        """End the connection; a ``read`` under way returns or raises within seconds."""
+
+
 class BackgroundReader(Generic[At, Piece]):
-    """The pieces of one LogReader, which it owns from here on. ``take`` belongs to one thread at a time; ``close``
-    may be called from any and returns within CLOSE_SECONDS, whatever hangs.
+    """A LogReader over a PushedLog, which it owns from here on. ``read`` and ``take`` belong to one thread at a time;
+    ``close`` may be called from any and returns within CLOSE_SECONDS, whatever hangs.
 
     ``silence_seconds``: None for a log that answers every read by itself (a file, a table).
     """
@@ -35,7 +60,7 @@ class BackgroundReader(Generic[At, Piece]):
     def __init__(
         self,
         name: str,
-        reader: LogReader[At, Piece],
+        reader: PushedLog[At, Piece],
         *,
         room_bytes: int = ROOM_BYTES,
         silence_seconds: float | None = SILENCE_SECONDS,
@@ -46,6 +71,7 @@ class BackgroundReader(Generic[At, Piece]):
         self._silence_seconds = silence_seconds
         self._changed = threading.Condition()
         self._pieces: list[Piece] = []
+        self._taken: deque[Piece] = deque()
         self._unread_bytes = 0
         self._heard_at = time.monotonic()
         self._error: LakefeedError | None = None
@@ -55,6 +81,15 @@ class BackgroundReader(Generic[At, Piece]):
         """The last ``take(0)`` has everything that was in the log when it was called."""
         self._thread = threading.Thread(target=self._work, name=f"lakefeed-{name}", daemon=True)
         self._thread.start()
+
+    def read(self, wait_seconds: float) -> Piece | None:
+        """See ``LogReader.read``."""
+        if not self._taken:
+            if self.is_drained and wait_seconds <= 0:
+                self.is_drained = False
+                return None
+            self._taken.extend(self.take(wait_seconds))
+        return self._taken.popleft() if self._taken else None
 
     def take(self, wait_seconds: float) -> list[Piece]:
         """The pieces that have come, in order; none if nothing does within ``wait_seconds``. What came before an

@@ -131,7 +131,7 @@ def _check(table: str, mark: Mark) -> None:
             raise CheckpointError(f"the watermark of {table} has the key {value!r}; it must be a number, text or bytes")
 
 
-def _tag(value: KeyValue) -> list[Any]:
+def tag_value(value: KeyValue) -> list[Any]:
     """The type goes with the value: key 9 and key '9' are ordered differently by the source."""
     match value:
         case bytes():
@@ -142,7 +142,7 @@ def _tag(value: KeyValue) -> list[Any]:
             return [type(value).__name__, value]
 
 
-def _untag(tagged: Any) -> KeyValue:
+def untag_value(tagged: Any) -> KeyValue:
     match tagged:
         case ["int", bool()]:
             pass
@@ -156,7 +156,7 @@ def _untag(tagged: Any) -> KeyValue:
 
 
 def _entry(mark: Mark) -> dict[str, Any]:
-    entry: dict[str, Any] = {"us": mark.instant_us, "key": [_tag(value) for value in mark.key]}
+    entry: dict[str, Any] = {"us": mark.instant_us, "key": [tag_value(value) for value in mark.key]}
     known = {"era": mark.era or None, "place": mark.place or None, "stamp": mark.stamp}
     return entry | {name: value for name, value in known.items() if value is not None}
 
@@ -164,7 +164,7 @@ def _entry(mark: Mark) -> dict[str, Any]:
 def _mark(entry: Any) -> Mark:
     if not {"us", "key"} <= set(entry) <= _FIELDS or not isinstance(entry["key"], list):
         raise ValueError(f"{entry!r} is not the mark of a table")
-    key = tuple(_untag(value) for value in entry["key"])
+    key = tuple(untag_value(value) for value in entry["key"])
     return Mark(entry["us"], key, entry.get("era", 0), entry.get("place", 0), entry.get("stamp"))
 
 

@@ -142,7 +142,7 @@ class FullDiffs:
         table = record.source
         schema = self._lake_schema(record)
         plan = self._plan(record, rule, schema)
-        findings = self._capture.findings(table)
+        findings = self._capture.differences(table)
         lake = self._tables.table(record.route).current(schema, record.generation)
         if findings is None or lake is None:
             raise StateError(f"table {table} has no place for findings, or no current rows")

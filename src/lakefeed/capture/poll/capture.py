@@ -9,6 +9,9 @@ Guarantees and limits, beyond the contract of ChangeCapture:
 - A change set is one cycle over all tables, not a transaction: ``capabilities.transactions`` is False.
 - A change that does not move ``updated_at`` forward is not seen. FullDiff with ``compare_rows`` finds it.
 - The resume point is the ``store``. Without a durable one it is the position that ``live`` is given.
+- Threads: the stream has one session, which ``live`` and ``confirm`` use. ``discover``, ``prepare``, ``snapshot`` and
+  ``keys`` connect for themselves and never wait for a poll; the next cycle takes in what they prepared. ``_lock``
+  guards what both sides write: the confirmed watermark, the prepared tables, the open sessions.
 """
 
 from __future__ import annotations
@@ -16,35 +19,37 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
 from lakefeed.capture.dialect import DescribedTable, Dialect, Session
-from lakefeed.capture.poll.choice import Choice
-from lakefeed.capture.poll.chunk import RowChunk, plan_chunks
-from lakefeed.capture.poll.drift import text_columns
-from lakefeed.capture.poll.findings import FindingsDirectory
-from lakefeed.capture.poll.followed import Followed, follow
-from lakefeed.capture.poll.follower import Follower
-from lakefeed.capture.poll.preflight import check_source, oldest_unread_us
-from lakefeed.capture.poll.reading import fitting, mixed_columns, resume_mark
+from lakefeed.capture.fit import MisfitError
+from lakefeed.capture.poll.differences import DifferencesDirectory
+from lakefeed.capture.poll.poller import mixed_columns, refuse_timeless, resume_mark
+from lakefeed.capture.poll.preflight import check_source
+from lakefeed.capture.poll.query import Queries
 from lakefeed.capture.poll.rule import FullDiff, TableRule
-from lakefeed.capture.poll.store import FileWatermarkStore, MemoryWatermarkStore, Saved, WatermarkStore
-from lakefeed.capture.poll.stream import Pace, PollStream
+from lakefeed.capture.poll.snapshot import PolledChunk, plan_snapshot
+from lakefeed.capture.poll.store import FileWatermarkStore, MemoryWatermarkStore, WatermarkStore
+from lakefeed.capture.poll.stream import Pace, PollStream, cancel_all
+from lakefeed.capture.poll.table import PolledTable, TableSelection, polled_table, text_columns
+from lakefeed.capture.snapshot import TableChunk, combined
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.change.watermark import Mark, Watermark
-from lakefeed.errors import SourceChangedError, SourceSetupError, StateError
+from lakefeed.errors import LakefeedError, SourceChangedError, SourceSetupError, StateError
+
+_CLOSE_SECONDS = 3.0
 
 
 class Polling(ChangeCapture):
-    """One database, one pipeline. ``rules`` are by table pattern; see ``TableRule`` and ``Choice``.
+    """One database, one pipeline. ``rules`` are by table pattern; see ``TableRule`` and ``TableSelection``.
 
-    ``findings`` is the directory where full comparisons leave what they found (see ``findings``). A pipeline says
-    where, by ``keep_state``.
+    ``differences`` is the directory where full comparisons leave what they found (see ``differences``). A pipeline
+    says where, by ``keep_state``.
     """
 
     kind = Watermark.kind
@@ -56,13 +61,13 @@ class Polling(ChangeCapture):
         tables: Sequence[str] = ("*",),
         rules: Mapping[str, TableRule] | None = None,
         store: WatermarkStore | None = None,
-        findings: Path | None = None,
+        differences: Path | None = None,
         pace: Pace | None = None,
     ) -> None:
-        self._connector = connector
-        self._rules = dict(rules or {})
+        self._dialect = connector
+        rules = dict(rules or {})
         self.capabilities = Capabilities(
-            deletes=bool(self._rules) and all(rule.deletes is not None for rule in self._rules.values()),
+            deletes=bool(rules) and all(rule.deletes is not None for rule in rules.values()),
             before_images=False,
             transactions=False,
             schema_changes=True,
@@ -70,12 +75,14 @@ class Polling(ChangeCapture):
             snapshot_resume=True,
             every_change=False,
         )
-        self._choice = Choice(connector, tables, self._rules)
+        self._selection = TableSelection(connector, tables, rules)
         self._store: WatermarkStore = store if store is not None else MemoryWatermarkStore()
         self._pace = pace or Pace()
-        self._findings = findings
-        self._stream = PollStream(connector, self._choice, findings, self._pace)
+        self._stream = PollStream(connector, self._selection, differences, self._pace)
+        self._cycle = threading.Lock()
         self._session: Session | None = None
+        self._lock = threading.Lock()
+        self._sessions: set[Session] = set()
         self._identity = ""
         self._is_known = False
         self._confirmed = Watermark()
@@ -83,80 +90,108 @@ class Polling(ChangeCapture):
         self._prepared: dict[TableId, Mark] = {}
         self._polled_at = 0.0
         self._closed = threading.Event()
-        self._lock = threading.RLock()  # close may come from another thread while live waits
 
     def open(self) -> None:
+        if self._session is not None:
+            return
+        session = self._dialect.connect()
+        try:
+            self._identity = session.identity()
+            saved = self._store.identity()
+            if saved is not None and saved != self._identity:
+                raise SourceChangedError(f"the watermarks belong to {saved}, not to {self._identity}")
+        except BaseException:
+            session.close()
+            raise
+        if saved is not None:
+            marks = {table: self._store.load(table) for table in self._store.tables()}
+            self._confirmed = Watermark.of({table: mark for table, mark in marks.items() if mark is not None})
+            self._is_known = True
         with self._lock:
-            if self._session is None:
-                self._session = self._connector.connect()
-                self._identity = self._session.identity()
-                self._closed.clear()
-                self._adopt_saved()
+            self._session = session
+            self._sessions.add(session)
+        self._closed.clear()
 
     def close(self) -> None:
         self._closed.set()
-        self._stream.close()
         with self._lock:
-            session, self._session = self._session, None
-            if session is not None:
+            sessions, self._session = list(self._sessions), None
+            self._sessions.clear()
+        cancel_all(sessions)
+        self._stream.close()
+        # Whoever is in the middle of a statement sees that it was cancelled; then nobody uses the sessions.
+        is_idle = self._cycle.acquire(timeout=_CLOSE_SECONDS)
+        for session in sessions:
+            with suppress(Exception):
                 session.close()
+        if is_idle:
+            self._cycle.release()
 
     def identity(self) -> str | None:
-        with self._working():
-            return self._identity if self._is_known else None
+        self._require_open()
+        return self._identity if self._is_known else None
 
     def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:
-        with self._working():
-            if position is None and not self._is_known:
-                return Continuity.FRESH
+        self._require_open()
+        if position is None and not self._is_known:
+            return Continuity.FRESH
+        with self._lock:
             if position is not None:
-                self._confirmed = _own(position)
-                self._is_known = True
+                self._confirmed, self._is_known = _own(position), True
             self._expected |= set(tables)
-            return Continuity.RESUMED
+        return Continuity.RESUMED
 
     def recall(self, schemas: Sequence[TableSchema]) -> None:
         self._stream.known |= {schema.table: schema for schema in schemas}
 
     def discover(self) -> tuple[TableSchema, ...]:
-        with self._working() as session:
-            return tuple(followed.schema for followed in self._followed(session).values())
+        with self._connected() as session:
+            return tuple(polled.schema for polled in self._there(session).values())
 
     def wants(self, table: TableId) -> bool:
-        return self._choice.wants(table)
+        return self._selection.wants(table)
 
     def prepare(self, tables: Sequence[TableId]) -> Watermark:
-        with self._working() as session:
+        marks: dict[TableId, Mark] = {}
+        with self._connected() as session:
             horizon = session.horizon()
-            marks = dict(self._confirmed.marks)
-            current = dict(self._stream.position.marks)
             for table in tables:
-                source, followed = self._taken_in(session, table)
-                Follower(self._connector, followed, None).refuse_timeless(session)
-                before = current.get(str(table)) or marks.get(str(table)) or self._prepared.get(table)
+                source, polled = self._described(session, table)
+                if table not in self._stream.known and source.misfits:
+                    # A new table is read through first: no poll would ever find its old values.
+                    mixed = mixed_columns(self._dialect, session, polled) - polled.ordering
+                    polled = polled_table(source, polled.rule, mixed)
+                refuse_timeless(self._dialect, session, polled)
+                confirmed = dict(self._confirmed.marks).get(str(table))
+                before = dict(self._stream.position.marks).get(str(table)) or confirmed or self._prepared.get(table)
                 mark = before
                 if before is None or table in self._stream.stale:
-                    with session.consistent(), fitting(table):
-                        mark = resume_mark(self._connector, session, followed, horizon, before.era if before else 0)
+                    era = before.era if before is not None else 0
+                    try:
+                        mark = resume_mark(self._dialect, session, polled, horizon, era)
+                    except MisfitError as error:
+                        raise error.stopped(table) from error
                     mark = before if before is not None and mark.compare(before) == -1 else mark
                 assert mark is not None  # noqa: S101  # one of the two is there
-                self._take_in(source, followed, mark)
-                marks.setdefault(str(table), mark)
-            self._save(Watermark.of(marks))
+                marks[table] = mark
+                self._stream.known[table] = polled.schema
+                self._stream.arrive(source, mark)
+        with self._lock:
+            known = dict(self._confirmed.marks)
+            self._save({str(table): mark for table, mark in marks.items() if str(table) not in known})
+            self._prepared |= marks
+            self._is_known = True
             return self._confirmed
 
     def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
-        with self._working() as session:
-            _, followed = self._required(session, table)
-            whole = RowChunk(self._connector, followed, self._confirmed)
-            with fitting(table):
-                chunks, rows = plan_chunks(session, whole, chunk_rows)
-            return SnapshotPlan(followed.schema, chunks, rows)
+        with self._connected() as session:
+            _, polled = self._described(session, table)
+            return plan_snapshot(self._dialect, session, polled, self._confirmed, chunk_rows)
 
     def keep_state(self, directory: Path) -> None:
-        """Findings, and the watermark itself: it is older than the journal's first position, which it stands in for."""
-        self._findings = self._stream.findings = directory / "findings"
-        if isinstance(self._store, MemoryWatermarkStore):
+        """Differences, and the watermarks, which stand in for the journal's first position: they are older."""
+        self._stream.differences = directory / "differences"
+        if isinstance(self._store, MemoryWatermarkStore) and not isinstance(self._store, FileWatermarkStore):
             self._store = FileWatermarkStore(directory / "watermark.json")
 
     def keys(
@@ -167,79 +202,72 @@ class Polling(ChangeCapture):
         chunk_rows: int = 1_000_000,
         whole_rows: bool = False,
     ) -> SnapshotPlan:
-        """On a connection of its own: a table of many rows is not counted and cut in the stream's time."""
-        session = self._connector.connect()
-        try:
-            _, followed = self._required(session, table, known)
-            whole = RowChunk(self._connector, followed, self._confirmed, keys_only=not whole_rows)
-            with fitting(table):
-                chunks, rows = plan_chunks(session, whole, chunk_rows)
-            return SnapshotPlan(followed.schema, chunks, rows)
-        finally:
-            session.close()
+        with closing(self._dialect.connect()) as session:
+            _, polled = self._described(session, table, known)
+            return plan_snapshot(self._dialect, session, polled, self._confirmed, chunk_rows, keys_only=not whole_rows)
 
-    def findings(self, table: TableId) -> Path | None:
-        """Where a full comparison of ``table`` leaves what it found; None if there is no such place."""
-        return FindingsDirectory(self._findings, table).place if self._findings is not None else None
+    def differences(self, table: TableId) -> Path | None:
+        root = self._stream.differences
+        return DifferencesDirectory(root, table).path if root is not None else None
 
     def full_diff(self, table: TableId) -> FullDiff | None:
-        deletes = self._choice.rule(table).deletes
+        deletes = self._selection.rule(table).deletes
         return deletes if isinstance(deletes, FullDiff) else None
 
-    def copied(self, table: TableId) -> None:
-        """Nothing is kept open for a copy."""
-
-    def chunk(self, data: Mapping[str, Any]) -> RowChunk:
-        table = TableId.parse(data["table"]["table"])
-        return RowChunk.from_json(self._connector, self._choice.rule(table), data)
+    def chunk(self, data: Mapping[str, Any]) -> PolledChunk:
+        rows = TableChunk.from_json(self._dialect, data)
+        return PolledChunk.from_json(rows, self._selection.rule(rows.table), data)
 
     def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
-        with self._working() as session:
+        with self._lock:
             start = self._confirmed if after is None else _own(after)
-            self._confirmed = start if after is not None and not self._is_known else self._confirmed
-            self._is_known = True
-            self._seek(session, start)
+            if not self._is_known:
+                self._confirmed, self._is_known = start, True
+        self._seek(start)
         return self._change_sets(wait_seconds)
 
     def confirm(self, position: Position) -> None:
-        own = _own(position)
-        with self._working() as session:
-            if own.compare(self._confirmed) == -1:
-                return
-            try:
-                self._save(own)
-            except BaseException:
-                self._seek(session, self._confirmed)  # what is not saved is read again
-                raise
-            self._stream.forget(own)
+        self._require_open()
+        marks = _own(position).marks
+        try:
+            with self._lock:
+                known = dict(self._confirmed.marks)
+                later = {
+                    table: mark
+                    for table, mark in marks
+                    if table not in known or (mark != known[table] and mark.compare(known[table]) != -1)
+                }
+                if later:
+                    self._save(later)
+        except BaseException:
+            self._seek(self._confirmed)  # what is not saved is read again
+            raise
+        self._stream.forget(self._confirmed)
 
     def lag(self) -> Lag:
-        """How old the oldest row is that has not been read. On a connection of its own."""
-        session = self._connector.connect()
-        try:
-            now = session.horizon().now_us
-            oldest = oldest_unread_us(self._connector, session, self._stream.followed())
-        finally:
-            session.close()
-        return Lag(seconds=0.0 if oldest is None else max(0.0, (now - oldest) / 1e6))
+        """How old the oldest row is that has not been read, over all tables."""
+        with closing(self._dialect.connect()) as session:
+            now, oldest = session.horizon().now_us, []
+            for polled, mark in self._stream.polled():
+                schema = polled.arrow(polled.read_names)
+                rows = combined(session.read(Queries(self._dialect, polled).changes(mark, 1), schema), schema)
+                oldest += [int(polled.times(rows)[0])] if rows.num_rows else []
+        return Lag(seconds=max(0.0, (now - min(oldest)) / 1e6) if oldest else 0.0)
 
     def check(self) -> tuple[Finding, ...]:
-        return check_source(self._connector, self._choice)
+        return check_source(self._dialect, self._selection)
 
     def uninstall(self) -> tuple[str, ...]:
-        with self._working():
+        self._require_open()
+        with self._lock:
             removed = self._store.remove()
             self._is_known, self._confirmed = False, Watermark()
             self._prepared, self._expected = {}, set()
-            self._stream.position = Watermark()
-            return removed
+        self._stream.position = Watermark()
+        return removed
 
     def _change_sets(self, wait_seconds: float) -> Iterator[ChangeSet]:
-        while (change_set := self._next(wait_seconds)) is not None:
-            yield change_set
-
-    def _next(self, wait_seconds: float) -> ChangeSet | None:
-        """What the next cycle finds, a heartbeat if it finds nothing in time, None once the capture is closed.
+        """What the next cycle finds; a heartbeat if it finds nothing in time; the end once the capture is closed.
 
         Without a wait, "nothing" means that every table has been read: a slow one is waited for then.
         """
@@ -248,75 +276,71 @@ class Polling(ChangeCapture):
             pause = self._polled_at + self._pace.poll_seconds - time.monotonic()
             if wait_seconds > 0 and pause > 0:
                 self._closed.wait(min(pause, max(0.0, until - time.monotonic())))
+            change_set = None
             if wait_seconds == 0 or pause <= 0 or time.monotonic() < until:
-                with self._working() as session:
-                    change_set = self._stream.cut(session)
+                try:
+                    with self._cycle:
+                        change_set = self._stream.cut(self._require_open())
+                except LakefeedError:
+                    if not self._closed.is_set():
+                        raise
                 if self._closed.is_set():
-                    return None  # what was interrupted by that says nothing of the source
+                    return  # what was interrupted by that says nothing of the source
                 self._polled_at = time.monotonic() if change_set is None else 0.0
-                if change_set is not None:
-                    return change_set
-            if time.monotonic() >= until and not (wait_seconds == 0 and self._stream.is_reading):
-                return ChangeSet(self._stream.position, self._stream.position)
-        return None
+            if change_set is None:
+                if time.monotonic() < until or (wait_seconds == 0 and self._stream.is_reading):
+                    continue
+                change_set = ChangeSet(self._stream.position, self._stream.position)
+            yield change_set
+            until = time.monotonic() + wait_seconds
 
-    def _seek(self, session: Session, start: Watermark) -> None:
+    def _seek(self, start: Watermark) -> None:
         """Tables that the position has, that were prepared, or that the flow expects; without any, all there are."""
-        chosen = set(self._followed(session))
-        named = {table for table in chosen if str(table) in dict(start.marks)}
-        wanted = (named | self._expected | set(self._prepared)) & chosen or chosen
-        self._stream.seek(session, start, sorted(wanted))
-        for table in wanted - named:
-            if table in self._prepared and (source := session.describe([table]).get(table)) is not None:
-                self._stream.add(source, self._prepared[table])
+        with self._cycle:
+            session = self._require_open()
+            chosen, marks = set(self._there(session)), dict(start.marks)
+            named = {table for table in chosen if str(table) in marks}
+            wanted = (named | self._expected | set(self._prepared)) & chosen or chosen
+            prepared = {str(table): mark for table, mark in self._prepared.items() if table in wanted - named}
+            self._stream.seek(session, start, sorted(wanted), prepared)
 
-    def _take_in(self, source: DescribedTable, followed: Followed, mark: Mark) -> None:
-        """Known to the stream from its next cycle on."""
-        self._prepared[source.id] = mark
-        self._is_known = True
-        self._stream.known[source.id] = followed.schema
-        if source.id in self._stream.stale or source.id not in self._stream.tables:
-            self._stream.add(source, mark)
+    def _save(self, marks: Mapping[str, Mark]) -> None:
+        """Under the lock. A store of no tables still gets the identity."""
+        self._store.save(self._identity, marks)
+        self._confirmed = Watermark.of({**dict(self._confirmed.marks), **marks})
 
-    def _save(self, position: Watermark) -> None:
-        self._store.save(Saved(self._identity, position))
-        self._confirmed = position
+    def _there(self, session: Session) -> dict[TableId, PolledTable]:
+        described = session.describe(self._selection.tables(session.tables()))
+        return self._selection.polled(described, self._stream.known)
 
-    def _adopt_saved(self) -> None:
-        """What an earlier process left in the store; never another database's."""
-        saved = self._store.load()
-        if saved is None:
-            return
-        if saved.identity != self._identity:
-            raise SourceChangedError(f"the watermarks belong to {saved.identity}, not to {self._identity}")
-        self._confirmed, self._is_known = saved.watermark, True
-
-    def _followed(self, session: Session) -> dict[TableId, Followed]:
-        return self._choice.followed(session.describe(self._choice.tables(session.tables())), self._stream.known)
-
-    def _required(
+    def _described(
         self, session: Session, table: TableId, known: TableSchema | None = None
-    ) -> tuple[DescribedTable, Followed]:
+    ) -> tuple[DescribedTable, PolledTable]:
         source = session.describe([table]).get(table)
         if source is None:
             raise SourceSetupError(f"there is no table {table}", remedy="Correct source.tables, or create the table.")
         texts = text_columns(known or self._stream.known.get(table), source)
-        return source, follow(source, self._choice.rule(table), texts)
-
-    def _taken_in(self, session: Session, table: TableId) -> tuple[DescribedTable, Followed]:
-        """A table to be copied. One that is new is looked through first: no poll would ever find its old values."""
-        source, followed = self._required(session, table)
-        if table in self._stream.known or not source.misfits:
-            return source, followed
-        wrong = mixed_columns(self._connector, session, followed) - followed.ordering
-        return source, follow(source, followed.rule, wrong)
+        return source, polled_table(source, self._selection.rule(table), texts)
 
     @contextmanager
-    def _working(self) -> Iterator[Session]:
+    def _connected(self) -> Iterator[Session]:
+        """A session of the caller's own, which ``close`` ends."""
+        self._require_open()
+        session = self._dialect.connect()
         with self._lock:
-            if self._session is None:
-                raise StateError("the capture is not open", remedy="Call open first.")
-            yield self._session
+            self._sessions.add(session)
+        try:
+            yield session
+        finally:
+            with self._lock:
+                self._sessions.discard(session)
+            session.close()
+
+    def _require_open(self) -> Session:
+        session = self._session
+        if session is None:
+            raise StateError("the capture is not open", remedy="Call open first.")
+        return session
 
 
 def _own(position: Position) -> Watermark:

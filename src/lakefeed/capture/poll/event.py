@@ -15,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.poll.followed import Followed
-from lakefeed.capture.poll.marking import Marking
 from lakefeed.capture.poll.stamp import Instants
+from lakefeed.capture.poll.table import PolledTable
 from lakefeed.change.batch import ABSENT, METADATA, OP, POSITION, SEQ, TIME, TXN, ChangeBatch, Operation, change_schema
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
@@ -37,42 +36,25 @@ class Events:
         return int(self.rows.num_rows)
 
 
-def classified(followed: Followed, marking: Marking, rows: pa.RecordBatch, times: Instants) -> Events:
+def classified(table: PolledTable, rows: pa.RecordBatch, times: Instants) -> Events:
     """A deleted row is a delete; created and updated at the same instant is an insert; everything else an update.
 
     Whoever applies them must not rely on the difference: a row that was inserted and updated between two polls is an
-    update of a row that the lake has never seen.
+    update of a row that the lake has never seen. Of a deleted row only the key is delivered.
     """
     operations = pa.array(np.full(rows.num_rows, int(Operation.UPDATE), np.int8))
-    created = marking.created(rows)
-    if created is not None:
-        is_new = pc.fill_null(pc.equal(created, marking.updated(rows)), False)
-        operations = pc.if_else(is_new, pa.scalar(int(Operation.INSERT), pa.int8()), operations)
-    deleted = deleted_rows(followed, rows)
-    if deleted is not None:
+    if (inserted := table.are_inserts(rows)) is not None:
+        operations = pc.if_else(inserted, pa.scalar(int(Operation.INSERT), pa.int8()), operations)
+    if (deleted := table.are_deleted(rows)) is not None:
         operations = pc.if_else(deleted, pa.scalar(int(Operation.DELETE), pa.int8()), operations)
-    return Events(followed.schema, delivered(followed.schema, rows, deleted), operations, times)
-
-
-def deleted_rows(followed: Followed, rows: pa.RecordBatch) -> Any | None:
-    """A boolean array, None where no row can be marked as deleted."""
-    if followed.soft_time is not None:
-        return pc.is_valid(rows.column(followed.soft_time))
-    if followed.soft_flag is None:
-        return None
-    flag: Any = rows.column(followed.soft_flag)
-    return pc.fill_null(flag if pa.types.is_boolean(flag.type) else pc.not_equal(flag, pa.scalar(0)), False)
-
-
-def delivered(schema: TableSchema, rows: pa.RecordBatch, deleted: Any | None) -> pa.RecordBatch:
-    """The delivered columns; of a deleted row only the key."""
     arrays = []
-    for column in schema.columns:
+    for column in table.schema.columns:
         values: Any = rows.column(column.name)
-        if deleted is not None and column.name not in schema.key:
+        if deleted is not None and column.name not in table.key:
             values = pc.if_else(deleted, pa.scalar(None, values.type), values)
         arrays.append(values)
-    return pa.RecordBatch.from_arrays(arrays, names=list(schema.names))
+    delivered = pa.RecordBatch.from_arrays(arrays, names=list(table.schema.names))
+    return Events(table.schema, delivered, operations, times)
 
 
 def deletes(schema: TableSchema, keys: pa.RecordBatch, at_us: int) -> Events:
@@ -88,43 +70,79 @@ def deletes(schema: TableSchema, keys: pa.RecordBatch, at_us: int) -> Events:
 
 def change_batches(found: Sequence[Events], end: Position, polled_us: int) -> tuple[ChangeBatch, ...]:
     """All events as one run: numbered by time over all tables, each table's in its own order."""
-    everything = np.concatenate([events.times for events in found]) if found else np.empty(0, np.int64)
     # What is late within a table must not be numbered before what it follows there, in the same piece or another.
     latest: dict[TableId, np.int64] = {}
-    for start, events in zip(_starts(found), found, strict=True):
-        piece = everything[start : start + events.count]
-        np.maximum.accumulate(piece, out=piece)
+    pieces = []
+    for events in found:
+        piece = np.maximum.accumulate(events.times)
         if events.count:
-            floor = latest.get(events.schema.table, piece[0])
-            np.maximum(piece, floor, out=piece)
+            piece = np.maximum(piece, latest.get(events.schema.table, piece[0]))
             latest[events.schema.table] = piece[-1]
-    places = np.empty(len(everything), np.int64)
-    places[np.argsort(everything, kind="stable")] = np.arange(len(everything))
+        pieces.append(piece)
+    everything = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+    numbers = np.empty(len(everything), np.int64)
+    numbers[np.argsort(everything, kind="stable")] = np.arange(len(everything))
     poll = f"poll {datetime.fromtimestamp(polled_us / 1e6, UTC).isoformat(timespec='milliseconds')}"
-    return tuple(
-        _batch(events, places[start : start + events.count], end, poll)
-        for start, events in zip(_starts(found), found, strict=True)
-    )
 
-
-def _starts(found: Sequence[Events]) -> list[int]:
-    return [sum(events.count for events in found[:place]) for place in range(len(found))]
-
-
-def _batch(events: Events, places: Instants, end: Position, poll: str) -> ChangeBatch:
-    count = events.count
-    layout = change_schema(events.schema)
-    columns: dict[str, Any] = {
-        OP: events.operations,
-        SEQ: pa.array(places),
-        POSITION: _repeated(end.encode(), count),
-        TIME: pa.array(events.times).cast(pa.timestamp("us", tz="UTC")),
-        TXN: _repeated(poll, count),
-        ABSENT: pa.nulls(count, METADATA.field(ABSENT).type),
-    }
-    arrays = [columns[name] if name in columns else events.rows.column(name) for name in layout.names]
-    return ChangeBatch(events.schema, pa.RecordBatch.from_arrays(arrays, schema=layout))
+    batches, start = [], 0
+    for events in found:
+        count, layout = events.count, change_schema(events.schema)
+        columns: dict[str, Any] = {
+            OP: events.operations,
+            SEQ: pa.array(numbers[start : start + count]),
+            POSITION: _repeated(end.encode(), count),
+            TIME: pa.array(events.times).cast(pa.timestamp("us", tz="UTC")),
+            TXN: _repeated(poll, count),
+            ABSENT: pa.nulls(count, METADATA.field(ABSENT).type),
+        }
+        arrays = [columns[name] if name in columns else events.rows.column(name) for name in layout.names]
+        batches.append(ChangeBatch(events.schema, pa.RecordBatch.from_arrays(arrays, schema=layout)))
+        start += count
+    return tuple(batches)
 
 
 def _repeated(text: str, count: int) -> Any:
     return pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), pa.array([text]))
+
+
+def unchanged(rows: pa.RecordBatch, before: pa.RecordBatch | None, key: Sequence[str]) -> Any:
+    """A boolean array: which of ``rows`` are in ``before``, equal in every column.
+
+    By content and not by time alone: a row that changed twice within one time stamp is delivered twice.
+    """
+    if before is None or before.num_rows == 0 or not rows.schema.equals(before.schema):
+        return pa.array([False] * rows.num_rows, pa.bool_())
+    index: Any = pc.index_in(key_texts(rows, key), value_set=key_texts(before, key))
+    same: Any = pc.is_valid(index)
+    for mine, theirs in zip(rows.columns, before.columns, strict=True):
+        other = theirs.take(index)
+        equal: Any = pc.equal(mine, other)
+        # NULL is NULL here, and NaN is NaN: a row that never equals itself would be delivered for ever.
+        nothing = [
+            pc.is_null(values, nan_is_null=True) if pa.types.is_floating(values.type) else pc.is_null(values)
+            for values in (mine, other)
+        ]
+        same = pc.and_(same, pc.or_(pc.fill_null(equal, False), pc.and_(*nothing)))
+    return same
+
+
+def without(rows: pa.RecordBatch, gone: pa.RecordBatch, key: Sequence[str]) -> pa.RecordBatch:
+    """``rows`` without those whose key is in ``gone``."""
+    if rows.num_rows == 0 or gone.num_rows == 0:
+        return rows
+    known = pc.is_in(key_texts(rows, key), value_set=key_texts(gone, key))
+    return rows.filter(pc.invert(known))
+
+
+def key_texts(rows: pa.RecordBatch, key: Sequence[str]) -> Any:
+    """One value for each row that only an equal key has. A single column is its own."""
+    if len(key) == 1:
+        return rows.column(key[0])
+    parts: list[Any] = []
+    for name in key:
+        value = rows.column(name)
+        text: Any = value if pa.types.is_binary(value.type) else value.cast(pa.string()).cast(pa.binary())
+        # The length goes before each part: ('a:b', 'c') and ('a', 'b:c') must not look alike.
+        size = pc.binary_length(text).cast(pa.string()).cast(pa.binary())
+        parts += [size, pa.scalar(b":"), text]
+    return pc.binary_join_element_wise(*parts, pa.scalar(b""))

@@ -19,7 +19,7 @@ from lakefeed.errors import ConfigError
 class PollingSource:
     """Any database, by its connector.
 
-    ``tables`` are glob patterns (see ``capture.patterns``), ``rules`` are by such patterns too.
+    ``tables`` are glob patterns (see ``capture.select``), ``rules`` are by such patterns too.
     """
 
     connector: Dialect

@@ -6,8 +6,8 @@
 | string               | ISO 8601: date, 'T' or blank, time, up to 6 digits of a second, 'Z' or an offset or none |
 | integer              | time since 1970 in seconds, milliseconds or microseconds, by its size                    |
 
-Text is ordered by the database as text, so all values of a column must be written in one form; ``ordered`` is how it
-is found out that they are not.
+Text is ordered by the database as text, so all values of a column must be written in one form; ``PolledTable.times``
+finds out that they are not.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from lakefeed.change.watermark import Mark
 
 Instants = npt.NDArray[np.int64]
 
@@ -52,21 +50,6 @@ def instants(values: Any) -> Any:
         raise StampError(str(error).splitlines()[0][:200]) from error
 
 
-def ordered(stamps: Instants) -> bool:
-    """Whether the times never go back."""
-    return bool(np.all(stamps[1:] >= stamps[:-1]))
-
-
-def stored(kind: pa.DataType, value: Any) -> int | str | None:
-    """What a mark has to keep beside the time, so that it can be compared in the database."""
-    return None if pa.types.is_timestamp(kind) else value
-
-
-def stamp_value(mark: Mark) -> int | str:
-    """The value that ``Dialect.bound`` is given for a mark's time: microseconds for a timestamp column."""
-    return mark.instant_us if mark.stamp is None else mark.stamp
-
-
 def _from_numbers(values: Any) -> Any:
     size = pc.max(pc.abs(values)).as_py()
     if size is None or size < _SECONDS_BELOW:
@@ -85,15 +68,11 @@ def _from_text(values: Any) -> Any:
     wrong = pc.and_(pc.is_null(parts), pc.is_valid(values))
     if pc.any(wrong).as_py():
         raise StampError(f"{values.filter(wrong)[0].as_py()!r} is not a time")
-    day, minute, second, part, zone = (_field(parts, place) for place in range(5))
+    day, minute, second, part, zone = (pc.struct_field(parts, [index]) for index in range(5))
     text = pc.binary_join_element_wise(day, "T", _or(minute, "00:00"), ":", _or(second, "00"), "")
     whole = text.cast(pa.timestamp("us")).cast(pa.int64())
     micros = pc.utf8_rpad(_or(part, "0"), 6, "0").cast(pa.int64())
     return pc.subtract(pc.add(whole, micros), _offset(zone))
-
-
-def _field(parts: Any, place: int) -> Any:
-    return pc.struct_field(parts, [place])
 
 
 def _or(texts: Any, default: str) -> Any:

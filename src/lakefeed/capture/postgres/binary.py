@@ -5,7 +5,7 @@ each column a length (int32, -1 for NULL) and that many bytes, then a trailer. T
 that it is known where each begins; all rows of a piece are then walked together, column by column.
 
 Each reader of values takes a column and gives exactly what ``values.to_arrow`` gives for the printed form. What the
-Arrow type cannot hold is an UnfitError by the same rule; bytes that no PostgreSQL sends are a DecodeError.
+Arrow type cannot hold is an MisfitError by the same rule; bytes that no PostgreSQL sends are a DecodeError.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import psycopg
 import pyarrow as pa
 from psycopg.pq import ExecStatus
 
+from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.postgres.database import Connection, quoted, run
 from lakefeed.capture.postgres.values import (
     EPOCH_MICROSECONDS,
@@ -30,7 +31,6 @@ from lakefeed.capture.postgres.values import (
     Mask,
     Slices,
     SourceType,
-    UnfitError,
     arrow_type,
     as_buffer,
     gathered,
@@ -265,7 +265,7 @@ def texts(values: Slices) -> Array:
     try:
         return values.binary().cast(pa.string())  # checks that it is UTF-8
     except pa.ArrowInvalid as error:
-        raise UnfitError(str(error).splitlines()[0][:200]) from error
+        raise MisfitError(str(error).splitlines()[0][:200]) from error
 
 
 def jsonb(values: Slices) -> Array:
@@ -322,7 +322,7 @@ def _instants(values: Slices) -> Array:
 
 def _require(valid: Mask, numbers: npt.NDArray[Any], first: int, last: int, what: str) -> None:
     if np.any(((numbers < first) | (numbers > last)) & valid):
-        raise UnfitError(f"{what} that is infinite, BC or after the year 9999")
+        raise MisfitError(f"{what} that is infinite, BC or after the year 9999")
 
 
 WIDEST = 18
@@ -352,12 +352,12 @@ def _sums(values: Slices, some: Ints, kind: pa.Decimal128Type) -> Ints:
     count, weight = integers(data, starts, ">i2"), integers(data, starts + 2, ">i2")
     sign = integers(data, starts + 4, ">u2")
     if np.any(sign & _SPECIAL == _SPECIAL):
-        raise UnfitError("a numeric that is NaN or infinite")
+        raise MisfitError("a numeric that is NaN or infinite")
     if np.any((sign != _POSITIVE) & (sign != _NEGATIVE)) or np.any(lengths != _NUMERIC_HEAD + 2 * count):
         raise DecodeError("a numeric that is none")
     sums = _added(data, starts + _NUMERIC_HEAD, count, weight, kind.scale)
     if np.any(sums >= 10**kind.precision):
-        raise UnfitError(f"a numeric that does not fit {kind}")
+        raise MisfitError(f"a numeric that does not fit {kind}")
     return np.where(sign == _NEGATIVE, -sums, sums)
 
 
@@ -368,7 +368,7 @@ def _added(data: Any, digits: Ints, count: Ints, weight: Ints, scale: int) -> In
     has_digits = count > 0
     highest = int(weight[has_digits].max(initial=-lowest))
     if (highest + 1) * _GROUP + scale > WIDEST + _GROUP or np.any(has_digits & (weight - count + 1 < -lowest)):
-        raise UnfitError("a numeric with more digits than its column has")
+        raise MisfitError("a numeric with more digits than its column has")
     for place in range(highest, -lowest - 1, -1):
         index = weight - place
         there = (index >= 0) & (index < count)
@@ -379,7 +379,7 @@ def _added(data: Any, digits: Ints, count: Ints, weight: Ints, scale: int) -> In
         kept = min(_GROUP, scale + _GROUP * (place + 1))  # of the last group, those before the scale ends
         cut = 10 ** (_GROUP - kept)
         if cut > 1 and np.any(digit % cut):
-            raise UnfitError("a numeric with more digits than its column has")
+            raise MisfitError("a numeric with more digits than its column has")
         sums = sums * 10**kept + digit // cut
     return sums
 
@@ -410,7 +410,7 @@ _TEXTS = (19, 25, 114, 1042, 1043, 2950, 3802)
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """``sql`` is what to select, ``read`` makes Arrow of it: UnfitError for a value that the column cannot hold."""
+    """``sql`` is what to select, ``read`` makes Arrow of it: MisfitError for a value that the column cannot hold."""
 
     sql: str
     read: Callable[[Slices], Any]

@@ -26,7 +26,8 @@ import psycopg
 from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
 from lakefeed.capture.builder import ChangeSetBuilder, Limits
 from lakefeed.capture.postgres.catalog import SourceTable, one_reading, read_tables, wait_for_writers, with_columns
-from lakefeed.capture.postgres.database import PLANNING, Connection, Database, Names, quoted, read_identity
+from lakefeed.capture.postgres.database import Connection, Database, Names, quoted, read_identity
+from lakefeed.capture.postgres.dialect import PostgresDialect, PostgresSession, described, read_orderings
 from lakefeed.capture.postgres.exported import ExportedSnapshots
 from lakefeed.capture.postgres.facts import TableFacts
 from lakefeed.capture.postgres.pgoutput import PgoutputDecoder, WalPiece
@@ -45,10 +46,11 @@ from lakefeed.capture.postgres.resume import (
     seconds_behind,
     usable_slot,
 )
-from lakefeed.capture.postgres.snapshot import TableChunk, plan_chunks
+from lakefeed.capture.postgres.snapshot import SnapshotOrigin
 from lakefeed.capture.postgres.walsender import Walsender
 from lakefeed.capture.reader import BackgroundReader
 from lakefeed.capture.select import is_literal, is_wanted, match_tables
+from lakefeed.capture.snapshot import TableChunk, plan_chunks
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.position import Position
@@ -108,7 +110,8 @@ class PostgresLog(ChangeCapture):
         self._preparation = Preparation(database, self._names, self._closed, provision=provision)
         self._exported = ExportedSnapshots(database, self._names, self._closed)
         self._facts = TableFacts(text_columns)
-        self._connections: set[Connection] = set()
+        self._dialect = PostgresDialect(database.dsn, self._text_columns, application_name=self._names.readers)
+        self._sessions: set[PostgresSession] = set()
         self._connection: Connection | None = None
         self._stream: _Stream | None = None
         self._confirmed_time: float | None = None
@@ -124,8 +127,8 @@ class PostgresLog(ChangeCapture):
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.reader.close()
-        for other in tuple(self._connections):
-            other.sever()
+        for session in tuple(self._sessions):
+            session.cancel()
         self._exported.close()
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -190,33 +193,39 @@ class PostgresLog(ChangeCapture):
 
     def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
         self._require_open()
-        with self._database.connection(self._names.slot, PLANNING) as connection:
-            self._connections.add(connection)
-            try:
-                (source,) = _sources(connection, [table])
-                self._slot(connection)
-                delivered = self._stream.builder.position if self._stream is not None else PostgresLsn(0)
-                least = max(delivered, self._preparation.since(table))
-                origin = self._exported.for_copy(connection, source, least)
-                if origin is None and (writers := wait_for_writers(connection, source, _WRITERS_SECONDS)):
+        with self._database.connection(self._names.slot) as connection:
+            self._slot(connection)
+            (source,) = _sources(connection, [table])
+            delivered = self._stream.builder.position if self._stream is not None else PostgresLsn(0)
+            least = max(delivered, self._preparation.since(table))
+            origin = self._exported.for_copy(connection, source, least)
+            if origin is None:
+                origin = SnapshotOrigin("", "", PostgresLsn(0))
+                if writers := wait_for_writers(connection, source, _WRITERS_SECONDS):
                     pids = ", ".join(str(pid) if pid is not None else "a prepared transaction" for pid in writers)
                     raise SourceSetupError(
                         f"the copy of {table} cannot start: transactions that may have written to it before it was "
                         f"published are still open, in the processes {pids}",
                         remedy=f"Commit them, or end them: SELECT pg_terminate_backend({writers[0] or '…'});",
                     )
-                schema = self._facts.learn(source)
-                whole = TableChunk(self._database, self._names, schema, origin, source.kind == "r")
-                chunks, rows = plan_chunks(connection, whole, source, chunk_rows)
-            finally:
-                self._connections.discard(connection)
+            (source,) = _sources(connection, [table])
+            as_queried = described(source, self._text_columns, read_orderings(connection, [source]))
+        schema = self._facts.learn(source)
+        whole = TableChunk(self._dialect, as_queried, schema, origin=origin.to_json())
+        session = self._dialect.connect()
+        try:
+            self._sessions.add(session)
+            chunks, rows = plan_chunks(session, whole, chunk_rows)
+        finally:
+            self._sessions.discard(session)
+            session.close()
         return SnapshotPlan(schema, chunks, rows)
 
     def copied(self, table: TableId) -> None:
         self._exported.release(table)
 
     def chunk(self, data: Mapping[str, Any]) -> TableChunk:
-        return TableChunk.from_json(self._database, self._names, data)
+        return TableChunk.from_json(self._dialect, data)
 
     def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
         self._require_open()
@@ -314,16 +323,14 @@ class PostgresLog(ChangeCapture):
                 wait = max(0.001, until - time.monotonic())
                 if not builder.is_empty:
                     wait = _BACKLOG_SECONDS if stream.walsender.gulping else _SHORT_SECONDS
-            pieces = reader.take(wait)
-            for piece in pieces:
+            piece = reader.read(wait)
+            if piece is not None:
                 builder.add(stream.decoder.decode(piece))
             for announced in self._facts.schemas.due(builder.reached):
                 builder.announce(announced)
-            more = bool(pieces) and not reader.is_drained
-            if builder.is_ready(more=more):
+            if builder.is_ready(more=piece is not None):
                 return builder.cut()
-            is_over = reader.is_drained if wait_seconds <= 0 else time.monotonic() >= until
-            if self._closed.is_set() or (is_over and not more):
+            if piece is None and time.monotonic() >= until:
                 return builder.heartbeat(ahead_bytes=builder.reached.value - builder.position.value)
 
     def _choose(self, there: Mapping[TableId, SourceTable]) -> tuple[TableId, ...]:

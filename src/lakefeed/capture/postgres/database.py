@@ -68,10 +68,9 @@ class Timeouts:
 
 
 CATALOG = Timeouts()
-PLANNING = Timeouts(statement=600, transaction=600, answer=610)
-"""Counting and sampling a table."""
-READING = Timeouts(lock=10, statement=0, idle_in_transaction=600, transaction=0)
-"""A chunk of a copy takes as long as it takes; ``Line.listen`` notices a server that is gone."""
+READING = Timeouts(lock=10, statement=21_600, idle_in_transaction=21_600, transaction=21_600, answer=600)
+"""One chunk, or its plan, takes hours at most: a consumer that is slower has died. A server that is gone is noticed by
+``Line.listen``."""
 KEEPING = Timeouts(statement=10, idle_in_transaction=120, transaction=0, answer=20)
 """Keeps an exported snapshot, and is asked every second: the server ends it if this process freezes."""
 SLOT = Timeouts(lock=600, statement=0, transaction=0)

@@ -1,32 +1,51 @@
 # ruff: noqa: S608 (names in SQL are quoted; values are psycopg literals)
 """PostgresDialect: a PostgreSQL database or replica, for a role that may do nothing but SELECT.
 
-Rows come through COPY in binary form and give the same Arrow values as the log capture's (``capture.postgres.binary``).
+Rows come through COPY in binary form and give the same Arrow values as the log's (``binary``). The snapshot of a log
+source is read under the exported snapshot that its plan recorded (``SnapshotOrigin``), as long as that is alive; then
+every chunk is exact at its position. Without it, a chunk reads under a snapshot of its own and has a bracket.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pyarrow as pa
 from psycopg import sql
-from psycopg.pq import ExecStatus
 
-from lakefeed.capture.dialect import DescribedTable, Horizon, Query
+from lakefeed.capture.dialect import (
+    Bracket,
+    Cuts,
+    DescribedTable,
+    Dialect,
+    Horizon,
+    Ordering,
+    Query,
+    Session,
+    TableChangedError,
+    key_rows,
+)
+from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.postgres.binary import CopyRows, Form, form_of, read_copy
-from lakefeed.capture.postgres.catalog import SourceTable, read_tables, sql_name, with_columns
-from lakefeed.capture.postgres.database import READING, Connection, Database, quoted
-from lakefeed.capture.postgres.values import SourceType, UnfitError
+from lakefeed.capture.postgres.catalog import SourceTable, one_reading, read_tables, sql_name, with_columns
+from lakefeed.capture.postgres.database import READING, Connection, Database, quoted, run
+from lakefeed.capture.postgres.snapshot import BEGIN, SnapshotOrigin, bracketed, import_snapshot, shows
+from lakefeed.capture.postgres.values import KEEP_AS_TEXT, SourceType
 from lakefeed.change.table import Column, TableId
 from lakefeed.change.watermark import KeyValue
-from lakefeed.errors import TableStoppedError
 
 _NAME = "lakefeed_poll"
+COUNTED_BYTES = 64 << 20
+"""Tables up to this size are counted; of larger ones the catalog's estimate and a sample are good enough."""
+_SAMPLED_BLOCKS = 50
+"""For each chunk. Rows of one block are often neighbours by key, so a few blocks would give uneven chunks."""
+_BLOCK_BYTES = 8192
 _PIECE_BYTES, _PIECE_ROWS = 4 << 20, 16_384
 _POLLS_KEPT = 4_096
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -50,20 +69,41 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
            AND (a.backend_xid IS NOT NULL OR a.xact_start > clock_timestamp() - interval '1 minute'))
   FROM pg_current_snapshot() AS s"""
 
+# Operators that a plain < would not find, because the search path is pg_catalog: ORDER BY goes by the operator class,
+# and < on citext would be that of text. Built-in types and all that is sorted by theirs (varchar, arrays) need none.
+_ORDERINGS = """
+SELECT c.opcintype::int8, p.amopstrategy, format('OPERATOR(%%I.%%s)', n.nspname, o.oprname)
+  FROM pg_opclass c
+  JOIN pg_am m ON m.oid = c.opcmethod AND m.amname = 'btree'
+  JOIN pg_amop p ON p.amopfamily = c.opcfamily AND p.amoplefttype = c.opcintype AND p.amoprighttype = c.opcintype
+  JOIN pg_operator o ON o.oid = p.amopopr
+  JOIN pg_namespace n ON n.oid = o.oprnamespace
+ WHERE c.opcdefault AND c.opcintype = ANY(%s) AND p.amopstrategy IN (1, 3, 5)
+   AND c.opcnamespace <> 'pg_catalog'::regnamespace"""
+
+_SIZE = """
+SELECT coalesce(sum(pg_relation_size(c.oid)), 0)::int8, coalesce(sum(greatest(c.reltuples, 0)), 0)::int8 FROM pg_class c
+ WHERE c.relkind = 'r'
+   AND (c.oid = %s::regclass OR c.oid IN (SELECT relid FROM pg_partition_tree(%s::regclass)))"""
+
 
 @dataclass(frozen=True, slots=True)
-class PostgresDialect:
-    """``text_columns``: patterns over ``schema.table.column`` of columns that are kept as PostgreSQL prints them."""
+class PostgresDialect(Dialect):
+    """``text_columns``: patterns over ``schema.table.column`` of columns that are kept as PostgreSQL prints them.
+
+    ``application_name`` is what pg_stat_activity shows of its sessions.
+    """
 
     dsn: str = field(repr=False)
     text_columns: tuple[str, ...] = ()
+    application_name: str = _NAME
 
     default_schema = "public"
     folds_case = False
 
     def connect(self) -> PostgresSession:
         database = Database(self.dsn)
-        return PostgresSession(database, database.connect(_NAME, READING), self.text_columns)
+        return PostgresSession(database, database.connect(self.application_name, READING), self.text_columns)
 
     def quoted(self, name: str) -> str:
         return quoted(name)
@@ -71,11 +111,8 @@ class PostgresDialect:
     def bound(self, column: Column, value: KeyValue, query: Query) -> str:  # noqa: ARG002  # COPY takes no parameters
         return f"{sql.Literal(_printed(column, value)).as_string(None)}::{column.source_type}"
 
-    def after(self, left: Sequence[str], right: Sequence[str]) -> str:
-        return f"({', '.join(left)}) > ({', '.join(right)})"
 
-
-class PostgresSession:
+class PostgresSession(Session):
     """See ``Session``."""
 
     def __init__(self, database: Database, connection: Connection, text_columns: tuple[str, ...]) -> None:
@@ -101,13 +138,17 @@ class PostgresSession:
         return {table: None if source.oid in may else "this role may not read it" for table, source in there.items()}
 
     def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
-        with self._database.errors():
+        with self._database.errors(), self._one_reading():
             there = read_tables(self._connection)
             wanted = [there[table] for table in tables if table in there]
             found = self._connection.execute(_PRIMARY_KEY, ([table.oid for table in wanted],)).fetchall()
             keys: dict[int, list[str]] = dict(found)
             complete = with_columns(self._connection, wanted)
-        return {table.id: self._described(replace(table, key=tuple(keys.get(table.oid, ())))) for table in complete}
+            orderings = read_orderings(self._connection, complete)
+        return {
+            table.id: described(replace(table, key=tuple(keys.get(table.oid, ()))), self._text_columns, orderings)
+            for table in complete
+        }
 
     def horizon(self) -> Horizon:
         """Exact where the role may see when transactions began; else by the snapshot's oldest transaction.
@@ -132,14 +173,44 @@ class PostgresSession:
             yield from self._read(query, schema)
 
     @contextmanager
-    def consistent(self) -> Iterator[None]:
+    def consistent(self, origin: Mapping[str, Any] | None = None) -> Iterator[Bracket | None]:
+        """``origin`` is a SnapshotOrigin as JSON."""
         with self._database.errors():
-            self._connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             try:
-                yield
+                if origin is None:
+                    self._connection.execute(BEGIN)
+                    yield None
+                elif import_snapshot(self._connection, exported := SnapshotOrigin.from_json(origin)):
+                    yield Bracket(exported.position, exported.position)
+                else:
+                    yield Bracket(*bracketed(self._connection))
             finally:
-                if not self._connection.broken:
+                with suppress(psycopg.Error):  # nothing was written
                     self._connection.execute("ROLLBACK")
+
+    def cuts(self, table: DescribedTable, where: Sequence[str], key: Sequence[Column], rows: int) -> Cuts | None:
+        """Of a large table: as many as its estimated rows need, from a sample of its blocks."""
+        with self._database.errors():
+            name = sql_name(table.id)
+            size, there = self._connection.execute(_SIZE, (name, name)).fetchone() or (0, 0)
+        if size <= COUNTED_BYTES or there <= 0:
+            return None
+        chunks = -(-there // rows)
+        if not key or chunks == 1:
+            return Cuts((), there)
+        percent = min(100.0, 100.0 * chunks * _SAMPLED_BLOCKS * _BLOCK_BYTES / size)
+        conditions = f" WHERE {' AND '.join(f'({one})' for one in where)}" if where else ""
+        sample = f"{table.origin} AS t TABLESAMPLE SYSTEM ({percent:f}) REPEATABLE (1){conditions}"
+        listed = ", ".join(f"t.{quoted(column.name)}" for column in key)
+        number, total = "_lakefeed_number", "_lakefeed_total"  # names that no captured table may have
+        query = Query(
+            f"SELECT {', '.join(f'n.{quoted(column.name)}' for column in key)} FROM (SELECT {listed},"
+            f" row_number() OVER (ORDER BY {listed}) AS {number}, count(*) OVER () AS {total} FROM {sample}) AS n"
+            f" WHERE n.{number} % greatest(1, n.{total} / {chunks}) = 0 AND n.{number} < n.{total} ORDER BY n.{number}"
+        )
+        schema = pa.schema([pa.field(column.name, column.type) for column in key])
+        found = [cut for batch in self.read(query, schema) for cut in key_rows(batch, schema.names)]
+        return Cuts(tuple(found), there)
 
     def cancel(self) -> None:
         self._connection.cancel_safe(timeout=2.0)
@@ -147,25 +218,43 @@ class PostgresSession:
     def close(self) -> None:
         self._connection.close()
 
-    def _described(self, source: SourceTable) -> DescribedTable:
-        origin = f"{'ONLY ' if source.kind == 'r' else ''}{sql_name(source.id)}"
-        return DescribedTable(source.schema(self._text_columns), origin)
+    def _one_reading(self) -> AbstractContextManager[None]:
+        """Inside a consistent read, the catalog is read in that."""
+        is_idle = self._connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        return one_reading(self._connection) if is_idle else nullcontext()
 
     def _read(self, query: Query, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with self._database.errors():
-            forms = self._forms(query.sql, schema)
-            listed = ", ".join(form.sql for form in forms)
-            copied = f"SELECT {listed} FROM ({query.sql}) AS r"
+            # From here on the transaction has a lock on the table, so that what the server states stays true.
+            result = run(self._connection, f"SELECT * FROM ({query.sql}) AS r LIMIT 0")
+            stated = [SourceType(result.ftype(index), result.fmod(index)) for index in range(len(schema))]
+            if query.source is not None and not shows(self._connection, sql_name(query.source.id)):
+                raise TableChangedError
+            forms = [form_of(one.name, one.type, kind) for one, kind in zip(schema, stated, strict=True)]
+            copied = f"SELECT {', '.join(form.sql for form in forms)} FROM ({query.sql}) AS r"
             for rows in read_copy(self._connection, copied, piece_bytes=_PIECE_BYTES, piece_rows=_PIECE_ROWS):
                 yield _batch(rows, forms, schema)
 
-    def _forms(self, query: str, schema: pa.Schema) -> list[Form]:
-        """What the server says of each column; the read transaction keeps it true."""
-        result = self._connection.pgconn.exec_(f"SELECT * FROM ({query}) AS r LIMIT 0".encode())
-        if result.status != ExecStatus.TUPLES_OK:
-            raise psycopg.errors.error_from_result(result)
-        stated = [SourceType(result.ftype(place), result.fmod(place)) for place in range(len(schema))]
-        return [form_of(one.name, one.type, kind) for one, kind in zip(schema, stated, strict=True)]
+
+def described(
+    source: SourceTable, text_columns: Sequence[str], orderings: Mapping[int, Ordering] | None = None
+) -> DescribedTable:
+    """The table as queries see it, with the key that ``source`` has."""
+    own = {column.name: column.type.oid for column in source.columns}
+    return DescribedTable(
+        source.schema(text_columns),
+        f"{'ONLY ' if source.kind == 'r' else ''}{sql_name(source.id)}",
+        orderings={name: orderings[oid] for name, oid in own.items() if oid in orderings} if orderings else {},
+    )
+
+
+def read_orderings(connection: Connection, tables: Sequence[SourceTable]) -> dict[int, Ordering]:
+    """Of types whose operators are not in pg_catalog, by their oid: how their values are ordered."""
+    kinds = list({column.type.oid for table in tables for column in table.columns})
+    found: dict[int, dict[int, str]] = {}
+    for kind, strategy, operator in connection.execute(_ORDERINGS, (kinds,)):
+        found.setdefault(kind, {})[strategy] = operator
+    return {kind: Ordering(one[1], one[3], one[5]) for kind, one in found.items()}
 
 
 def _batch(rows: CopyRows, forms: Sequence[Form], schema: pa.Schema) -> pa.RecordBatch:
@@ -173,11 +262,8 @@ def _batch(rows: CopyRows, forms: Sequence[Form], schema: pa.Schema) -> pa.Recor
     for form, values, one in zip(forms, rows.columns(len(forms)), schema, strict=True):
         try:
             arrays.append(form.read(values))
-        except UnfitError as error:
-            raise TableStoppedError(
-                f"a value does not fit its column exactly: {one.name}: {error}",
-                remedy=f"Add the column {one.name} to source.text_columns, which keeps it as PostgreSQL prints it.",
-            ) from error
+        except MisfitError as error:
+            raise MisfitError(error.reason, column=one.name, remedy=KEEP_AS_TEXT) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from lakefeed.capture.postgres.catalog import SourceTable
+from lakefeed.capture.postgres.catalog import SourceTable, sql_name
 from lakefeed.capture.postgres.database import KEEPING, Connection, Database, Names
 from lakefeed.capture.postgres.resume import create_slot
-from lakefeed.capture.postgres.snapshot import Origin, import_snapshot
+from lakefeed.capture.postgres.snapshot import SnapshotOrigin, import_snapshot, shows
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
 from lakefeed.errors import LakefeedError, SourceUnavailableError
@@ -45,7 +45,7 @@ _READERS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
 class _Kept:
     """A snapshot, the transaction that keeps it, and the tables that are still to be copied from it."""
 
-    origin: Origin
+    origin: SnapshotOrigin
     transaction: Connection
     tables: set[TableId]
     used_at: float = field(default_factory=time.monotonic)
@@ -66,7 +66,7 @@ class ExportedSnapshots:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, made: tuple[Connection, PostgresLsn, str], tables: Iterable[TableId]) -> Origin:
+    def add(self, made: tuple[Connection, PostgresLsn, str], tables: Iterable[TableId]) -> SnapshotOrigin:
         """Take over the snapshot of a slot that was just made; the slot's connection is closed."""
         connection, position, snapshot = made
         try:
@@ -82,7 +82,7 @@ class ExportedSnapshots:
                 raise
         finally:
             connection.close()
-        kept = _Kept(Origin(str(row[0]), str(row[1]), position), transaction, set(tables))
+        kept = _Kept(SnapshotOrigin(str(row[0]), str(row[1]), position), transaction, set(tables))
         with self._lock:
             self._kept.append(kept)
             if self._thread is None or not self._thread.is_alive():
@@ -90,7 +90,7 @@ class ExportedSnapshots:
                 self._thread.start()
         return kept.origin
 
-    def for_copy(self, connection: Connection, source: SourceTable, least: PostgresLsn) -> Origin | None:
+    def for_copy(self, connection: Connection, source: SourceTable, least: PostgresLsn) -> SnapshotOrigin | None:
         """The newest snapshot, or one of now if that is not at ``least`` or behind it, or shows another table. None
         if running transactions do not let one be made in time.
 
@@ -101,11 +101,11 @@ class ExportedSnapshots:
             newest = self._kept[-1] if self._kept else None
         origin = newest.origin if newest is not None and newest.origin.position >= least else None
         if origin is not None:
-            shows = import_snapshot(connection, origin, source.oid)
-            if shows or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            is_usable = False
+            if import_snapshot(connection, origin):
+                is_usable = shows(connection, sql_name(source.id))
                 connection.execute("ROLLBACK")
-            if not shows:
-                origin = None
+            origin = origin if is_usable else None
         if origin is None:
             name = f"{self._names.slot[:46]}_tmp_{secrets.token_hex(6)}"
             try:
@@ -122,7 +122,7 @@ class ExportedSnapshots:
                     kept.tables.add(source.id)
         return origin
 
-    def release(self, table: TableId, *, but: Origin | None = None) -> None:
+    def release(self, table: TableId, *, but: SnapshotOrigin | None = None) -> None:
         """The copy of ``table`` is over. A snapshot that is kept for no table ends."""
         with self._lock:
             for kept in list(self._kept):

@@ -26,24 +26,25 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.log import Announced, Decoded, Rows, Transaction
 from lakefeed.capture.postgres.catalog import CatalogFacts
 from lakefeed.capture.postgres.values import (
     EPOCH_MICROSECONDS,
+    KEEP_AS_TEXT,
     PAD,
     Bytes,
     Ints,
     Mask,
     Slices,
-    UnfitError,
     integers,
     padded,
     to_arrow,
 )
 from lakefeed.change.batch import Operation
-from lakefeed.change.change_set import RecopyNeeded, TableBlocked
+from lakefeed.change.change_set import RecopyNeeded
 from lakefeed.change.lsn import PostgresLsn
-from lakefeed.change.table import TableId, TableSchema
+from lakefeed.change.table import TableSchema
 from lakefeed.errors import DecodeError
 
 BEGIN, COMMIT, INSERT, UPDATE, DELETE = (ord(letter) for letter in "BCIUD")
@@ -340,7 +341,7 @@ class _Tuples:
 def decode_rows(run: Run, chosen: Ints, seqs: Ints, layout: Layout, *, before_images: bool = False) -> DecodedRows:
     """The row messages ``chosen`` (all of one relation). ``PLACES`` from ``seqs`` on belong to each of them.
 
-    UnfitError for a value that its column cannot hold; it names the column.
+    MisfitError for a value that its column cannot hold; it names the column.
     """
     tuples, olds = _locate(run, chosen, seqs, layout)
     rows = _decode(run, tuples, layout)
@@ -476,8 +477,8 @@ def _columns(fields: list[Field], deletes: Mask, layout: Layout) -> tuple[Any, .
             values = replace(values, valid=values.valid & ~deletes)
         try:
             arrays.append(to_arrow(values.binary(), column.type))
-        except UnfitError as error:
-            raise UnfitError(f"{column.name}: {error}") from error
+        except MisfitError as error:
+            raise MisfitError(error.reason, column=column.name, remedy=KEEP_AS_TEXT) from error
     return tuple(arrays)
 
 
@@ -609,18 +610,11 @@ class PgoutputDecoder:
             own, schema = chosen[relations == relation], layout.schema
             try:
                 rows = decode_rows(run, own, order[own], layout, before_images=self._before_images)
-            except UnfitError as error:
-                made.items.append(Announced(notices=(unfit(schema.table, error),)))
+            except MisfitError as error:
+                made.items.append(Announced(notices=(error.blocked(schema.table),)))
                 continue
             codes_of = codes[rows.messages]
             made.items.append(Rows(schema, rows.columns, rows.operations, rows.seqs, codes_of, rows.absent))
             if rows.incomplete:
                 reason = "the key of a row changed, and PostgreSQL did not send its large values along"
                 made.items.append(Announced(notices=(RecopyNeeded(schema.table, reason),)))
-
-
-def unfit(table: TableId, error: UnfitError) -> TableBlocked:
-    """What is reported of a table with a value that its column cannot hold exactly."""
-    column = str(error).partition(":")[0]
-    remedy = f"Add '{table}.{column}' to source.text_columns, which keeps that column as PostgreSQL prints it."
-    return TableBlocked(table, f"a value does not fit its column exactly: {error}", remedy)

@@ -5,7 +5,7 @@ representation, the text that PostgreSQL prints under the session settings of ``
 in the table below is text, exactly as printed.
 
 What Arrow and Spark cannot hold exactly in the column's type (``infinity``, BC, years above 9999, NaN in a numeric with
-precision) stops that table with a remedy: name the column in ``text_columns``, and it is kept as printed.
+precision) stops that table with a remedy (``fit``): name the column in ``text_columns``, and it is kept as printed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from lakefeed.capture.fit import MisfitError
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -129,6 +131,8 @@ def _numeric(modifier: int) -> pa.DataType:
     return pa.decimal128(precision, scale) if precision <= _WIDEST_DECIMAL else pa.string()
 
 
+KEEP_AS_TEXT = "Add '{column}' to source.text_columns, which keeps that column as PostgreSQL prints it."
+"""The remedy for a value that does not fit its column."""
 Array = Any  # pyarrow's stubs know arrays by their scalar type, which is decided here at run time
 
 _BAD = 255
@@ -137,16 +141,12 @@ _NIBBLE[np.frombuffer(b"0123456789", np.uint8)] = np.arange(10)
 _NIBBLE[np.frombuffer(b"abcdef", np.uint8)] = np.arange(10, 16)
 
 
-class UnfitError(Exception):
-    """A value that the column's Arrow type cannot hold exactly. Internal: whoever decodes turns it into a decision."""
-
-
 def to_arrow(texts: Array, kind: pa.DataType) -> Array:
-    """A column of printed values (binary or string) as ``kind``. UnfitError if one of them does not fit exactly."""
+    """A column of printed values (binary or string) as ``kind``. MisfitError if one of them does not fit exactly."""
     try:
         return _convert(texts, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise UnfitError(str(error).splitlines()[0][:200]) from error
+        raise MisfitError(str(error).splitlines()[0][:200]) from error
 
 
 def _convert(texts: Array, kind: pa.DataType) -> Array:
@@ -165,7 +165,7 @@ def _convert(texts: Array, kind: pa.DataType) -> Array:
 def _from_letters(strings: Array) -> Array:
     truth = pc.equal(strings, pa.scalar("t"))
     if not pc.all(pc.or_(truth, pc.equal(strings, pa.scalar("f"))), min_count=0).as_py():
-        raise UnfitError("a boolean that is neither t nor f")
+        raise MisfitError("a boolean that is neither t nor f")
     return truth
 
 
@@ -175,7 +175,7 @@ def _from_iso(strings: Array, kind: pa.DataType) -> Array:
         return strings.cast(kind)
     # The session's time zone is UTC, so the offset is always +00.
     if not pc.all(pc.ends_with(strings, "+00"), min_count=0).as_py():
-        raise UnfitError("a timestamp with time zone that is infinite, BC or not in UTC")
+        raise MisfitError("a timestamp with time zone that is infinite, BC or not in UTC")
     return pc.assume_timezone(pc.utf8_slice_codeunits(strings, 0, -3).cast(pa.timestamp("us")), "UTC")
 
 
@@ -193,15 +193,15 @@ def _from_hex(texts: Array) -> Array:
     starts, lengths = offsets[:-1], np.diff(offsets)
     present = np.flatnonzero(valid)
     if np.any(lengths[present] < 2) or np.any(lengths % 2):
-        raise UnfitError("a bytea that is not in hexadecimal form")
+        raise MisfitError("a bytea that is not in hexadecimal form")
     if np.any(data[starts[present]] != ord("\\")) or np.any(data[starts[present] + 1] != ord("x")):
-        raise UnfitError("a bytea that is not in hexadecimal form")
+        raise MisfitError("a bytea that is not in hexadecimal form")
     keep = np.ones(len(data), dtype=bool)
     keep[: offsets[0]] = keep[offsets[-1] :] = False
     keep[starts[present]] = keep[starts[present] + 1] = False
     nibbles = _NIBBLE[data[keep]]
     if np.any(nibbles == _BAD):
-        raise UnfitError("a bytea with a digit that is not hexadecimal")
+        raise MisfitError("a bytea with a digit that is not hexadecimal")
     octets = (nibbles[0::2] << 4) | nibbles[1::2]
     sizes = np.where(valid, lengths // 2 - 1, 0)
     ends = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)

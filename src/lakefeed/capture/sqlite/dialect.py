@@ -1,6 +1,6 @@
 """SqliteDialect: a SQLite file, opened to be read only. Nothing is ever created or changed in it.
 
-Rows are decoded a column at a time, by the same rule as the trigger capture's (``capture.trigger.values``).
+Rows are decoded a column at a time, by the same rule as the change log's (``values``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -18,23 +18,26 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakefeed.capture.dialect import DescribedTable, Horizon, MisfitError, Query
-from lakefeed.capture.sqlite.aside import put_aside
-from lakefeed.capture.sqlite.catalog import SCHEMA, SourceTable, capturable, read_table, refusals
-from lakefeed.capture.sqlite.database import Database, opened_file, quoted, transaction
+from lakefeed.capture.builder import Spill
+from lakefeed.capture.dialect import Bracket, DescribedTable, Dialect, Horizon, Query, Session
+from lakefeed.capture.fit import MisfitError
+from lakefeed.capture.sqlite.catalog import SCHEMA, SourceTable, all_tables, read_table
+from lakefeed.capture.sqlite.database import Database, OpenedFile, opened_file, quoted
 from lakefeed.capture.sqlite.fetch import portions
-from lakefeed.capture.sqlite.file import OpenedFile
+from lakefeed.capture.sqlite.meta import Names, read_head
 from lakefeed.capture.sqlite.shape import rowid_column, table_schema
-from lakefeed.capture.sqlite.values import MismatchError, is_untyped, misfit, stores_numbers, text_form, to_arrow
+from lakefeed.capture.sqlite.values import is_untyped, misfit, stores_numbers, text_form, to_arrow
 from lakefeed.change.table import Column, TableId
 from lakefeed.change.watermark import KeyValue
 from lakefeed.errors import SourceSetupError
 
+MEMORY_BYTES = 64 << 20
+"""Of what is read at once, because writers without WAL wait meanwhile. What is more goes to a temporary file."""
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class SqliteDialect:
+class SqliteDialect(Dialect):
     """``immutable`` promises that nobody writes while it is read: for a file on read-only media."""
 
     path: str
@@ -71,14 +74,11 @@ class SqliteDialect:
         query.values.append(_as_stored(column, value))
         return "?"
 
-    def after(self, left: Sequence[str], right: Sequence[str]) -> str:
-        return f"({', '.join(left)}) > ({', '.join(right)})"
-
     def _opened(self, options: str) -> sqlite3.Connection:
         return opened_file(self.path, options, self.busy_timeout_seconds)
 
 
-class SqliteSession:
+class SqliteSession(Session):
     """See ``Session``. The source's clock is this machine's: SQLite has no other."""
 
     def __init__(self, database: Database, file: OpenedFile, connection: sqlite3.Connection) -> None:
@@ -93,13 +93,12 @@ class SqliteSession:
 
     def tables(self) -> Mapping[TableId, str | None]:
         with self._database.errors():
-            found: dict[TableId, str | None] = {TableId(SCHEMA, name): None for name in capturable(self._connection)}
-            return found | {TableId(SCHEMA, name): reason for name, reason in refusals(self._connection).items()}
+            return all_tables(self._connection)
 
     def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
         with self._database.errors():
             found = {table: read_table(self._connection, table.name) for table in tables}
-        return {table: _described(source) for table, source in found.items() if source is not None}
+        return {table: described(source) for table, source in found.items() if source is not None}
 
     def horizon(self) -> Horizon:
         self._file.require()  # nothing is settled in a file that has been replaced
@@ -107,18 +106,28 @@ class SqliteSession:
         return Horizon(now, now)
 
     def read(self, query: Query, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        batches = self._batches(query, schema)
         if self._in_wal:
-            yield from batches
+            yield from self._batches(query, schema)
             return
-        # A writer in rollback-journal mode waits while a read is under way, so it is not drawn out by the caller.
-        with put_aside(batches) as kept:
-            yield from kept
+        # A writer in rollback-journal mode waits while a read is under way, so the caller does not draw it out.
+        kept = Spill(memory_bytes=MEMORY_BYTES)
+        for batch in self._batches(query, schema):
+            kept.append(batch)
+        if query.ends_read and self._connection.in_transaction:
+            self._connection.execute("COMMIT")
+        yield from kept
 
     @contextmanager
-    def consistent(self) -> Iterator[None]:
-        with self._database.errors(), transaction(self._connection, "DEFERRED"):
-            yield
+    def consistent(self, origin: Mapping[str, Any] | None = None) -> Iterator[Bracket | None]:
+        """``origin`` is ``{"pipeline": name}`` for a pipeline with triggers: the bracket is the head of its log."""
+        with self._database.errors():
+            self._connection.execute("BEGIN")
+            try:
+                head = None if origin is None else read_head(self._connection, Names(origin["pipeline"]))
+                yield None if head is None else Bracket(head, head)
+            finally:
+                with suppress(sqlite3.Error):  # nothing was written
+                    self._connection.execute("ROLLBACK")
 
     def cancel(self) -> None:
         self._connection.interrupt()
@@ -153,7 +162,8 @@ def _as_stored(column: Column, value: KeyValue) -> Any:
     return value
 
 
-def _described(source: SourceTable) -> DescribedTable:
+def described(source: SourceTable) -> DescribedTable:
+    """The table as queries see it. Without a declared key, its key is the rowid."""
     untyped = {
         column.name: "it has no declared type, so its values may be of several"
         for column in source.columns
@@ -175,11 +185,11 @@ def _batch(columns: list[list[Any]], schema: pa.Schema, exact: frozenset[str]) -
     arrays = []
     for field, values in zip(schema, columns, strict=True):
         if field.name in exact and pa.types.is_string(field.type) and not all(map(_is_text, values)):
-            raise MisfitError(field.name)
+            raise MisfitError("a blob or text that is no UTF-8", column=field.name)
         try:
             arrays.append(to_arrow(values, field.type))
-        except MismatchError as error:
-            raise MisfitError(field.name) from error
+        except MisfitError as error:
+            raise error.of(field.name) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

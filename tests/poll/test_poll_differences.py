@@ -10,7 +10,7 @@ import pytest
 from tests.poll.actors import iso
 from tests.poll.world import Clock, T, World, clocked, made
 
-from lakefeed.capture.poll import findings as findings_module
+from lakefeed.capture.poll import differences as differences_module
 from lakefeed.capture.poll.rule import FullDiff, SoftDelete, TableRule
 from lakefeed.change.batch import SEQ
 from lakefeed.change.suspect import CHANGED, DELETED, FOUND
@@ -27,7 +27,7 @@ def put(world: World, clock: Clock, *keys: int, value: str = "a") -> None:
 
 
 def publish(world: World, number: int, found: dict[int, str]) -> Path:
-    place = world.capture.findings(T)
+    place = world.capture.differences(T)
     assert place is not None
     (place / str(number)).mkdir(parents=True)
     table = pa.table({"id": pa.array(list(found), pa.int64()), FOUND: pa.array(list(found.values()))})
@@ -36,7 +36,7 @@ def publish(world: World, number: int, found: dict[int, str]) -> Path:
 
 
 def test_a25_missing_rows_are_deleted_and_those_that_came_back_are_not(tmp_path: Path, clock: Clock) -> None:
-    with made(tmp_path / "s.db", rule=TableRule(deletes=FullDiff()), findings=tmp_path / "f") as world:
+    with made(tmp_path / "s.db", rule=TableRule(deletes=FullDiff()), differences=tmp_path / "f") as world:
         put(world, clock, 1, 2, 3)
         world.seed()
         world.pull()
@@ -48,7 +48,7 @@ def test_a25_missing_rows_are_deleted_and_those_that_came_back_are_not(tmp_path:
 
 
 def test_a25_a_key_that_is_used_again_right_after_its_delete_is_delivered(tmp_path: Path, clock: Clock) -> None:
-    with made(tmp_path / "s.db", findings=tmp_path / "f") as world:
+    with made(tmp_path / "s.db", differences=tmp_path / "f") as world:
         put(world, clock, 1)
         world.pull()  # still unsettled: remembered as delivered
         (row,) = world.writer.execute("SELECT * FROM t").fetchall()
@@ -64,7 +64,7 @@ def test_a25_changed_rows_are_delivered_as_they_are_now_and_soft_deleted_ones_as
     tmp_path: Path, clock: Clock
 ) -> None:
     rule = TableRule(deletes=SoftDelete("deleted_at"))
-    with made(tmp_path / "s.db", rule=rule, findings=tmp_path / "f") as world:
+    with made(tmp_path / "s.db", rule=rule, differences=tmp_path / "f") as world:
         put(world, clock, 1, 2)
         clock.tick(60)
         world.seed()
@@ -76,11 +76,11 @@ def test_a25_changed_rows_are_delivered_as_they_are_now_and_soft_deleted_ones_as
         assert world.values() == {1: "silent"}
 
 
-def test_a25_findings_are_delivered_in_pieces_to_the_end_over_restarts_and_then_removed(
+def test_a25_differences_are_delivered_in_pieces_to_the_end_over_restarts_and_then_removed(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(findings_module, "SLICE_ROWS", 3)
-    with made(tmp_path / "s.db", findings=tmp_path / "f") as world:
+    monkeypatch.setattr(differences_module, "SLICE_ROWS", 3)
+    with made(tmp_path / "s.db", differences=tmp_path / "f") as world:
         put(world, clock, *range(10))
         clock.tick(60)
         world.seed()
@@ -106,7 +106,7 @@ def test_a25_findings_are_delivered_in_pieces_to_the_end_over_restarts_and_then_
 
 def test_a25_what_was_looked_up_comes_after_what_the_same_poll_has_read(tmp_path: Path, clock: Clock) -> None:
     """Times of the rows do not decide: a row may be stamped later than the lookup that found it gone."""
-    with made(tmp_path / "s.db", findings=tmp_path / "f") as world:
+    with made(tmp_path / "s.db", differences=tmp_path / "f") as world:
         put(world, clock, 1, 2, 3)
         clock.tick(60)
         world.seed()

@@ -1,0 +1,300 @@
+"""The snapshot of one table, for every database that has a Dialect: key ranges that any process can read on its own.
+
+Contract:
+- Together, the chunks of a plan cover every key that exists or will exist, without overlap.
+- Ranges are over the key, in the order of the key's own operators, and not over physical places: a row that moves
+  would be in two chunks that are read at different times, or in none.
+- A chunk is read in one consistent read. ``low`` and ``high`` say which commits that has, where the database has a log.
+- A NULL in the key, a value that its column cannot hold, and a table that changed since the plan stop this one table
+  (TableStoppedError). The flow then plans its copy again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from lakefeed.capture.dialect import (
+    PLAIN,
+    Bracket,
+    Cuts,
+    DescribedTable,
+    Dialect,
+    Key,
+    Ordering,
+    Query,
+    Session,
+    TableChangedError,
+    key_rows,
+)
+from lakefeed.capture.fit import MisfitError
+from lakefeed.change.position import Position
+from lakefeed.change.table import Column, TableId, TableSchema
+from lakefeed.change.watermark import tag_value, untag_value
+from lakefeed.errors import DecodeError, Retry, SourceError, StateError, TableStoppedError
+
+NUMBER = pa.schema([pa.field("n", pa.int64())])
+"""Of queries that count."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableChunk:
+    """The rows with low < key <= high; None is open-ended. Picklable; holds no connection.
+
+    ``source`` is the table as it was described for the plan, ``schema`` what is delivered of it. ``names`` are the
+    columns to read, in order: () means those of ``schema``; others of ``source`` may be among them, or only the key.
+    ``where`` are conditions in SQL on the alias ``t``. ``exact`` are columns whose values must come as they are stored
+    (see ``Query``). ``origin`` is what the plan recorded for ``Session.consistent``.
+    """
+
+    dialect: Dialect
+    source: DescribedTable
+    schema: TableSchema
+    low: Key | None = None
+    high: Key | None = None
+    names: tuple[str, ...] = ()
+    where: tuple[str, ...] = ()
+    exact: frozenset[str] = frozenset()
+    origin: Mapping[str, Any] | None = None
+
+    @property
+    def table(self) -> TableId:
+        return self.schema.table
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """What is read, with the types that it is delivered in."""
+        own = self.schema.names
+        return tuple(
+            self.schema.column(name) if name in own else self.source.schema.column(name) for name in self.names or own
+        )
+
+    def open(self) -> TableChunkReader:
+        return TableChunkReader(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the dialect, which the configuration has."""
+        return {
+            "source": self.source.to_json(),
+            "schema": self.schema.to_json(),
+            "low": None if self.low is None else [tag_value(value) for value in self.low],
+            "high": None if self.high is None else [tag_value(value) for value in self.high],
+            "names": list(self.names),
+            "where": list(self.where),
+            "exact": sorted(self.exact),
+            "origin": None if self.origin is None else dict(self.origin),
+        }
+
+    @classmethod
+    def from_json(cls, dialect: Dialect, data: Mapping[str, Any]) -> Self:
+        """DecodeError for a plan that another version of Lakefeed made: the flow then plans the table again."""
+        try:
+            low, high = (
+                None if data[name] is None else tuple(untag_value(value) for value in data[name])
+                for name in ("low", "high")
+            )
+            source, schema = DescribedTable.from_json(data["source"]), TableSchema.from_json(data["schema"])
+            names, where, exact = tuple(data["names"]), tuple(data["where"]), frozenset(data["exact"])
+            return cls(dialect, source, schema, low, high, names, where, exact, data["origin"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DecodeError(
+                f"the plan of a copy cannot be read ({type(error).__name__}: {error})",
+                remedy="Run `lakefeed sync` again: it plans the copy of this table again.",
+            ) from error
+
+    def query(self) -> Query:
+        """The rows of the chunk; of a table without columns, their number."""
+        query = Query(exact=self.exact, source=self.source, ends_read=True)
+        key, orderings = _key(self)
+        conditions = [f"({one})" for one in self.where]
+        if self.low is not None:
+            conditions.append(self.dialect.after(key, _bound(self, self.low, query), orderings))
+        if self.high is not None:
+            conditions.append(self.dialect.up_to(key, _bound(self, self.high, query), orderings))
+        listed = select_list(self.dialect, self.source, [column.name for column in self.columns])
+        query.sql = f"SELECT {listed or 'count(*) AS n'} {from_where(self.source, conditions)}"
+        return query
+
+
+class TableChunkReader:
+    """An open chunk; see ``ChunkReader``."""
+
+    def __init__(self, chunk: TableChunk) -> None:
+        self._chunk = chunk
+        self._stack = ExitStack()
+        self._session: Session | None = None
+        self._bracket: Bracket | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            session = stack.enter_context(closing(self._chunk.dialect.connect()))
+            self._bracket = stack.enter_context(session.consistent(self._chunk.origin))
+            self._session, self._stack = session, stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._session = None
+        self._stack.__exit__(kind, error, trace)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        if self._session is None:
+            raise StateError("a chunk is read inside its with block", remedy="Enter the reader first.")
+        chunk = self._chunk
+        columns = [chunk.schema.arrow.field(c.name) if c.name in chunk.schema.names else pa.field(c.name, c.type)
+                   for c in chunk.columns]  # fmt: skip
+        try:
+            if not columns:  # a table of no columns can have rows
+                count = read_number(self._session, chunk.query())
+                rows: Any = pa.array([{}] * count, pa.struct([]))
+                yield pa.RecordBatch.from_struct_array(rows)
+                return
+            key = [name for name in chunk.schema.key if name in {column.name for column in columns}]
+            read = pa.schema([pa.field(column.name, column.type) for column in columns])
+            for batch in self._session.read(chunk.query(), read):
+                for name in key:
+                    if batch.column(name).null_count:
+                        raise self._stopped(f"there is a NULL in the key column {name}")
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(columns))
+        except MisfitError as error:
+            if error.remedy is not None or error.column in chunk.exact:
+                raise error.stopped(chunk.table) from error
+            raise self._stopped(f"a value that does not fit its column appeared in {error.column}") from error
+        except TableChangedError as error:
+            raise self._stopped("its definition changed") from error
+        except SourceError as error:
+            if error.retry is Retry.BACKOFF or not self._has_changed():
+                raise
+            raise self._stopped(f"its definition changed ({error.message})") from error
+
+    @property
+    def low(self) -> Position:
+        return self._read().low
+
+    @property
+    def high(self) -> Position:
+        return self._read().high
+
+    def _read(self) -> Bracket:
+        if self._bracket is None:
+            raise StateError("a chunk has a bracket once it is open", remedy="Enter the reader first.")
+        return self._bracket
+
+    def _has_changed(self) -> bool:
+        """Whether the catalog of now has the columns that were planned, asked on a connection of its own."""
+        with closing(self._chunk.dialect.connect()) as session:
+            now = session.describe([self._chunk.table]).get(self._chunk.table)
+        if now is None:
+            return True
+        there = {column.name: column.source_type for column in now.schema.columns}
+        return any(there.get(column.name) != column.source_type for column in self._chunk.source.schema.columns)
+
+    def _stopped(self, what: str) -> TableStoppedError:
+        table = self._chunk.table
+        remedy = "Run `lakefeed sync` again: it plans the copy of this table again."
+        return TableStoppedError(f"{table}: {what} while it was copied", table=str(table), remedy=remedy)
+
+
+def plan_chunks(session: Session, whole: TableChunk, chunk_rows: int) -> tuple[tuple[TableChunk, ...], int]:
+    """Cut the table into ranges of about ``chunk_rows`` keys. Returns them with about how many rows there are.
+
+    A table without a key, and one whose keys cannot be given exactly, is one chunk. TableStoppedError if rows have NULL
+    in the key: no range has them. Never writes to the source.
+    """
+    with session.consistent():
+        _refuse_null_key(session, whole)
+        cuts = session.cuts(whole.source, whole.where, _key_columns(whole), chunk_rows)
+        if cuts is None:
+            cuts = _walked(session, whole, chunk_rows)
+    edges: list[Key | None] = [None, *cuts.keys, None]
+    return tuple(replace(whole, low=low, high=high) for low, high in pairwise(edges)), cuts.rows
+
+
+def _refuse_null_key(session: Session, whole: TableChunk) -> None:
+    key = whole.schema.key
+    if not any(whole.source.schema.column(name).nullable for name in key):
+        return
+    nulls = " OR ".join(f"{sql_name(whole.dialect, whole.source, name)} IS NULL" for name in key)
+    query = Query(
+        f"SELECT 1 AS n {from_where(whole.source, [*(f'({one})' for one in whole.where), f'({nulls})'])} LIMIT 1"
+    )
+    if any(batch.num_rows for batch in session.read(query, NUMBER)):
+        raise TableStoppedError(
+            f"{whole.table} has rows with NULL in its key ({', '.join(key)})",
+            table=str(whole.table),
+            remedy=f"DELETE {from_where(whole.source, [nulls])}; or give these rows a key; then sync again.",
+        )
+
+
+def _walked(session: Session, whole: TableChunk, chunk_rows: int) -> Cuts:
+    """Count, then go from cut to cut through the index, which is faster than to number rows."""
+    where = [f"({one})" for one in whole.where]
+    rows = read_number(session, Query(f"SELECT count(*) AS n {from_where(whole.source, where)}"))
+    if not whole.schema.key:
+        return Cuts((), rows)
+    key, orderings = _key(whole)
+    schema = pa.schema([pa.field(column.name, column.type) for column in _key_columns(whole)])
+    listed = select_list(whole.dialect, whole.source, whole.schema.key)
+    cuts: list[Key] = []
+    for _ in range((rows - 1) // chunk_rows):
+        query = Query(exact=frozenset(whole.schema.key))
+        after = [whole.dialect.after(key, _bound(whole, cuts[-1], query), orderings)] if cuts else []
+        query.sql = (
+            f"SELECT {listed} {from_where(whole.source, [*where, *after])}"
+            f" ORDER BY {', '.join(key)} LIMIT 1 OFFSET {chunk_rows - 1}"
+        )
+        try:
+            found = combined(session.read(query, schema), schema)
+        except MisfitError:
+            return Cuts((), rows)
+        cuts += key_rows(found, whole.schema.key)
+    return Cuts(tuple(cuts), rows)
+
+
+def select_list(dialect: Dialect, table: DescribedTable, names: Sequence[str]) -> str:
+    """Columns of the alias ``t``, each under its own name."""
+    return ", ".join(f"{sql_name(dialect, table, name)} AS {dialect.quoted(name)}" for name in names)
+
+
+def sql_name(dialect: Dialect, table: DescribedTable, name: str) -> str:
+    # With the alias before it: SQLite takes a quoted name that is no column any more for a piece of text.
+    return f"t.{dialect.quoted(table.sql_names.get(name, name))}"
+
+
+def from_where(table: DescribedTable, conditions: Sequence[str]) -> str:
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    return f"FROM {table.origin} AS t{where}"
+
+
+def read_number(session: Session, query: Query) -> int:
+    """The one number, called n, that a query gives."""
+    return int(combined(session.read(query, NUMBER), NUMBER).column("n")[0].as_py())
+
+
+def combined(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    """All batches as one."""
+    found = pa.Table.from_batches(list(batches), schema).combine_chunks().to_batches()
+    if len(found) > 1:  # what Arrow does where the texts of a column are more than one array can hold
+        raise DecodeError("rows that were read at once hold more than 2 GiB", remedy="Lower batch_rows in their rule.")
+    return found[0] if found else pa.RecordBatch.from_arrays([pa.array([], one.type) for one in schema], schema=schema)
+
+
+def _key_columns(chunk: TableChunk) -> list[Column]:
+    return [chunk.schema.column(name) for name in chunk.schema.key]
+
+
+def _key(chunk: TableChunk) -> tuple[list[str], list[Ordering]]:
+    names = chunk.schema.key
+    sql = [sql_name(chunk.dialect, chunk.source, name) for name in names]
+    return sql, [chunk.source.orderings.get(name, PLAIN) for name in names]
+
+
+def _bound(chunk: TableChunk, key: Key, query: Query) -> list[str]:
+    return [chunk.dialect.bound(column, value, query) for column, value in zip(_key_columns(chunk), key, strict=True)]
