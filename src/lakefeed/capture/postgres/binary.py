@@ -338,27 +338,22 @@ def decimals(values: Slices, kind: pa.Decimal128Type) -> Any:
     some = np.flatnonzero(values.valid)
     sums = np.zeros(len(values.starts), np.int64)
     if len(some):
-        sums[some] = _sums(values, some, kind)
+        data, starts, lengths = values.data, values.starts[some], values.lengths[some]
+        if np.any(lengths < _NUMERIC_HEAD):
+            raise DecodeError("a numeric ends too early")
+        count, weight = integers(data, starts, ">i2"), integers(data, starts + 2, ">i2")
+        sign = integers(data, starts + 4, ">u2")
+        if np.any(sign & _SPECIAL == _SPECIAL):
+            raise MisfitError("a numeric that is NaN or infinite")
+        if np.any((sign != _POSITIVE) & (sign != _NEGATIVE)) or np.any(lengths != _NUMERIC_HEAD + 2 * count):
+            raise DecodeError("a numeric that is none")
+        found = _added(data, starts + _NUMERIC_HEAD, count, weight, kind.scale)
+        if np.any(found >= 10**kind.precision):
+            raise MisfitError(f"a numeric that does not fit {kind}")
+        sums[some] = np.where(sign == _NEGATIVE, -found, found)
     pairs = np.empty((len(sums), 2), np.int64)  # the low half, then the high one, which is the sign alone
     pairs[:, 0], pairs[:, 1] = sums, sums >> 63
-    stored: Any = pairs
-    return pa.Array.from_buffers(kind, len(sums), [validity(values.valid), pa.py_buffer(stored)])
-
-
-def _sums(values: Slices, some: Ints, kind: pa.Decimal128Type) -> Ints:
-    data, starts, lengths = values.data, values.starts[some], values.lengths[some]
-    if np.any(lengths < _NUMERIC_HEAD):
-        raise DecodeError("a numeric ends too early")
-    count, weight = integers(data, starts, ">i2"), integers(data, starts + 2, ">i2")
-    sign = integers(data, starts + 4, ">u2")
-    if np.any(sign & _SPECIAL == _SPECIAL):
-        raise MisfitError("a numeric that is NaN or infinite")
-    if np.any((sign != _POSITIVE) & (sign != _NEGATIVE)) or np.any(lengths != _NUMERIC_HEAD + 2 * count):
-        raise DecodeError("a numeric that is none")
-    sums = _added(data, starts + _NUMERIC_HEAD, count, weight, kind.scale)
-    if np.any(sums >= 10**kind.precision):
-        raise MisfitError(f"a numeric that does not fit {kind}")
-    return np.where(sign == _NEGATIVE, -sums, sums)
+    return pa.Array.from_buffers(kind, len(sums), [validity(values.valid), as_buffer(pairs)])
 
 
 def _added(data: Any, digits: Ints, count: Ints, weight: Ints, scale: int) -> Ints:
@@ -427,9 +422,6 @@ def form_of(name: str, kind: pa.DataType, stated: SourceType) -> Form:
             return Form(column, reader)
     # By the type's output function, which a cast to text is not for all types; only a NULL itself is NULL.
     return Form(
-        f"CASE WHEN {column} IS DISTINCT FROM NULL THEN format('%s', {column}) END", partial(_printed, kind=kind)
+        f"CASE WHEN {column} IS DISTINCT FROM NULL THEN format('%s', {column}) END",
+        lambda values: to_arrow(values.binary(), kind),
     )
-
-
-def _printed(values: Slices, kind: pa.DataType) -> Any:
-    return to_arrow(values.binary(), kind)

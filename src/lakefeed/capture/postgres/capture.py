@@ -238,7 +238,17 @@ class PostgresLog(ChangeCapture):
             start = slot.confirmed if after is None else _own(after)
             if self._stream is None or self._stream.builder.position != start:
                 require_position(connection, slot, start)
-                self._restart(start)
+                stream, self._stream = self._stream, None
+                if stream is not None:
+                    stream.reader.close()
+                self._facts.schemas.rewind(start)
+                walsender = Walsender(self._database, self._names, start)
+                self._stream = _Stream(
+                    walsender,
+                    BackgroundReader(str(self._database), walsender),
+                    PgoutputDecoder(self._facts.resolve, before_images=self._before_images),
+                    ChangeSetBuilder(start, self._limits),
+                )
         return self._change_sets(wait_seconds)
 
     def confirm(self, position: Position) -> None:
@@ -285,19 +295,6 @@ class PostgresLog(ChangeCapture):
                 removed.append(f"publication {self._names.publication}")
         return tuple(removed)
 
-    def _restart(self, start: PostgresLsn) -> None:
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.reader.close()
-        self._facts.schemas.rewind(start)
-        walsender = Walsender(self._database, self._names, start)
-        self._stream = _Stream(
-            walsender,
-            BackgroundReader(str(self._database), walsender),
-            PgoutputDecoder(self._facts.resolve, before_images=self._before_images),
-            ChangeSetBuilder(start, self._limits),
-        )
-
     def _change_sets(self, wait_seconds: float) -> Iterator[ChangeSet]:
         while not self._closed.is_set():
             stream = self._stream
@@ -330,7 +327,7 @@ class PostgresLog(ChangeCapture):
                 builder.announce(announced)
             if builder.is_ready(more=piece is not None):
                 return builder.cut()
-            if piece is None and time.monotonic() >= until:
+            if self._closed.is_set() or (piece is None and time.monotonic() >= until):
                 return builder.heartbeat(ahead_bytes=builder.reached.value - builder.position.value)
 
     def _choose(self, there: Mapping[TableId, SourceTable]) -> tuple[TableId, ...]:

@@ -354,7 +354,13 @@ def _decode(run: Run, tuples: _Tuples, layout: Layout) -> DecodedRows:
         raise DecodeError("a row message has bytes left over")
     fields = _completed(run.data, walked.fields, tuples, layout)
     deletes = tuples.operations == Operation.DELETE
-    unsent = _unsent(fields, deletes, layout)
+    # Rows × columns. Deletes carry the key alone, so nothing of them is missing.
+    unsent = np.zeros((len(deletes), len(fields)), dtype=bool)
+    some = [place for place, one in enumerate(fields) if one.unsent.any()]
+    if not layout.key and some:
+        raise DecodeError(f"{layout.schema.table} has no key, and a row of it came without all of its values")
+    for place in some:
+        unsent[:, place] = fields[place].unsent & ~deletes
     columns = _columns(fields, deletes, layout)
     moved = (tuples.operations == Operation.INSERT) & (run.kinds[tuples.messages] == UPDATE)
     incomplete = bool(np.any(unsent[moved]))
@@ -454,17 +460,6 @@ def _completed(data: Bytes, fields: tuple[Field, ...], tuples: _Tuples, layout: 
         valid[target], unsent[target] = source.values.valid[origin], False
         found[place] = Field(Slices(data, starts, lengths, valid), unsent)
     return found
-
-
-def _unsent(fields: list[Field], deletes: Mask, layout: Layout) -> Mask:
-    """Rows × columns; deletes carry the key alone, so nothing of them is missing."""
-    table = np.zeros((len(deletes), len(fields)), dtype=bool)
-    some = [place for place, one in enumerate(fields) if one.unsent.any()]
-    if not layout.key and some:
-        raise DecodeError(f"{layout.schema.table} has no key, and a row of it came without all of its values")
-    for place in some:
-        table[:, place] = fields[place].unsent & ~deletes
-    return table
 
 
 def _columns(fields: list[Field], deletes: Mask, layout: Layout) -> tuple[Any, ...]:

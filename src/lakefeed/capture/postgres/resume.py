@@ -71,16 +71,12 @@ def read_slot(connection: Connection, name: str) -> Slot | None:
     data: dict[str, Any] = row[0]
     reason = data.get("invalidation_reason") or ("its log was removed" if data.get("wal_status") == "lost" else None)
     confirmed = PostgresLsn.parse(data["confirmed_flush_lsn"]) if data.get("confirmed_flush_lsn") else PostgresLsn(0)
-    size = data.get("safe_wal_size")
+    size, since = data.get("safe_wal_size"), data.get("inactive_since")
     return Slot(
         name, data.get("plugin") or "", data.get("database") or "", data.get("active_pid"), confirmed,
-        data.get("wal_status"), size, reason, _seconds(data.get("inactive_since")),
+        data.get("wal_status"), size, reason, datetime.fromisoformat(since).timestamp() if since else None,
         data.get("plugin") == PLUGIN and data.get("confirmed_flush_lsn") is None,
     )  # fmt: skip
-
-
-def _seconds(text: str | None) -> float | None:
-    return datetime.fromisoformat(text).timestamp() if text else None
 
 
 def seconds_behind(connection: Connection, slot: Slot) -> float | None:

@@ -113,18 +113,15 @@ class SourceType:
 
 
 def arrow_type(source: SourceType) -> pa.DataType:
-    """The column's Arrow type."""
-    if source.oid == NUMERIC:
-        return _numeric(source.modifier)
-    return _PLAIN.get(source.oid, pa.string())
-
-
-def _numeric(modifier: int) -> pa.DataType:
-    """A decimal if the declaration bounds it to 38 digits, else text: there is no number type that holds it all."""
-    if modifier < _TYPMOD_HEADER:
+    """The column's Arrow type. A numeric is a decimal if its declaration bounds it to 38 digits, else text: there is no
+    number type that holds it all."""
+    if source.oid != NUMERIC:
+        return _PLAIN.get(source.oid, pa.string())
+    modifier = source.modifier - _TYPMOD_HEADER
+    if modifier < 0:
         return pa.string()
-    precision = (modifier - _TYPMOD_HEADER) >> 16 & 0xFFFF
-    scale = ((modifier - _TYPMOD_HEADER & 0x7FF) ^ 1024) - 1024  # eleven bits with a sign, since PostgreSQL 15
+    precision = modifier >> 16 & 0xFFFF
+    scale = ((modifier & 0x7FF) ^ 1024) - 1024  # eleven bits with a sign, since PostgreSQL 15
     if scale < 0:  # numeric(3,-2) holds up to 99900
         precision, scale = precision - scale, 0
     precision = max(precision, scale)  # numeric(2,4) holds up to 0.0099
@@ -144,39 +141,24 @@ _NIBBLE[np.frombuffer(b"abcdef", np.uint8)] = np.arange(10, 16)
 def to_arrow(texts: Array, kind: pa.DataType) -> Array:
     """A column of printed values (binary or string) as ``kind``. MisfitError if one of them does not fit exactly."""
     try:
-        return _convert(texts, kind)
+        if pa.types.is_binary(kind):
+            return _from_hex(texts)
+        strings = texts.cast(pa.string())  # from binary, this checks that it is UTF-8
+        if pa.types.is_string(kind):
+            return strings
+        if pa.types.is_boolean(kind):
+            truth = pc.equal(strings, pa.scalar("t"))
+            if not pc.all(pc.or_(truth, pc.equal(strings, pa.scalar("f"))), min_count=0).as_py():
+                raise MisfitError("a boolean that is neither t nor f")
+            return truth
+        if isinstance(kind, pa.TimestampType) and kind.tz is not None:
+            # The session's time zone is UTC, so the offset is always +00.
+            if not pc.all(pc.ends_with(strings, "+00"), min_count=0).as_py():
+                raise MisfitError("a timestamp with time zone that is infinite, BC or not in UTC")
+            return pc.assume_timezone(pc.utf8_slice_codeunits(strings, 0, -3).cast(pa.timestamp("us")), "UTC")
+        return strings.cast(kind)  # of dates Arrow reads four-digit years only, and ``0044-03-15 BC`` is refused
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise MisfitError(str(error).splitlines()[0][:200]) from error
-
-
-def _convert(texts: Array, kind: pa.DataType) -> Array:
-    if pa.types.is_binary(kind):
-        return _from_hex(texts)
-    strings = texts.cast(pa.string())  # from binary, this checks that it is UTF-8
-    if pa.types.is_string(kind):
-        return strings
-    if pa.types.is_boolean(kind):
-        return _from_letters(strings)
-    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        return _from_iso(strings, kind)
-    return strings.cast(kind)
-
-
-def _from_letters(strings: Array) -> Array:
-    truth = pc.equal(strings, pa.scalar("t"))
-    if not pc.all(pc.or_(truth, pc.equal(strings, pa.scalar("f"))), min_count=0).as_py():
-        raise MisfitError("a boolean that is neither t nor f")
-    return truth
-
-
-def _from_iso(strings: Array, kind: pa.DataType) -> Array:
-    """Arrow reads four-digit years only, and would take ``0044-03-15 BC`` for no date at all: both are refused."""
-    if not isinstance(kind, pa.TimestampType) or kind.tz is None:
-        return strings.cast(kind)
-    # The session's time zone is UTC, so the offset is always +00.
-    if not pc.all(pc.ends_with(strings, "+00"), min_count=0).as_py():
-        raise MisfitError("a timestamp with time zone that is infinite, BC or not in UTC")
-    return pc.assume_timezone(pc.utf8_slice_codeunits(strings, 0, -3).cast(pa.timestamp("us")), "UTC")
 
 
 def _from_hex(texts: Array) -> Array:

@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -327,13 +327,23 @@ class Walsender:
                 return
 
     def _next(self, wait_seconds: float) -> Arrival | None:
-        """What comes within that time; None if nothing does, or somebody called ``wake``."""
+        """What comes within that time, and with a backlog as much as is decoded at once; None if nothing does, or
+        somebody called ``wake``."""
         until = time.monotonic() + wait_seconds
         while True:
             self._report()
             arrival = self._wire.read()
             if arrival.messages:
-                return self._gulped(arrival)
+                runs = [arrival.run] if arrival.run is not None else []
+                self.gulping = arrival.messages >= _BURST and self._gulps
+                while arrival.messages >= _BURST and self._gulps and not arrival.ended:
+                    if sum(one.data.nbytes for one in runs) >= PIECE_BYTES:
+                        break
+                    time.sleep(GULP_SECONDS)
+                    self._asked = self._asked or arrival.asked
+                    arrival = self._wire.read()
+                    runs += [arrival.run] if arrival.run is not None else []
+                return replace(arrival, run=joined(runs) if runs else None, messages=1)
             if arrival.ended:
                 raise SourceUnavailableError(f"{self._database}: the server ended the replication stream")
             left = until - time.monotonic()
@@ -343,21 +353,6 @@ class Walsender:
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
                 return None
-
-    def _gulped(self, arrival: Arrival) -> Arrival:
-        """With a backlog, as much as is decoded at once."""
-        runs = [arrival.run] if arrival.run is not None else []
-        size = sum(one.data.nbytes for one in runs)
-        self.gulping = arrival.messages >= _BURST and self._gulps
-        while arrival.messages >= _BURST and self._gulps and size < PIECE_BYTES and not arrival.ended:
-            time.sleep(GULP_SECONDS)
-            asked = arrival.asked
-            arrival = self._wire.read()
-            self._asked = self._asked or asked
-            if arrival.run is not None:
-                runs.append(arrival.run)
-                size += arrival.run.data.nbytes
-        return Arrival(joined(runs) if runs else None, arrival.idle, arrival.asked, 1, arrival.ended)
 
     def _settled(self) -> Arrival | None:
         """What comes next; None if the server has said that nothing more is in its log up to its head of now. How far
