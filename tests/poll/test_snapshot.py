@@ -16,7 +16,8 @@ import pytest
 
 from lakefeed.capture.dialect import Dialect
 from lakefeed.capture.postgres import dialect as postgres_dialect
-from lakefeed.capture.postgres.dialect import PostgresDialect, PostgresSession, SnapshotOrigin
+from lakefeed.capture.postgres.dialect import PostgresDialect, PostgresSession
+from lakefeed.capture.postgres.snapshot import SnapshotOrigin
 from lakefeed.capture.snapshot import TableChunk, TableChunkReader, plan_chunks
 from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.change.lsn import PostgresLsn
