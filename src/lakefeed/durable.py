@@ -113,7 +113,7 @@ def remove_temporaries(folder: Path, *, older_than_seconds: float = 0.0) -> int:
 
 
 def pack(body: dict[str, Any]) -> bytes:
-    """The bytes of a JSON file that holds ``body`` and its checksum, readable by people."""
+    """The bytes of a JSON file with ``body`` and its checksum, readable by people."""
     return json.dumps({"sha256": _checksum(body), "body": body}, indent=1, ensure_ascii=False).encode()
 
 

@@ -21,7 +21,7 @@
     │   ├── CommitFailedError       the commit did not happen                           retried
     │   └── CommitUnknownError      the commit may have happened: read back, then decide retried
     └── TableStoppedError           one table cannot go on; the others do
-        └── RebuildNeededError      it can once it is copied anew, which the flow does
+        └── RebuildNeededError      it can once it is copied again, which the flow does
 
 Rules. A driver's error is mapped once, at the boundary, with ``raise … from``. "Failed" and "unknown" are different
 classes because they are handled differently. All classes pickle, because Spark tasks raise them too.
@@ -70,15 +70,15 @@ class StateError(LakefeedError):
 
 
 class CheckpointError(LakefeedError):
-    default_remedy = "Look at the checkpoint named in the message."
+    default_remedy = "Inspect the checkpoint that the message names."
 
 
 class CheckpointDamagedError(CheckpointError):
-    default_remedy = "Restore the file from a backup, or delete it on purpose to start that stream anew."
+    default_remedy = "Restore the file from a backup, or delete it on purpose to start that stream from the beginning."
 
 
 class CheckpointRewindError(CheckpointError):
-    default_remedy = "Delete the checkpoint on purpose if the stream really is to start again from an earlier place."
+    default_remedy = "Delete the checkpoint on purpose if the stream really is to start again from an earlier position."
 
 
 class SourceError(LakefeedError):
@@ -99,7 +99,9 @@ class SourceChangedError(SourceError):
 
 
 class PositionLostError(SourceError):
-    default_remedy = "Choose: restore the source's log, or delete the pipeline's state and let it snapshot anew."
+    default_remedy = (
+        "Choose: restore the source's log, or delete the pipeline's state and let it copy every table again."
+    )
 
 
 class DecodeError(SourceError):
@@ -107,12 +109,13 @@ class DecodeError(SourceError):
 
 
 class JournalError(LakefeedError):
-    default_remedy = "Look at the journal directory named in the message."
+    default_remedy = "Inspect the journal directory that the message names."
 
 
 class JournalDamagedError(JournalError):
     default_remedy = (
-        "Restore the named file from a backup; without one, move the state directory away and snapshot anew."
+        "Restore the named file from a backup; without one, move the state directory away, and Lakefeed copies every "
+        "table again."
     )
 
 
@@ -126,7 +129,7 @@ class LeaseError(JournalError):
 
 
 class LakeError(LakefeedError):
-    default_remedy = "Look at the table named in the message; the journal keeps every change until it is applied."
+    default_remedy = "Inspect the table that the message names; the journal keeps every change until it is applied."
 
 
 class SparkSetupError(LakeError):
@@ -157,9 +160,9 @@ class TableStoppedError(LakefeedError):
 
 
 class RebuildNeededError(TableStoppedError):
-    """What the source did to the table cannot be done to the lake table in place: it is copied anew."""
+    """What the source did to the table cannot be done to the lake table as it is: it is copied again."""
 
-    default_remedy = "The table is copied anew by itself, in the next cycle."
+    default_remedy = "Lakefeed copies the table again by itself, in the next cycle."
 
 
 def _rebuild_table(kind: type[TableStoppedError], message: str, remedy: str, table: str) -> TableStoppedError:

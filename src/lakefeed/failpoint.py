@@ -1,6 +1,6 @@
-"""Named failpoints: places between two steps of a protocol where a test can make the process die, fail or wait.
+"""Named failpoints: moments between two steps of a protocol where a test can make the process die, fail or wait.
 
-``hit("journal.after_segments")`` costs one dictionary look-up when nothing is armed. Arm them from a test with
+``hit("journal.after_segments")`` costs one dictionary lookup when nothing is armed. Arm them from a test with
 ``armed(...)``, or for a whole process with the environment variable, which is how the crash tests do it:
 
     LAKEFEED_FAILPOINTS="journal.before_commit=kill@3;lake.after_commit=sleep:0.5"
@@ -27,14 +27,14 @@ NAMES = frozenset(
         "capture.after_confirm",
         "journal.after_segments",  # segments are on disk, no commit file names them
         "journal.before_commit",  # the commit file has its temporary name
-        "journal.after_commit",  # the change set exists, the source has not been told
+        "journal.after_commit",  # the change set exists, the source may not forget it yet
         "journal.during_trim",  # some of what is trimmed is gone, some is not
         "lake.before_load",  # a table's copy has been staged, nothing is in the lake
         "lake.during_load",  # one group of chunks is committed, others are not
         "lake.after_load",  # all rows are there, the copy does not say so
         "lake.before_commit",  # before a table's merge
         "lake.during_commit",  # while a table's merge runs
-        "lake.after_commit",  # the table has the change sets, nobody has been told
+        "lake.after_commit",  # the table has the change sets, nobody knows it yet
     }
 )
 
@@ -58,9 +58,27 @@ def arm(name: str, text: str) -> None:
     """Arm one failpoint with an action written as above."""
     if name not in NAMES:
         raise ConfigError(f"there is no failpoint '{name}'; there are {', '.join(sorted(NAMES))}")
-    what, _, at = text.partition("@")
-    action = _action(name, what)
-    _armed[name] = _nth(action, int(at)) if at else action
+    written, _, at = text.partition("@")
+    what, _, argument = written.partition(":")
+    if what not in ("kill", "raise", "sleep"):
+        raise ConfigError(f"failpoint '{name}': '{written}' is not an action; use kill, raise or sleep:SECONDS")
+    wanted, hits = int(at) if at else None, 0
+    lock = threading.Lock()
+
+    def act() -> None:
+        nonlocal hits
+        with lock:
+            hits += 1
+            if wanted not in (None, hits):
+                return
+        if what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif what == "sleep":
+            time.sleep(float(argument))
+        else:
+            raise FailpointError(f"failpoint {name}")
+
+    _armed[name] = act
 
 
 def disarm(name: str) -> None:
@@ -82,33 +100,3 @@ def arm_from_environment() -> None:
     for item in filter(None, os.environ.get("LAKEFEED_FAILPOINTS", "").split(";")):
         name, _, text = item.partition("=")
         arm(name.strip(), text.strip())
-
-
-def _action(name: str, text: str) -> Action:
-    what, _, argument = text.partition(":")
-    if what == "kill":
-        return lambda: os.kill(os.getpid(), signal.SIGKILL)
-    if what == "sleep":
-        return lambda: time.sleep(float(argument))
-    if what == "raise":
-        return lambda: _raise(name)
-    raise ConfigError(f"failpoint '{name}': '{text}' is not an action; use kill, raise or sleep:SECONDS")
-
-
-def _raise(name: str) -> None:
-    raise FailpointError(f"failpoint {name}")
-
-
-def _nth(action: Action, wanted: int) -> Action:
-    hits = 0
-    lock = threading.Lock()
-
-    def count() -> None:
-        nonlocal hits
-        with lock:
-            hits += 1
-            now = hits == wanted
-        if now:
-            action()
-
-    return count

@@ -283,3 +283,21 @@ def test_a_commit_is_saved_while_another_thread_waits_in_a_poll_and_confirmed_wh
     polling.join(60)
     assert source.confirmed == at(1)
     assert [ids(one.change_sets) for one in answers if one is not None] == [[2]]
+
+
+def test_an_interrupted_poll_is_repeated_by_the_next_one_and_nothing_is_lost() -> None:
+    class Interrupted(ScriptedCapture):
+        pulls = 0
+
+        def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
+            for pulled in super().live(after, wait_seconds=wait_seconds):
+                self.pulls += 1
+                if self.pulls == 2:
+                    raise KeyboardInterrupt
+                yield pulled
+
+    runtime = started(Interrupted(transactions(1, 2, 3)), replace(STREAM, max_events=10))
+    with pytest.raises(KeyboardInterrupt):
+        runtime.poll()
+    assert take_all(runtime) == [1, 2, 3]
+    runtime.stop()

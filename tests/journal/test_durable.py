@@ -12,6 +12,7 @@ import pytest
 
 from lakefeed.durable import fsync_directory, is_temporary, replace_file
 from lakefeed.errors import JournalError, JournalFullError, Retry
+from lakefeed.journal.journal import Journal
 
 
 def _names(directory: Path) -> list[str]:
@@ -86,3 +87,17 @@ def test_d22_writers_of_one_file_do_not_share_a_temporary_name(tmp_path: Path) -
         list(pool.map(lambda data: replace_file(path, data, before_rename=wait_for_the_other), contents))
     assert path.read_bytes() in contents
     assert _names(tmp_path) == ["file"]
+
+
+def test_the_first_start_on_a_full_disk_is_an_error_that_is_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(path: Path, **_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", no_room)
+        with pytest.raises(JournalFullError, match="no room left") as caught:
+            Journal.open(tmp_path / "new" / "journal")
+    assert caught.value.retry is Retry.BACKOFF
+    Journal.open(tmp_path / "new" / "journal").close()

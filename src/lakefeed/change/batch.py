@@ -54,7 +54,7 @@ _TEXT = pa.dictionary(pa.int32(), pa.string())
 METADATA = pa.schema(
     [
         pa.field(OP, pa.int8(), nullable=False),
-        # Total order. Inside a change set: the place in it, from 0, over all tables. The journal makes it global.
+        # Total order. Inside a change set: the index in it, from 0, over all tables. The journal makes it global.
         pa.field(SEQ, pa.int64(), nullable=False),
         pa.field(POSITION, _TEXT),  # encoded commit position
         pa.field(TIME, pa.timestamp("us", tz="UTC")),  # commit time by the source's clock

@@ -33,7 +33,7 @@ class RecopyNeeded:
 
 @dataclass(frozen=True, slots=True)
 class TableBlocked:
-    """Rows of this table are not delivered from here on, until it is prepared and copied anew."""
+    """Rows of this table are not delivered from here on, until it is prepared and copied again."""
 
     table: TableId
     reason: str

@@ -19,7 +19,7 @@ class PostgresLsn(Position):
     """A byte position in PostgreSQL's write-ahead log: 64 bits, written as two hexadecimal halves.
 
     For resuming it is the *end* of a commit record: logical decoding leaves out whole transactions by where their
-    commit lies, so any place before it would deliver the last transaction again.
+    commit lies, so any position before it would deliver the last transaction again.
     """
 
     kind: ClassVar[str] = "postgres"
@@ -47,7 +47,7 @@ class PostgresLsn(Position):
 
 @dataclass(frozen=True, slots=True)
 class SqlServerLsn(Position):
-    """A place in SQL Server's transaction log: binary(10), ordered byte by byte (virtual file, block, slot)."""
+    """A position in SQL Server's transaction log: binary(10), ordered byte by byte (virtual file, block, slot)."""
 
     kind: ClassVar[str] = "sqlserver"
     value: bytes

@@ -1,4 +1,4 @@
-"""Positions of MySQL and MariaDB: a place in the binary log, or the set of transactions that a server has executed.
+"""Positions of MySQL and MariaDB: an offset in the binary log, or the set of transactions that a server has executed.
 
 How sets of global transaction ids compare. A position says "all of these transactions have been seen", so ``a <= b``
 means that everything seen at ``a`` has been seen at ``b``. Sets that each have something the other lacks (two servers
@@ -39,7 +39,7 @@ class MysqlBinlog(Position):
         if not _is_file(self.file):
             raise CheckpointError(f"'{self.file}' is not a binlog file name; it must read like mysql-bin.000003")
         if not 0 <= self.offset < 1 << 64:
-            raise CheckpointError(f"{self.offset} is not a place in the binlog file {self.file}")
+            raise CheckpointError(f"{self.offset} is not an offset in the binlog file {self.file}")
 
     @property
     def base(self) -> str:
@@ -114,7 +114,7 @@ class MariadbGtid(Position):
 
     ``a <= b`` if every domain of ``a`` is in ``b`` with the same or a later sequence number; numbers grow within a
     domain whichever server writes. The same number from two servers is two histories: not ordered. The empty text
-    is the place before everything.
+    is the position before everything.
     """
 
     kind: ClassVar[str] = "mariadb_gtid"
@@ -155,7 +155,7 @@ def _parse_mysql(text: str) -> IntervalSet:
 
 
 def _tagged(text: str, uuid: str, parts: list[str]) -> Iterator[tuple[Origin, Interval]]:
-    """The intervals after one uuid; a tag holds for those that follow it, and must be followed by one."""
+    """The intervals after one uuid; a tag is that of those that follow it, and must be followed by one."""
     tag, complete = "", False
     for part in parts:
         if _TAG.fullmatch(part):

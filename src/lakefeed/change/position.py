@@ -1,13 +1,13 @@
-"""Positions: a place in one source's log.
+"""Positions: how far somebody has come in one source's log.
 
 Contract of every kind:
 - immutable, hashable, picklable; ``encode`` is a short readable text and ``decode_position`` its exact inverse;
 - a value that has no such text cannot be made: construction raises CheckpointError;
 - ``a.compare(b)`` is -1, 0 or 1, or None if the two are not ordered. It is a partial order: what is below something
   that is below a third is below the third, and nothing is both below and above. LSNs and SQLite sequences are
-  totally ordered; two binlog places, GTID sets, watermarks or custom texts may be unordered;
+  totally ordered; two binlog positions, GTID sets, watermarks or custom texts may be unordered;
 - ``<``, ``<=``, ``>``, ``>=`` follow from it and are all False for an unordered pair;
-- equal positions compare 0. The reverse holds too, but for SqliteSequence, whose stamp is no part of the order;
+- equal positions compare 0. The reverse is true too, but for SqliteSequence, whose stamp is no part of the order;
 - comparing two kinds is a programming error and raises TypeError: there is no order between them.
 """
 
@@ -88,7 +88,7 @@ def number(text: str, *, bits: int = 64) -> int | None:
     return value if value < 1 << bits else None
 
 
-# Twenty digits hold every 64-bit number, and keep int() away from texts of a million digits.
+# Twenty digits are enough for every 64-bit number, and keep int() away from texts of a million digits.
 _DIGITS = re.compile(r"[0-9]{1,20}")
 
 

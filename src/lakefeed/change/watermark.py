@@ -30,7 +30,7 @@ class Mark:
 
     ``place`` counts the rows of one time that have been read, so that marks within a tie are ordered whatever the key
     is; 0 where nobody has counted.
-    ``era`` counts how often reading began anew at an earlier time, because the source's clock went back: so a mark
+    ``era`` counts how often reading began again at an earlier time, because the source's clock went back: so a mark
     never moves back although the time does. ``stamp`` is what the source stores for the time where that is not a
     timestamp (a text or a number in SQLite): it is what the next query is asked with.
     """

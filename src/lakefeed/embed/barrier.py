@@ -1,7 +1,7 @@
 """CommitBarrier: what was delivered and is not yet behind a durable checkpoint.
 
 The rules:
-- Deliveries are held in delivery order. The durable frontier moves over them without gaps: a delivery that is accepted
+- Deliveries are kept in delivery order. The durable frontier moves over them without gaps: a delivery that is accepted
   early waits until everything before it is accepted too.
 - A token is worth each prefix once. One that was used, belongs to another barrier or was cleared is refused, because a
   replayed acknowledgement could otherwise move the frontier over events that nobody has seen.
@@ -69,7 +69,7 @@ class CommitBarrier(Generic[T]):
         return sum(events(item) for delivered in self._delivered for item in delivered.items[delivered.durable :])
 
     def open(self, items: Sequence[T]) -> Token:
-        """Hold a delivery; its token accepts it."""
+        """Keep a delivery; its token accepts it."""
         if not items:
             raise StateError("an empty delivery has nothing to commit")
         self._tokens += 1
@@ -82,20 +82,30 @@ class CommitBarrier(Generic[T]):
 
         ``save`` is called at most once, and only if the frontier moves.
         """
-        delivered = self._find(token)
+        delivered = next((one for one in self._delivered if one.token is token), None)
+        if delivered is None:
+            raise StateError(f"the token of delivery {token.number} was used before or belongs to another run")
         wanted = len(delivered.items) if prefix is None else prefix
         if not delivered.accepted < wanted <= len(delivered.items):
             raise StateError(
                 f"delivery {token.number} has {len(delivered.items)} change sets, {delivered.accepted} of them "
                 f"acknowledged; a prefix of {wanted} is not new"
             )
-        frontier = self._frontier({id(token): wanted})
-        items = [item for held, upto in frontier for item in held.items[held.durable : upto]]
+        frontier: list[tuple[_Delivered[T], int]] = []  # how far each is durable, up to the first that is not whole
+        for one in self._delivered:
+            upto = wanted if one is delivered else one.accepted
+            frontier.append((one, upto))
+            if upto < len(one.items):
+                break
+        items = [item for one, upto in frontier for item in one.items[one.durable : upto]]
         rows = sum(item.rows for item in items)
         if items:
             save(items[-1], self.committed + rows)
         delivered.accepted = wanted  # nothing below can fail: this is the move
-        self._move(frontier)
+        for one, upto in frontier:
+            one.durable = upto
+            if upto == len(one.items):
+                self._delivered.popleft()
         self.committed += rows
         return rows
 
@@ -106,28 +116,6 @@ class CommitBarrier(Generic[T]):
     def clear(self) -> None:
         """Forget everything pending. Its tokens are refused from here on."""
         self._delivered.clear()
-
-    def _find(self, token: Token) -> _Delivered[T]:
-        for delivered in self._delivered:
-            if delivered.token is token:
-                return delivered
-        raise StateError(f"the token of delivery {token.number} was used before or belongs to another run")
-
-    def _frontier(self, accepted: dict[int, int]) -> list[tuple[_Delivered[T], int]]:
-        """How far each delivery would be durable, up to the first that is not accepted to its end."""
-        reached = []
-        for delivered in self._delivered:
-            upto = accepted.get(id(delivered.token), delivered.accepted)
-            reached.append((delivered, upto))
-            if upto < len(delivered.items):
-                break
-        return reached
-
-    def _move(self, frontier: list[tuple[_Delivered[T], int]]) -> None:
-        for delivered, upto in frontier:
-            delivered.durable = upto
-            if upto == len(delivered.items):
-                self._delivered.popleft()
 
 
 def events(item: Weighted) -> int:

@@ -271,7 +271,7 @@ def validate_key(key: str) -> None:
 
 
 def refuse_rewind(key: str, stored: Checkpoint | None, new: Checkpoint) -> None:
-    """Raise CheckpointRewindError if ``new`` must not take the place of ``stored``. The rules, in this order:
+    """Raise CheckpointRewindError if ``new`` must not replace ``stored``. The rules, in this order:
 
     1. The position of ``new`` must be readable (CheckpointError): what cannot be read now cannot be resumed from.
     2. The identity stays. It may be learned, not changed or forgotten.

@@ -1,8 +1,8 @@
 """Feed: where a runtime's change sets come from. PendingQueue: how deliveries are cut from what it gives.
 
-Every pull carries the progress that holds once it is committed, so the runtime saves what the pull says and never works
-it out again. After a lost connection a feed is made from its progress, the same way as at a start: a snapshot that was
-under way goes on as a snapshot and never silently as a plain stream.
+Every pull carries the progress that is true once it is committed, so the runtime saves what the pull says and never
+works it out again. After a lost connection a feed is made from its progress, the same way as at a start: a snapshot
+that was under way goes on as a snapshot and never silently as a plain stream.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class RuntimeOptions:
     ``linger_seconds``    how long a poll that has something goes on gathering; 0: it delivers at once, unless it
                           never waits anyway
     ``max_in_flight``     deliveries that may be uncommitted at a time
-    ``chunk_rows``        rows of one snapshot chunk, which is held in memory
+    ``chunk_rows``        rows of one snapshot chunk, which is kept in memory
     """
 
     snapshot_tables: tuple[TableId, ...] = ()

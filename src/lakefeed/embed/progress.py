@@ -26,7 +26,7 @@ from lakefeed.embed.checkpoint import SNAPSHOT_SUFFIX, Checkpoint
 from lakefeed.errors import CheckpointError, LakefeedError, SourceChangedError, StateError
 
 SNAPSHOT = "snapshot"
-"""The metadata entry that holds the cursor and, in a snapshot checkpoint, the fields of ``snapshot_fields``."""
+"""The metadata entry with the cursor and, in a snapshot checkpoint, the fields of ``snapshot_fields``."""
 
 _U32 = 1 << 32
 _U64 = 1 << 64
@@ -63,7 +63,7 @@ class SnapshotCursor:
         return replace(self, table=self.table + 1, schema=None, chunks=(), chunk=0)
 
     def covering(self, tables: Sequence[TableId]) -> SnapshotCursor:
-        """The same place, with tables that are new appended."""
+        """The same cursor, with tables that are new appended."""
         new = tuple(table for table in tables if table not in self.tables)
         return replace(self, tables=self.tables + new) if new else self
 

@@ -17,7 +17,7 @@ The steps of a commit, of which each makes the next one safe:
 pulled and not committed, moves no checkpoint, and the next start delivers it again; what the caller did with it in
 between is the caller's to tell apart.
 
-Threads: all methods may be called from any thread. A poll that waits for the source holds nobody up: a commit of
+Threads: all methods may be called from any thread. A poll that waits for the source blocks nobody: a commit of
 another thread is saved at once (and confirmed when the poll is over: the source's stream belongs to one thread), and
 ``stop`` and ``force_stop`` end the wait. Two polls wait for each other. ``state``, ``stats`` and ``errors`` never
 wait.

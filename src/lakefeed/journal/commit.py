@@ -87,12 +87,12 @@ def dump_commit(commit: Commit, root: Path) -> bytes:
         tables[str(table)] = {"schema_version": entry.schema_version, "segments": segments}
     notices: list[dict[str, Any]] = []
     for notice in commit.notices:
-        said: dict[str, Any] = {"kind": _NOTICES[type(notice)], "table": str(notice.table)}
+        record: dict[str, Any] = {"kind": _NOTICES[type(notice)], "table": str(notice.table)}
         if isinstance(notice, RecopyNeeded):
-            said |= {"reason": notice.reason, "columns": notice.columns}
+            record |= {"reason": notice.reason, "columns": notice.columns}
         elif isinstance(notice, TableBlocked):
-            said |= {"reason": notice.reason, "remedy": notice.remedy}
-        notices.append(said)
+            record |= {"reason": notice.reason, "remedy": notice.remedy}
+        notices.append(record)
     return pack(
         {
             "format": _FORMAT,
@@ -128,7 +128,7 @@ def load_commit(path: Path, root: Path) -> Commit:
     if body.get("format") != _FORMAT:
         raise JournalDamagedError(f"{path} has the format {body.get('format')}; this version reads {_FORMAT}")
     if f"{body['number']:020d}" != path.stem:
-        raise JournalDamagedError(f"{path} is damaged: it holds change set {body['number']}")
+        raise JournalDamagedError(f"{path} is damaged: it is of change set {body['number']}")
     tables: dict[TableId, TableCommit] = {}
     for name, entry in body["tables"].items():
         table = TableId.parse(name)
@@ -147,13 +147,13 @@ def load_commit(path: Path, root: Path) -> Commit:
         ]
         tables[table] = TableCommit(entry["schema_version"], tuple(segments))
     notices: list[TableNotice] = []
-    for said in body["notices"]:
-        table = TableId.parse(said["table"])
-        if said["kind"] == _NOTICES[RecopyNeeded]:
-            columns = said.get("columns")  # older commits have none
-            notices.append(RecopyNeeded(table, said["reason"], tuple(columns) if columns is not None else None))
-        elif said["kind"] == _NOTICES[TableBlocked]:
-            notices.append(TableBlocked(table, said["reason"], said["remedy"]))
+    for record in body["notices"]:
+        table = TableId.parse(record["table"])
+        if record["kind"] == _NOTICES[RecopyNeeded]:
+            columns = record.get("columns")  # older commits have none
+            notices.append(RecopyNeeded(table, record["reason"], tuple(columns) if columns is not None else None))
+        elif record["kind"] == _NOTICES[TableBlocked]:
+            notices.append(TableBlocked(table, record["reason"], record["remedy"]))
         else:
             notices.append(TableDropped(table))
     try:

@@ -214,7 +214,7 @@ class Journal(JournalView):
         ``keep_change_sets`` stay, and always the head: it carries the position, the last seq and the row count of all
         that came before.
 
-        1. the trim mark is durable, with the schema versions that held there
+        1. the trim mark is durable, with the schema versions in effect there
         2. windows below it are refused
         3. commit files go, oldest first, then their segments: a reader never finds a commit whose segments are gone
         4. schema versions that nothing needs go

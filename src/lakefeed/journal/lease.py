@@ -111,7 +111,7 @@ class Lease:
             _held.discard(self)
 
     def _write(self) -> None:
-        """In place, since a renamed file would be another lock; one write, so that readers see it whole."""
+        """Without a rename, since a renamed file would be another lock; one write, so that readers see it whole."""
         body = {
             "pid": os.getpid(),
             "host": socket.gethostname(),

@@ -33,8 +33,8 @@ from lakefeed.testing.scripted_step import (
     HEARTBEAT,
     Change,
     LogEntry,
-    Mark,
     SchemaChanged,
+    ScriptMark,
     ScriptStep,
     delete,
     insert,
@@ -49,8 +49,8 @@ __all__ = [
     "EVERYTHING",
     "HEARTBEAT",
     "Change",
-    "Mark",
     "SchemaChanged",
+    "ScriptMark",
     "ScriptStep",
     "ScriptedCapture",
     "delete",
@@ -247,7 +247,7 @@ class ScriptedCapture(ChangeCapture):
             self._log.append(LogEntry(number, step, tuple(steps)))
             if step is COMMIT:
                 self._open_transaction = []
-        elif isinstance(step, Mark):
+        elif isinstance(step, ScriptMark):
             # Half a number: behind everything so far, before the next commit.
             self._log.append(LogEntry(len(self._numbers) - 0.5, step))
         else:

@@ -16,7 +16,7 @@ from lakefeed.errors import SourceUnavailableError
 from lakefeed.testing.builders import Row, batch
 
 
-class Mark(Enum):
+class ScriptMark(Enum):
     COMMIT = "commit"
     HEARTBEAT = "heartbeat"
     CRASH = "crash"
@@ -25,7 +25,7 @@ class Mark(Enum):
     """The iterator ends here and whatever follows is never seen."""
 
 
-COMMIT, HEARTBEAT, CRASH, EOF = Mark.COMMIT, Mark.HEARTBEAT, Mark.CRASH, Mark.EOF
+COMMIT, HEARTBEAT, CRASH, EOF = ScriptMark.COMMIT, ScriptMark.HEARTBEAT, ScriptMark.CRASH, ScriptMark.EOF
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class SchemaChanged:
     schema: TableSchema
 
 
-ScriptStep = Change | SchemaChanged | TableNotice | Mark
+ScriptStep = Change | SchemaChanged | TableNotice | ScriptMark
 
 
 def insert(schema: TableSchema, **values: Any) -> Change:
@@ -67,7 +67,7 @@ class LogEntry:
     """One place of the log: a transaction, a heartbeat, or a mark that acts when it is reached."""
 
     number: float
-    mark: Mark
+    mark: ScriptMark
     steps: tuple[ScriptStep, ...] = ()
     crashed: bool = False
 
