@@ -92,7 +92,7 @@ class OpenPipeline:
             raise
 
     def report(self) -> None:
-        """Tell other processes that this one is alive, and what cannot go on. At most once a second. Any thread."""
+        """For other processes: this one is alive, and this cannot go on. At most once a second. Any thread."""
         if time.monotonic() - self._reported_at >= _REPORT_SECONDS:
             self.report_now()
 
