@@ -185,6 +185,25 @@ def test_a_table_that_changes_while_it_is_prepared_is_tried_again_before_it_is_b
         assert pipeline.status().tables[B.table].state == "live"
 
 
+def test_a_lock_on_a_new_table_does_not_interrupt_the_stream_of_the_others(lake: MemoryLake) -> None:
+    capture, faults = scripted(a=1), Faults()
+    pipeline = pipeline_of(FaultyCapture(capture, faults), lake)
+    pipeline.sync_once()
+    with running(pipeline):
+        until(lambda: pipeline.status().verdict == "idle")
+        opened = faults.counts["open"]
+        faults.add(Fault("prepare", nth=None))
+        add_table_b(capture, 2)
+        until(lambda: pipeline.status().verdict == "stalled")
+        assert pipeline.status().reason == "a fault that the test asked for"
+        capture.append(insert(A, id=10, v="live"), COMMIT)
+        until(lambda: 10 in ids(lake, "main.a"))
+        faults.clear()
+        until(lambda: ids(lake, "main.b") == {0, 1})
+        until(lambda: pipeline.status().verdict == "idle")
+        assert faults.counts["open"] == opened
+
+
 def test_changes_that_are_captured_between_plan_and_copy_are_applied_on_top(lake: MemoryLake) -> None:
     """The chunks are as old as the plan: if the base were taken after it, row 7 would be lost."""
     capture, faults = scripted(a=1), Faults()
