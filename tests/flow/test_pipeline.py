@@ -589,3 +589,25 @@ def test_another_mode_in_the_configuration_is_refused_and_not_taken_for_the_old_
         pipeline.sync_once()
     assert "lakefeed rebuild" in refused.value.remedy
     assert rows(other) == {1: "a", 2: "b"}
+
+
+def test_the_end_of_the_log_is_at_or_behind_everything_that_is_committed(
+    tmp_path: Path, database: sqlite3.Connection
+) -> None:
+    capture = Sqlite(tmp_path / "s.db").bind("p")
+    capture.open()
+    try:
+        assert capture.end() is None, "there is no log yet"
+        capture.prepare([T])
+        database.execute("INSERT INTO t VALUES (3, 'c')")
+        end = capture.end()
+        change_set = next(capture.live(None, wait_seconds=0))
+        assert change_set.rows == 1
+        assert end is not None
+        assert change_set.end <= end
+        database.execute("INSERT INTO t VALUES (4, 'd')")
+        later = capture.end()
+        assert later is not None
+        assert later > end
+    finally:
+        capture.close()

@@ -1,15 +1,20 @@
 """Any history of a database, cut anywhere, crashed anywhere, ends with lake == source.
 
-The source, the journal and the seeds are real; the lake is the one in memory, so that hundreds of histories fit into a
-minute. The same is done with Spark, in fewer histories, in tests/lake.
+The source, the journal and the table states are real; the lake is the one in memory, so that hundreds of histories fit
+into a minute. The same is done with Spark, in fewer histories, in tests/lake.
 """
 
 from __future__ import annotations
 
+import json
+import random
 import tempfile
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -169,3 +174,57 @@ TestHistory = History.TestCase
 TestHistory.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+@pytest.mark.parametrize("wal", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_tables_that_come_change_and_go_while_run_copies_beside_the_stream_end_equal(tmp_path: Path, wal: bool) -> None:
+    """Copies, stream and merges meet in every way that four seconds have room for; two restarts among them."""
+    database, lake, chance = Database(tmp_path / "h.db", wal=wal), MemoryLake(str(tmp_path / "lake")), random.Random(7)
+    options = PipelineOptions(
+        interval_seconds=0.02, enrol_seconds=0.02, journal=JournalOptions(keep_change_sets=2, fsync=False)
+    )
+    database.connection.execute("PRAGMA busy_timeout = 10000")
+    pipeline = Pipeline(Sqlite(database.path), lake, name="h", options=options)
+    for _ in range(3):
+        failed: list[BaseException] = []
+
+        def run(failed: list[BaseException] = failed) -> None:
+            try:
+                pipeline.run(60)
+            except BaseException as error:  # noqa: BLE001  # asserted below
+                failed.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until and thread.is_alive():
+            number = chance.randrange(6)
+            kind = chance.choice(["fill", "fill", "change", "change", "change", "drop", "add"])
+            there = f"t{number}" in database.tables()
+            if not there:
+                database.execute(f"CREATE TABLE t{number} (id INTEGER PRIMARY KEY, v)")
+            elif kind == "drop":
+                database.execute(f"DROP TABLE t{number}")
+            elif kind == "add":
+                database.execute(f"ALTER TABLE t{number} ADD COLUMN c{len(database.columns(f't{number}'))} TEXT")
+            elif kind == "fill":
+                database.execute(
+                    f"INSERT OR REPLACE INTO t{number} (id, v) SELECT value, ? FROM json_each(?)",
+                    f"v{chance.random()}",
+                    json.dumps([chance.randrange(500) for _ in range(50)]),
+                )
+            else:
+                database.execute(f"UPDATE t{number} SET v = v || 'x' WHERE id % 7 = ?", chance.randrange(7))
+                database.execute(f"DELETE FROM t{number} WHERE id % 11 = ?", chance.randrange(11))
+            time.sleep(0.005)
+        pipeline.stop()
+        thread.join(60)
+        assert not thread.is_alive()
+        assert not failed
+    with pipeline:
+        pipeline.sync_once()
+        pipeline.sync_once()  # a copy that the first one asked for
+        assert pipeline.status().journal_head > 3
+        for table in database.tables():
+            assert_equal(database, lake, table)
+    database.close()

@@ -20,7 +20,14 @@ from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked
 from lakefeed.change.position import Position
 from lakefeed.change.segment import Window
 from lakefeed.change.table import TableId
-from lakefeed.errors import CommitFailedError, CommitUnknownError, JournalError
+from lakefeed.errors import (
+    CommitFailedError,
+    CommitUnknownError,
+    JournalError,
+    LakefeedError,
+    SourceSetupError,
+    StateError,
+)
 from lakefeed.flow import capture_side, lake_side, retry
 from lakefeed.flow.lake_side import LakeSide
 from lakefeed.flow.result import CycleResult
@@ -155,6 +162,46 @@ def test_a_source_that_takes_long_to_prepare_a_table_delivers_the_changes_of_the
         until(lambda: 10 in ids(lake, "main.a"))
         faults.release()
         until(lambda: ids(lake, "main.b") == {0, 1})
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("prepare", SourceSetupError("there is no table main.b")),
+        ("snapshot", SourceSetupError("there is no table main.b")),
+        ("snapshot", StateError("main.b is copied before it is prepared")),
+    ],
+)
+def test_a_table_that_changes_while_it_is_prepared_is_tried_again_before_it_is_blocked(
+    lake: MemoryLake, call: str, error: LakefeedError
+) -> None:
+    capture, faults = scripted(a=1), Faults()
+    with pipeline_of(FaultyCapture(capture, faults), lake) as pipeline:
+        pipeline.sync_once()
+        add_table_b(capture, 2)
+        faults.add(Fault(call, error=lambda: error))
+        pipeline.sync_once()
+        assert ids(lake, "main.b") == {0, 1}
+        assert pipeline.status().tables[B.table].state == "live"
+
+
+def test_a_lock_on_a_new_table_does_not_interrupt_the_stream_of_the_others(lake: MemoryLake) -> None:
+    capture, faults = scripted(a=1), Faults()
+    pipeline = pipeline_of(FaultyCapture(capture, faults), lake)
+    pipeline.sync_once()
+    with running(pipeline):
+        until(lambda: pipeline.status().verdict == "idle")
+        opened = faults.counts["open"]
+        faults.add(Fault("prepare", nth=None))
+        add_table_b(capture, 2)
+        until(lambda: pipeline.status().verdict == "stalled")
+        assert pipeline.status().reason == "a fault that the test asked for"
+        capture.append(insert(A, id=10, v="live"), COMMIT)
+        until(lambda: 10 in ids(lake, "main.a"))
+        faults.clear()
+        until(lambda: ids(lake, "main.b") == {0, 1})
+        until(lambda: pipeline.status().verdict == "idle")
+        assert faults.counts["open"] == opened
 
 
 def test_changes_that_are_captured_between_plan_and_copy_are_applied_on_top(lake: MemoryLake) -> None:

@@ -60,7 +60,7 @@ class CaptureSide:
         self._confirmed: Position | None = None
         self._confirm_backoff = Backoff(1.0, 60.0)
         self.confirm_error: LakefeedError | None = None
-        """Why the source could not be told what it may forget; it is told again, and its log grows meanwhile."""
+        """Why the source does not accept confirmations. They are sent again; its log grows meanwhile."""
 
     def open(self) -> None:
         """Steps 1 to 4."""
@@ -182,7 +182,7 @@ class CaptureSide:
             text = error.message if isinstance(error, LakefeedError) else f"{type(error).__name__}: {error}"
             remedy = error.remedy if isinstance(error, LakefeedError) else None
             self.confirm_error = SourceError(
-                f"the source cannot be told that it may forget what is captured, and its log grows: {text}",
+                f"the source does not accept confirmations, so its log grows: {text}",
                 remedy=remedy,
             )
             log.warning("%s", self.confirm_error)

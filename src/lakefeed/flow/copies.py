@@ -28,7 +28,14 @@ from lakefeed.capture.base import ChangeCapture
 from lakefeed.change.position import Position
 from lakefeed.change.segment import Counts
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError, DecodeError, SourceSetupError, TableStoppedError
+from lakefeed.errors import (
+    ConfigError,
+    DecodeError,
+    LakefeedError,
+    SourceSetupError,
+    StateError,
+    TableStoppedError,
+)
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.result import CycleResult
 from lakefeed.flow.retry import TableErrors
@@ -78,6 +85,7 @@ class TableCopies:
         self._is_applying = is_applying
         self._report = report
         self._planned: set[TableId] = set()
+        self._refusals: set[tuple[TableId, int]] = set()
         self._planning = threading.Event()
         self.is_reading = False
         """Rows are being copied: that ends with the chunk group, and not when the capture is closed."""
@@ -108,7 +116,7 @@ class TableCopies:
     def enrol(self) -> bool:
         """Steps 1 to 5 for tables that are new to the pipeline and for all that are staged.
 
-        A table that cannot be prepared or planned is blocked, with the reason and the remedy; the others go on.
+        A table that cannot be prepared or planned, twice, is blocked, with the reason and the remedy; the others go on.
         Returns whether there is something new to copy.
         """
         self._end_copies()
@@ -184,8 +192,7 @@ class TableCopies:
             low = self._capture.prepare(sorted({state.source for state in staged}))
         except _A_TABLES_OWN as error:
             if len(staged) == 1:
-                blocked = {"phase": Phase.BLOCKED, "reason": error.message, "remedy": error.remedy}
-                self._states.update_if(staged[0], **blocked)
+                self._refused(staged[0], error)
                 return
             for state in staged:
                 yield from self._prepared([state])
@@ -212,10 +219,24 @@ class TableCopies:
                 rows_estimate=plan.rows_estimate,
             )
         except _A_TABLES_OWN as error:
-            self._states.update_if(state, phase=Phase.BLOCKED, reason=error.message, remedy=error.remedy)
+            self._refused(state, error)
+            return False
+        except StateError as error:  # prepared above, and the stream has found it dropped and made again since
+            self._refused(state, error)
             return False
         finally:
             self._planning.clear()
+
+    def _refused(self, state: TableState, error: LakefeedError) -> None:
+        """The source does not prepare or plan the table. It is tried once more, then it is blocked.
+
+        Somebody may have dropped or altered it since it was discovered; the next ``enrol`` sees what it is now.
+        """
+        if (state.table, state.generation) in self._refusals:
+            self._states.update_if(state, phase=Phase.BLOCKED, reason=error.message, remedy=error.remedy)
+        else:
+            self._refusals.add((state.table, state.generation))
+            log.warning("table %s cannot be copied and is tried once more: %s", state.table, error.message)
 
     def _copy(self, state: TableState, is_stopping: Callable[[], bool]) -> TableResult:
         """Steps 6 and 7 for one table. Its error is in the result; it is tried again."""

@@ -71,7 +71,7 @@ class LakeSide:
         for table in applied:
             result = synced.tables.get(table)
             if result is None:
-                self._errors.forget(table)  # it has everything, whatever was said of its last commit
+                self._errors.forget(table)  # it has everything, whatever its last commit answered
             elif result.rebuild:
                 # A new life of the table, which the copies' thread plans in its next turn.
                 state = self._states.get(table)

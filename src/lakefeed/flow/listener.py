@@ -1,4 +1,4 @@
-"""What a pipeline tells whoever wants to show it. Every method does nothing by default."""
+"""What a pipeline reports to whoever wants to show it. Every method does nothing by default."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from lakefeed.lake.maintenance import MaintenanceOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """``parallel_tables``: merges at the same time. ``enrol_seconds``: how often ``run`` looks for new tables.
+    """``parallel_tables``: merges at the same time. ``enrol_seconds``: how often ``run`` checks for new tables.
 
     ``max_backlog_bytes``: how much journal may wait for the lake before capture waits too, so that a lake that is
     down for a week fills neither this disk nor memory; the source's own log then keeps what is not captured yet.

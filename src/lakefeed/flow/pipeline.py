@@ -1,4 +1,4 @@
-"""Pipeline: one source, one journal, one lake. What users hold in their hands.
+"""Pipeline: one source, one journal, one lake. What users write.
 
     with Pipeline(Sqlite("shop.db"), Delta(spark, "lake"), name="shop") as pipeline:
         pipeline.sync_once()      # or pipeline.run(), until stop()

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 _REPORT_SECONDS = 1.0
+_ENROL_PATIENCE_SECONDS = 30.0
 _STOP_SECONDS = 5.0
 """How long a thread may take to end by itself before the capture is closed under it."""
 
@@ -51,7 +52,12 @@ class OpenPipeline:
         self, capture: ChangeCapture, tables: TableFormat, root: Path, options: PipelineOptions, listener: Listener
     ) -> None:
         self.root = root
+        self._listener = listener
         self._reported_at = 0.0
+        self._enrol_seconds = options.enrol_seconds
+        self._enrol_backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        self._enrol_error: LakefeedError | None = None
+        self._enrol_failed_at = 0.0
         try:
             self.journal = Journal.open(root, options=options.journal)
         except OSError as error:
@@ -90,14 +96,36 @@ class OpenPipeline:
             self.close()
             raise
 
+    def enrol(self) -> float:
+        """Prepare and plan new tables. Returns after how many seconds to do that again.
+
+        A transient error of it (a lock on one table, say) delays copies and not the stream. If it lasts, it is raised:
+        everything is then opened again, in case it is the connection.
+        """
+        try:
+            self.copies.enrol()
+        except LakefeedError as error:
+            if self._enrol_error is None:
+                self._enrol_failed_at = time.monotonic()
+            if error.retry is not Retry.BACKOFF or time.monotonic() - self._enrol_failed_at > _ENROL_PATIENCE_SECONDS:
+                raise
+            self._enrol_error = error
+            self.report_now()
+            pause = self._enrol_backoff.failed()
+            self._listener.retrying(error, pause)
+            return pause
+        self._enrol_error = None
+        self._enrol_backoff.reset()
+        return self._enrol_seconds
+
     def report(self) -> None:
-        """Tell other processes that this one is alive, and what cannot go on. At most once a second. Any thread."""
+        """For other processes: this one is alive, and this cannot go on. At most once a second. Any thread."""
         if time.monotonic() - self._reported_at >= _REPORT_SECONDS:
             self.report_now()
 
     def report_now(self) -> None:
         self._reported_at = time.monotonic()
-        error = self.capture.confirm_error
+        error = self.capture.confirm_error or self._enrol_error
         Liveness(
             at=time.time(),
             error=error.message if error else None,
@@ -165,8 +193,7 @@ class RunLoop:
             next_enrol = 0.0
             while not over.is_set():
                 if time.monotonic() >= next_enrol:
-                    opened.copies.enrol()
-                    next_enrol = time.monotonic() + options.enrol_seconds
+                    next_enrol = opened.enrol() + time.monotonic()
                 result = opened.copies.load(lambda: over.is_set() or self._is_over())
                 if result.tables:
                     self._listener.applied(result)

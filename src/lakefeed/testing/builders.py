@@ -46,17 +46,17 @@ def batch(
 ) -> ChangeBatch:
     """Rows of one table as a ChangeBatch, all of one transaction.
 
-    ``start_seq`` is the place of the first row in the change set; the others follow without gaps. ``absent`` says,
+    ``start_seq`` is the number of the first row in the change set; the others follow without gaps. ``absent`` says,
     by row number, which columns the source did not send. The transaction id is the position's text.
     """
-    place = _position(position)
+    found = _position(position)
     unsent = absent or {}
     columns: dict[str, list[Any]] = {name: [values.get(name) for _, values in rows] for name in schema.names}
     columns[OP] = [int(Operation[operation.upper()]) for operation, _ in rows]
     columns[SEQ] = list(range(start_seq, start_seq + len(rows)))
-    columns[POSITION] = [place.encode() if place else None] * len(rows)
+    columns[POSITION] = [found.encode() if found else None] * len(rows)
     columns[TIME] = [time] * len(rows)
-    columns[TXN] = [place.text() if place else None] * len(rows)
+    columns[TXN] = [found.text() if found else None] * len(rows)
     columns[ABSENT] = [list(unsent[row]) if row in unsent else None for row in range(len(rows))]
     layout = change_schema(schema)
     arrays = [pa.array(columns[field.name], field.type) for field in layout]
@@ -77,5 +77,5 @@ def change_set(
     return ChangeSet(_position(start), until, batches, rows, tuple(schemas), tuple(notices))
 
 
-def _position(place: Position | int | None) -> Position | None:
-    return at(place) if isinstance(place, int) else place
+def _position(position: Position | int | None) -> Position | None:
+    return at(position) if isinstance(position, int) else position

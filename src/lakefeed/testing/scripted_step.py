@@ -38,7 +38,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class SchemaChanged:
-    """The table looks like this from here on."""
+    """The table has this schema from here on."""
 
     schema: TableSchema
 
@@ -64,7 +64,7 @@ def truncate(schema: TableSchema) -> Change:
 
 @dataclass(slots=True)
 class LogEntry:
-    """One place of the log: a transaction, a heartbeat, or a mark that acts when it is reached."""
+    """One entry of the log: a transaction, a heartbeat, or a mark that acts when it is reached."""
 
     number: float
     mark: ScriptMark
