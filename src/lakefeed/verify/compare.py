@@ -25,7 +25,7 @@ import pyarrow as pa
 from lakefeed.capture.registry import VerifyReader
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.lake.followed import Followed
-from lakefeed.lake.mode import Append, Mirror, Temporal
+from lakefeed.lake.mode import Mirror, Temporal
 from lakefeed.lake.reader import StoredRows, rows_at
 from lakefeed.lake.shape import Shape
 from lakefeed.verify.bucket import Buckets, buckets_for
@@ -96,11 +96,12 @@ def compare_table(
     names = [name for name in stored.schema.names if name not in own]
     columns = known.columns(names, source.columns())
     key = known.key if set(known.key) <= set(columns.lake) else ()
+    current = known.shape.current()  # None for a mode that keeps changes instead of rows
     is_keyless = known.schema is not None and not known.schema.key
     incomparable = None
     if not columns.pairs:
         incomparable = "there is no column that both have"
-    elif isinstance(mode, Append) and not is_keyless and not key:
+    elif current is None and not is_keyless and not key:
         incomparable = "the lake table does not have the whole key, so nobody knows which rows its changes leave"
     if incomparable is not None:
         differences = (*columns.differences, incomparable)
@@ -116,7 +117,7 @@ def compare_table(
         truncated_at, found = -1, list(columns.differences)
         for batch in stored.batches():
             part = batch.select(kept.names)
-            if isinstance(mode, Append):
+            if current is None:
                 truncated_at = max(truncated_at, last_truncate(part))
             lake_side.add(part)
             progress("lake", lake_side.rows)
@@ -138,7 +139,6 @@ def compare_table(
         # 3 bucket by bucket
         lake_rows, only, faults = 0, Counter({"source": 0, "lake": 0}), Counter[str]()
         examples: dict[str, list[Row]] = {"source": [], "lake": []}
-        current = known.shape.current()
         for number in range(count):
             in_lake = lake_side.table(number)
             if current is not None:
