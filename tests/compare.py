@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lakefeed.capture.postgres.verify import PostgresTable
-from lakefeed.capture.sqlite.verify import SqliteTable
+from lakefeed.capture.postgres.verify import PostgresVerifyReader
+from lakefeed.capture.sqlite.verify import SqliteVerifyReader
 from lakefeed.change.table import TableId
 from lakefeed.lake.mode import Mirror, Mode
 from lakefeed.verify.compare import Comparison, compare_at
@@ -14,8 +14,8 @@ MIRROR = Mirror()
 
 
 def compare_sqlite_table(database: Path, table: TableId, lake_table: Path, mode: Mode = MIRROR) -> Comparison:
-    return compare_at(table, SqliteTable(database, table), lake_table, mode)
+    return compare_at(table, SqliteVerifyReader(database, table), lake_table, mode)
 
 
 def compare_postgres_table(dsn: str, table: TableId, lake_table: Path, mode: Mode = MIRROR) -> Comparison:
-    return compare_at(table, PostgresTable(dsn, table), lake_table, mode)
+    return compare_at(table, PostgresVerifyReader(dsn, table), lake_table, mode)

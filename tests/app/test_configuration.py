@@ -313,7 +313,7 @@ def test_everything_that_a_configuration_can_choose_can_be_built(tmp_path: Path,
         chosen = load(tmp_path, re.sub("capture: [a-z]+", f"capture: {capture}", text)).source
         assert chosen.source().bind("shop").kind == (kind if capture != "poll" else Watermark.kind)
         assert chosen.dialect().default_schema
-        assert chosen.verify_table(TableId("main", "t")) is not None
+        assert chosen.verify_reader(TableId("main", "t")) is not None
 
 
 def test_every_format_that_a_configuration_can_choose_can_be_built() -> None:

@@ -14,7 +14,7 @@ from tests.compare import compare_postgres_table
 
 from lakefeed.app.cli import execute
 from lakefeed.capture.postgres import verify as verify_postgres
-from lakefeed.capture.postgres.verify import PostgresTable
+from lakefeed.capture.postgres.verify import PostgresVerifyReader
 from lakefeed.change.table import TableId
 from lakefeed.flow.table_state import TableStates
 from lakefeed.lake.route import Route
@@ -62,7 +62,7 @@ def test_rows_of_children_that_inherit_are_not_the_parents(tmp_path: Path, dsn: 
         connection.execute("CREATE TABLE child () INHERITS (t); INSERT INTO child VALUES (3)")
         result = compare_postgres_table(dsn, T, tmp_path / "t")
         assert (result.differences, result.source_rows) == ((), 2)
-        assert PostgresTable(dsn, T).count() == 2
+        assert PostgresVerifyReader(dsn, T).count() == 2
 
 
 def test_rows_of_partitions_are_the_tables_own(tmp_path: Path, dsn: str) -> None:

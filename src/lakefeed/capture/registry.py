@@ -36,7 +36,7 @@ def source_config(kind: str) -> type[SourceConfig]:
     return found
 
 
-class SourceTable(Protocol):
+class VerifyReader(Protocol):
     """One table of a source, for ``lakefeed verify``: values as the driver gives them, not as the capture decodes them.
 
     The capture's decoder would make the same mistake on both sides of the comparison. So a verify reader takes names

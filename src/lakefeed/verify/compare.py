@@ -22,7 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakefeed.capture.registry import SourceTable
+from lakefeed.capture.registry import VerifyReader
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.lake.mode import Mirror, Mode
 from lakefeed.lake.reader import StoredRows, rows_at
@@ -58,7 +58,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class TableShape:
     """What is known of a lake table. ``mapping`` and ``schema`` say which source column feeds which of its columns."""
 
     table: TableId
@@ -84,19 +84,19 @@ Progress = Callable[[str, int], None]
 
 
 def compare_table(
-    subject: Subject, stored: StoredRows, source: SourceTable, progress: Progress = lambda _side, _rows: None
+    known: TableShape, stored: StoredRows, source: VerifyReader, progress: Progress = lambda _side, _rows: None
 ) -> Comparison:
     """Compare a lake table with its source table. Nothing may be writing to either side meanwhile.
 
     Needs room for both tables in the temporary directory (TMPDIR) if they are large; memory stays bounded.
     """
     # 1 columns
-    current, interval = subject.mode.current_rows(), subject.mode.interval()
-    own = {column.name for column in subject.mode.added_columns()}
+    current, interval = known.mode.current_rows(), known.mode.interval()
+    own = {column.name for column in known.mode.added_columns()}
     names = [name for name in stored.schema.names if name not in own]
-    columns = subject.columns(names, source.columns())
-    key = subject.key if set(subject.key) <= set(columns.lake) else ()
-    is_keyless = subject.schema is not None and not subject.schema.key
+    columns = known.columns(names, source.columns())
+    key = known.key if set(known.key) <= set(columns.lake) else ()
+    is_keyless = known.schema is not None and not known.schema.key
     incomparable = None
     if not columns.pairs:
         incomparable = "there is no column that both have"
@@ -104,9 +104,7 @@ def compare_table(
         incomparable = "the lake table does not have the whole key, so nobody knows which rows its changes leave"
     if incomparable is not None:
         differences = (*columns.differences, incomparable)
-        return Comparison(
-            table=subject.table, source_rows=0, lake_rows=0, differences=differences, chosen=columns.chosen
-        )
+        return Comparison(table=known.table, source_rows=0, lake_rows=0, differences=differences, chosen=columns.chosen)
     estimate = stored.estimate
     count = buckets_for(max(estimate, source.count()) if estimate is not None else None)
     kept = pa.schema([one for one in stored.schema if one.name in {*columns.lake, *own}])
@@ -129,7 +127,7 @@ def compare_table(
                 progress("source", source_side.rows)
         except ValueDifferenceError as error:
             return Comparison(
-                table=subject.table,
+                table=known.table,
                 source_rows=source_side.rows,
                 lake_rows=lake_side.rows,
                 differences=(*found, str(error)),
@@ -159,7 +157,7 @@ def compare_table(
         found.append(f"{only['source']:,} {are} only in the source, {only['lake']:,} only in the lake")
         found += (f"only in the {side}: {row}" for side, rows in examples.items() for row in rows)
     return Comparison(
-        table=subject.table,
+        table=known.table,
         source_rows=source_side.rows,
         lake_rows=lake_rows,
         differences=(*found, *fault_sentences(faults)),
@@ -167,12 +165,12 @@ def compare_table(
     )
 
 
-def compare_at(table: TableId, source: SourceTable, lake_table: Path, mode: Mode = _MIRROR) -> Comparison:
+def compare_at(table: TableId, source: VerifyReader, lake_table: Path, mode: Mode = _MIRROR) -> Comparison:
     """Compare one source table with the lake table at a path. Nothing may be writing to either side meanwhile."""
     stored = rows_at(str(lake_table))
     if stored is None:
         return missing_table(table, lake_table)
-    return compare_table(Subject(table=table, mode=mode), stored, source)
+    return compare_table(TableShape(table=table, mode=mode), stored, source)
 
 
 def missing_table(table: TableId, location: object) -> Comparison:

@@ -29,7 +29,7 @@ from lakefeed.lake.mode import Mode
 from lakefeed.lake.reader import StoredRows
 from lakefeed.lake.schema.decision import Decisions, decisions_file
 from lakefeed.lake.schema.policy import Policy
-from lakefeed.verify.compare import Comparison, Progress, Subject, compare_table, missing_table, not_compared
+from lakefeed.verify.compare import Comparison, Progress, TableShape, compare_table, missing_table, not_compared
 
 
 class ReadableLake(Lake, Protocol):
@@ -133,8 +133,8 @@ class PipelineVerification:
             schema = Journal.read(self.state).schema(record.source, applied.schema_version)
             decisions = decisions_file(self.lake.path, self.name, record.table)
             mapping = Decisions(Policy(record.table, record.mode), decisions).at(schema, record.generation)
-            subject = Subject(table=record.table, mode=record.mode, mapping=mapping, schema=schema)
-            return compare_table(subject, stored, self.source.verify_table(record.source), report)
+            known = TableShape(table=record.table, mode=record.mode, mapping=mapping, schema=schema)
+            return compare_table(known, stored, self.source.verify_reader(record.source), report)
         except LakefeedError as error:
             if error.retry is Retry.BACKOFF:
                 raise

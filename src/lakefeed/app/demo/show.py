@@ -295,7 +295,7 @@ def replicate(demo: DemoDirectory, seconds: float, view: View) -> Outcome:
         for name, failed in pipeline.sync_once().errors.items():  # if it never got live, this says why
             raise LakefeedError(f"{name}: {failed.error}", remedy=failed.remedy)
     tables = tuple(
-        compare_at(table, config.source.verify_table(table), demo.table(table.name))
+        compare_at(table, config.source.verify_reader(table), demo.table(table.name))
         for table in (TableId("main", name) for name in TABLES)
     )
     return Outcome(demo, tables, transactions, max(0, meter.changes), time.monotonic() - started)

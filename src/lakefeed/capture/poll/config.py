@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lakefeed.capture.base import Finding, Source
     from lakefeed.capture.dialect import Dialect
     from lakefeed.capture.poll.rule import TableRule
-    from lakefeed.capture.registry import SourceTable
+    from lakefeed.capture.registry import VerifyReader
     from lakefeed.change.table import TableId
 
 Text = Annotated[str, Field(min_length=1)]
@@ -94,7 +94,7 @@ class SourceConfig(Section):
         """How the database's SQL is written and its rows are read: for polling, and for what `verify` asks."""
         raise NotImplementedError
 
-    def verify_table(self, table: TableId) -> SourceTable:
+    def verify_reader(self, table: TableId) -> VerifyReader:
         """The reader that ``lakefeed verify`` compares the lake with."""
         raise NotImplementedError
 

@@ -13,7 +13,7 @@ from lakefeed.errors import ConfigError
 if TYPE_CHECKING:
     from lakefeed.capture.base import Source
     from lakefeed.capture.postgres.dialect import PostgresDialect
-    from lakefeed.capture.postgres.verify import PostgresTable
+    from lakefeed.capture.postgres.verify import PostgresVerifyReader
     from lakefeed.change.table import TableId
 
 
@@ -71,11 +71,11 @@ source:
 
         return PostgresDialect(self.dsn, tuple(self.text_columns))
 
-    def verify_table(self, table: TableId) -> PostgresTable:
+    def verify_reader(self, table: TableId) -> PostgresVerifyReader:
         self._require_driver()
-        from lakefeed.capture.postgres.verify import PostgresTable
+        from lakefeed.capture.postgres.verify import PostgresVerifyReader
 
-        return PostgresTable(self.dsn, table)
+        return PostgresVerifyReader(self.dsn, table)
 
     def _require_driver(self) -> None:
         """ConfigError without psycopg, and for a connection string that it cannot read."""

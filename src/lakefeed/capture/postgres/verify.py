@@ -23,8 +23,8 @@ _RUN_ROWS = 50_000
 _NAME = "lakefeed_verify"
 
 
-class PostgresTable:
-    """See ``capture.registry.SourceTable``. A cursor of the server gives the rows, so that memory stays bounded."""
+class PostgresVerifyReader:
+    """See ``capture.registry.VerifyReader``. A cursor of the server gives the rows, so that memory stays bounded."""
 
     def __init__(self, dsn: str, table: TableId) -> None:
         self._database = Database(dsn)

@@ -12,7 +12,7 @@ from lakefeed.capture.poll.config import BeforeImages, SourceConfig, Text
 if TYPE_CHECKING:
     from lakefeed.capture.base import Source
     from lakefeed.capture.sqlite.dialect import SqliteDialect
-    from lakefeed.capture.sqlite.verify import SqliteTable
+    from lakefeed.capture.sqlite.verify import SqliteVerifyReader
     from lakefeed.change.table import TableId
 
 
@@ -48,10 +48,10 @@ source:
 
         return SqliteDialect(self.path)
 
-    def verify_table(self, table: TableId) -> SqliteTable:
-        from lakefeed.capture.sqlite.verify import SqliteTable
+    def verify_reader(self, table: TableId) -> SqliteVerifyReader:
+        from lakefeed.capture.sqlite.verify import SqliteVerifyReader
 
-        return SqliteTable(self.path, table)
+        return SqliteVerifyReader(self.path, table)
 
     def is_internal(self, table: TableId) -> bool:
         return table.name.lower().startswith(("sqlite_", "_lakefeed"))

@@ -22,8 +22,8 @@ from lakefeed.errors import SourceSetupError
 _RUN_ROWS = 50_000
 
 
-class SqliteTable:
-    """See ``capture.registry.SourceTable``. One SELECT reads one moment."""
+class SqliteVerifyReader:
+    """See ``capture.registry.VerifyReader``. One SELECT reads one moment."""
 
     def __init__(self, path: str | PathLike[str], table: TableId) -> None:
         self._path = str(path)
