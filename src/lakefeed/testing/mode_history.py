@@ -1,6 +1,6 @@
 """Random histories of many keys, and what each mode must make of them: plain Python, change after change.
 
-One table holds hundreds of small histories, which the first key column keeps apart, so that one Spark job tests them all.
+One table holds hundreds of small histories, kept apart by the first key column, so that one Spark job tests them all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Replica: the simplest lake there can be, a dictionary, to say which rows a table must have after snapshot and live."""
+"""Replica: the simplest lake there can be, a dictionary, to say which rows a table must have in the end."""
 
 from __future__ import annotations
 
