@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, transaction
+from deltalake.exceptions import CommitFailedError as Refused
 
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import CommitFailedError, LakeError
@@ -116,6 +117,26 @@ def test_files_are_exchanged_only_on_the_version_that_named_them(store: DeltaSto
     assert fresh.replaceable is not None
     store.commit(UNUSED, RewriteRows(UNUSED, fresh.replaceable), stamp(2))
     assert keys(store) == [7]
+
+
+def test_the_first_commit_of_a_copy_is_done_again_where_somebody_commits_beside_it(
+    store: DeltaStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried again by deltalake it left old rows beside new ones: 11 of 60 copies beside a compaction."""
+    real, tries = transaction.create_table_with_add_actions, []
+
+    def refused_once(*arguments: Any, **named: Any) -> None:
+        tries.append(named["commit_properties"].max_commit_retries)
+        if len(tries) == 1:
+            raise Refused("a compaction came first")
+        real(*arguments, **named)
+
+    monkeypatch.setattr(transaction, "create_table_with_add_actions", refused_once)
+    chunk = ListChunk.of(SCHEMA, [{"id": 9, "v": "1"}], read_at=1, marks=tmp_path)
+    copy = TableCopy(schema=SCHEMA, generation=2, base=0, position=at(1), chunks=[chunk])
+    store.load(copy, Mirror(), lambda: UNUSED, lambda _: None)
+    assert tries == [0, 0]
+    assert keys(store) == [9]
 
 
 def test_a_table_that_was_removed_gets_no_log_without_a_beginning(store: DeltaStore) -> None:
