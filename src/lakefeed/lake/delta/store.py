@@ -266,7 +266,7 @@ class DeltaStore:
         most of it in metadata, with column mapping and type widening; some readers do not have these features.
         """
         place, first, last = spark_path(self.location), path[0], path[-1]
-        if _LOCAL_TIME in last.arrow.types and _LOCAL_TIME not in first.arrow.types:
+        if _has_local_time(last) and not _has_local_time(first):
             # A table made without a timestamp that has no zone must be allowed one first. A commit of its own, harmless
             # to repeat, in a session without the stamp: it must not be taken for the evolution.
             session.newSession().sql(
@@ -351,6 +351,14 @@ class DeltaStore:
         self, session: Callable[[], SparkSession], options: MaintenanceOptions, key: Sequence[str]
     ) -> MaintenanceResult:
         return maintain_table(self, session, options, key)
+
+
+def _has_local_time(schema: TableSchema) -> bool:
+    """Has it a timestamp without a zone, maybe in a list?"""
+    kinds: list[Any] = list(schema.arrow.types)
+    while any(map(pa.types.is_list, kinds)):
+        kinds = [kind.value_type if pa.types.is_list(kind) else kind for kind in kinds]
+    return _LOCAL_TIME in kinds
 
 
 def write_files(rows: DataFrame, root: str) -> list[DataFile]:
