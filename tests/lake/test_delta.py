@@ -108,6 +108,20 @@ def test_b03_delta_itself_refuses_a_replay_when_nobody_looked_first(
     assert DeltaTable(one(tables, schema).location).version() == version
 
 
+def test_a_new_column_of_times_without_a_zone_in_a_list_is_added(
+    tables: DeltaFormat, log: ScriptedLog, tmp_path: Path
+) -> None:
+    schema = log.schema_of(table("main.t", {"id": pa.int64()}, key=("id",)))
+    one(tables, schema).load(copy_of(schema, [{"id": 1}], tmp_path), lambda _: None)
+    times = pa.list_(pa.timestamp("us"))
+    wider = log.schema_of(table("main.t", {"id": pa.int64(), "seen": times}, key=("id",)))
+    noon = datetime(2024, 5, 1, 12)
+    log.add(batch(wider, [("insert", {"id": 2, "seen": [noon, None]})]))
+    one(tables, schema).apply(log.window(schema.table, 0, 1), 1)
+    found = by_id(DeltaTable(one(tables, schema).location).to_pyarrow_table().to_pylist())
+    assert {key: row["seen"] for key, row in found.items()} == {1: None, 2: [noon, None]}
+
+
 def test_acceptance_6_a_partial_update_of_an_unknown_row_stops_the_table(
     tables: DeltaFormat, log: ScriptedLog, tmp_path: Path
 ) -> None:

@@ -169,7 +169,7 @@ class TableFormat(Protocol):
     """The lake of one pipeline in one table format: Delta or Iceberg."""
 
     def routes(self, source: TableId) -> tuple[Route, ...]:
-        """The lake tables that a source table feeds, at least one. Pure."""
+        """The lake tables of a source table, at least one. Pure."""
 
     def table(self, route: Route) -> LakeTable:
         """The lake table of a route, whether it exists yet or not; asked again, the same object. Any thread."""

@@ -1,4 +1,4 @@
-"""The table formats: what a session needs for each, and how a table of it is told and read at a path.
+"""The table formats: what a session needs for each, and how a table of it is recognised and read at a path.
 
 A new format is a folder beside ``delta`` and ``iceberg`` and one entry here. Nothing of a format is imported before it
 is used.

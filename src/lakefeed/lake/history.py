@@ -1,4 +1,4 @@
-"""What a lake table's commits say of change sets: which version of the table shows which place of the source.
+"""What a lake table's commits say of change sets: which version of the table shows which position of the source.
 
 The same for every format: each gives its commits (``TableHistory``), with the note that Lakefeed leaves in them. A
 commit of Lakefeed without an applied number changed only columns, or is a part of a copy that was not complete yet.
@@ -88,14 +88,14 @@ def state_at(commits: Sequence[LogCommit], within: Callable[[LogCommit], bool]) 
     """The newest state whose commit is ``within`` what is asked for; None if the log has none."""
     version: int | None = None
     newer = False
-    for place in range(len(commits) - 1, -1, -1):
-        commit = commits[place]
+    for index in range(len(commits) - 1, -1, -1):
+        commit = commits[index]
         if commit.metadata is not None and (commit.is_partial_copy or not within(commit)):
             version, newer = None, True
             continue
         version = commit.version if version is None else version
         if commit.applied is not None:
-            copied = _copied_upto(commits[: place + 1])
+            copied = _copied_upto(commits[: index + 1])
             return LogState(version=version, commit=commit, is_newest=not newer, copied_upto=copied)
     return None
 

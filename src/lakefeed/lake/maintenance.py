@@ -25,7 +25,7 @@ class MaintenanceOptions:
     insists: bool = False
 
     def in_between(self) -> MaintenanceOptions:
-        """For frequent looks: act only where many commits have left very many files, and then write little.
+        """For frequent checks: act only where many commits have left very many files, and then write little.
 
         Many commits are also why it insists: where each of them touches every file, packing would lose every time. To
         sort is for later: it takes every file of the table.

@@ -1,6 +1,6 @@
-"""Routes: which lake tables a source table feeds, under which names and in which modes.
+"""Routes: which lake tables a source table has, under which names and in which modes.
 
-Every source table that the pipeline captures feeds one lake table of its own name in the lake's mode. A rule without a
+Every source table that the pipeline captures has one lake table of its own name in the lake's mode. A rule without a
 name gives the tables it matches another mode; a rule with a name adds a lake table beside it.
 """
 
@@ -18,7 +18,7 @@ from lakefeed.lake.schema.policy import Evolution, Policy
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One lake table: ``table`` is its name in the lake, ``source`` the table that feeds it."""
+    """One lake table: ``table`` is its name in the lake, ``source`` the table that its rows come from."""
 
     table: TableId
     source: TableId

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakefeed.change.segment import Window
 from lakefeed.change.table import TableSchema
-from lakefeed.errors import CommitUnknownError, LakeError, LakefeedError
+from lakefeed.errors import CommitFailedError, CommitUnknownError, LakeError, LakefeedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
@@ -51,6 +51,7 @@ class SparkTable:
         self._own: SparkSession | None = None
         self._turn = threading.Lock()
         self._key: tuple[str, ...] | None = None
+        self._reached = (0, 0)  # the generation and the change set that we have brought the table to
 
     def applied(self, generation: int) -> Applied | None:
         return self._store.applied(generation)
@@ -72,7 +73,7 @@ class SparkTable:
         """
         stamp = Stamp(generation=generation, number=window.upto, metadata=self._metadata(window, generation))
         with self._turn:
-            applied = self._store.applied(generation, fresh=False)  # 1
+            applied = self._recorded(generation, fresh=False)  # 1
             if applied is None:
                 raise LakeError(f"there is no table of generation {generation} at {self.location}")
             if applied.number >= window.upto:
@@ -100,9 +101,22 @@ class SparkTable:
                         applied = self._outcome(error, stamp)
                         break
                 # Maintenance, ours or somebody's, has replaced files under us: the changes are planned again.
-                self._store.applied(generation)
+                self._recorded(generation, fresh=True)
             hit("lake.after_commit")
+            self._reached = (generation, applied.number)
             return applied
+
+    def _recorded(self, generation: int, *, fresh: bool) -> Applied | None:
+        """What the table records. CommitFailedError if that is less than we have brought it to."""
+        applied, (life, reached) = self._store.applied(generation, fresh=fresh), self._reached
+        if applied is not None and life == generation and applied.number < reached:
+            self._reached = (0, 0)
+            raise CommitFailedError(
+                f"the table at {self.location} was at change set {reached} and is at {applied.number}: somebody has "
+                "rolled it back",
+                remedy="The next sync applies the changes again that the table has lost; there is nothing to do.",
+            )
+        return applied
 
     def evolve(self, window: Window, generation: int, applied: Applied) -> Applied:
         """Settle a newer schema and the stale reasons of a window: TableStoppedError if the table cannot go on."""

@@ -52,7 +52,7 @@ property_test = settings(
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A table of one format and mode, and the log it is fed from."""
+    """A table of one format and mode, and the log that its changes come from."""
 
     tables: TableFormat
     schema: TableSchema

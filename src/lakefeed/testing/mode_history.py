@@ -1,6 +1,6 @@
 """Random histories of many keys, and what each mode must make of them: plain Python, change after change.
 
-One table holds hundreds of small histories, told apart by the first key column, so that one Spark job tests them all.
+One table holds hundreds of small histories, kept apart by the first key column, so that one Spark job tests them all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ START = datetime(2023, 11, 14, 22, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One change or before image. ``seq`` is its place in the log, from 1, which also makes its position."""
+    """One change or before image. ``seq`` is its index in the log, from 1, which also makes its position."""
 
     seq: int
     operation: str

@@ -1,4 +1,4 @@
-"""Replica: the simplest lake there can be, a dictionary, to say what a table must look like after snapshot and live."""
+"""Replica: the simplest lake there can be, a dictionary, to say which rows a table must have in the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _METADATA = "_lakefeed_"
 
 
 class Replica:
-    """Rows by key, for each table. ``stale`` are the tables that a notice told to copy anew."""
+    """Rows by key, for each table. ``stale`` are the tables that a notice asked to copy again."""
 
     def __init__(self) -> None:
         self.schemas: dict[TableId, TableSchema] = {}

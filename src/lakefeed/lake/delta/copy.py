@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from lakefeed.lake.delta.store import DeltaStore
 
+_CONFLICT_TRIES = 5
+
 
 def load_table(
     store: DeltaStore,
@@ -91,6 +93,7 @@ def _commit_group(
     The first one (None) replaces whatever table was there, in the same step.
     """
     from deltalake import Schema
+    from deltalake.exceptions import CommitFailedError as Refused
     from deltalake.transaction import CommitProperties, Transaction, create_table_with_add_actions
 
     before, after = chunks
@@ -103,19 +106,30 @@ def _commit_group(
     properties = CommitProperties(
         custom_metadata={"userMetadata": json.dumps(metadata)},
         app_transactions=[Transaction(app, version) for app, version in transactions.items()],
+        # Tried again by the library, the first commit would remove the files of the version that it began with, and
+        # leave what a compaction has made of them meanwhile.
+        max_commit_retries=0,
     )
     schema, actions = Schema.from_arrow(stored), [add_action(file) for file in files]
-    with store.writing() as table:
-        if before is None:
-            create_table_with_add_actions(
-                delta_uri(store.location), schema, actions, mode="overwrite", description=copy.description,
-                configuration=dict(store.options.properties), storage_options=dict(store.options.storage) or None,
-                commit_properties=properties,
-            )  # fmt: skip
-        elif table is None or table.transaction_version(ids.copy) != before:
-            raise CommitFailedError(f"another process copies the same rows to {store.location}, or has removed them")
-        else:
-            table.create_write_transaction(actions, "append", schema, commit_properties=properties)
+    for left in reversed(range(_CONFLICT_TRIES)):
+        with store.writing() as table:
+            if before is not None and (table is None or table.transaction_version(ids.copy) != before):
+                raise CommitFailedError(
+                    f"another process copies the same rows to {store.location}, or has removed them"
+                )
+            try:
+                if table is None or before is None:
+                    create_table_with_add_actions(
+                        delta_uri(store.location), schema, actions, mode="overwrite", description=copy.description,
+                        configuration=dict(store.options.properties),
+                        storage_options=dict(store.options.storage) or None, commit_properties=properties,
+                    )  # fmt: skip
+                else:
+                    table.create_write_transaction(actions, "append", schema, commit_properties=properties)
+                return
+            except Refused:  # somebody has committed meanwhile
+                if not left:
+                    raise
 
 
 def _loaded(store: DeltaStore, generation: int) -> Loaded:

@@ -74,9 +74,9 @@ class DeltaHistory:
 
     def _cleaned_up(self, version: int, what: str) -> LakeError:
         return LakeError(
-            f"table {self._table} was at that place in version {version}, but {what} of it have been cleaned up",
+            f"table {self._table} was at that position in version {version}, but {what} of it have been cleaned up",
             remedy="Keep more: VACUUM with a longer retention, and delta.logRetentionDuration; or ask for a later "
-            "place.",
+            "position.",
         )
 
 

@@ -99,7 +99,7 @@ def clean(store: DeltaStore, session: Callable[[], SparkSession], options: Maint
 
 
 def sees_strays(table: DeltaTable, keep_hours: float) -> bool:
-    """Can a file that the log does not name be told from one that was removed less than ``keep_hours`` ago?
+    """Is a file that the log does not name known not to be one that was removed less than ``keep_hours`` ago?
 
     Not if checkpoints forget removed files earlier. A table that says itself how long they are to be known is believed.
     """

@@ -89,7 +89,7 @@ class DeltaStore:
         self._storage = dict(options.storage) or None
         self._lock = threading.Lock()
         self._table: DeltaTable | None = None  # as it was last read
-        self._rows: tuple[int, int | None] = (-1, None)
+        self._seen: tuple[tuple[int, int] | None, Applied | None] = (None, None)  # of a version and generation
 
     # What the commits record
 
@@ -107,7 +107,7 @@ class DeltaStore:
         from deltalake import DeltaTable
 
         if not DeltaTable.is_deltatable(self._uri, self._storage):
-            self._table = None
+            self._table, self._seen = None, (None, None)
         elif self._table is None:
             self._table = DeltaTable(self._uri, storage_options=self._storage)
         else:
@@ -123,18 +123,21 @@ class DeltaStore:
         return DeltaTable(self._uri, storage_options=self._storage)
 
     def _recorded(self, table: DeltaTable | None, generation: int) -> Applied | None:
-        ids = self.ids(generation)
-        if table is None or table.transaction_version(ids.owner) != generation:
+        """What the handle has of this generation. Worked out once for each version: deltalake scans the log for it."""
+        if table is None:
             return None
-        number, version = table.transaction_version(ids.applied), table.transaction_version(ids.schema)
-        if number is None or version is None:
-            return None
-        at = table.version()
-        if self._rows[0] != at:  # rows by the files' statistics; None where they do not say it
-            counts = pa.table(table.get_add_actions(flatten=True)).column("num_records")
-            known = not features_of(table).has_masked_rows and not counts.null_count
-            self._rows = (at, int(pc.sum(counts, min_count=0).as_py()) if known else None)
-        return Applied(number=number, schema_version=version, rows=self._rows[1])
+        at, ids = (table.version(), generation), self.ids(generation)
+        if self._seen[0] != at:
+            number, version = table.transaction_version(ids.applied), table.transaction_version(ids.schema)
+            found: Applied | None = None
+            if table.transaction_version(ids.owner) == generation and number is not None and version is not None:
+                # Rows by the files' statistics; None where they do not say it.
+                counts = pa.table(table.get_add_actions(flatten=True)).column("num_records")
+                known = not features_of(table).has_masked_rows and not counts.null_count
+                rows = int(pc.sum(counts, min_count=0).as_py()) if known else None
+                found = Applied(number=number, schema_version=version, rows=rows)
+            self._seen = (at, found)
+        return self._seen[1]
 
     # Extent and rows
 
@@ -224,6 +227,11 @@ class DeltaStore:
                 return done or self._lost(stamp)  # the files are part of nothing: maintenance removes them
             if isinstance(step, RewriteRows) and table.version() != step.old.version:
                 raise ConcurrentModification(f"the table is at version {table.version()}, not at {step.old.version}")
+            # What was read may be gone: a commit would then make a log without its beginning.
+            files, entry = filesystem(f"{self.location}/_delta_log/{table.version():020d}.json")
+            if files.get_file_info(entry).type is not fs.FileType.File:
+                self._table, self._seen = None, (None, None)
+                raise CommitFailedError(f"the table at {self.location} was removed or replaced")
             actions = [*(add_action(file) for file in added), *removed]
             try:
                 table.create_write_transaction(actions, "append", table.schema(), commit_properties=properties)
@@ -258,7 +266,7 @@ class DeltaStore:
         most of it in metadata, with column mapping and type widening; some readers do not have these features.
         """
         place, first, last = spark_path(self.location), path[0], path[-1]
-        if _LOCAL_TIME in last.arrow.types and _LOCAL_TIME not in first.arrow.types:
+        if _has_local_time(last) and not _has_local_time(first):
             # A table made without a timestamp that has no zone must be allowed one first. A commit of its own, harmless
             # to repeat, in a session without the stamp: it must not be taken for the evolution.
             session.newSession().sql(
@@ -313,7 +321,7 @@ class DeltaStore:
             try:
                 yield self.refresh()
             finally:
-                self._table = None
+                self._table, self._seen = None, (None, None)
 
     def states(self, generation: int) -> tuple[TableVersion, ...]:
         return exact_versions(self.location, self._route.table, generation)
@@ -343,6 +351,14 @@ class DeltaStore:
         self, session: Callable[[], SparkSession], options: MaintenanceOptions, key: Sequence[str]
     ) -> MaintenanceResult:
         return maintain_table(self, session, options, key)
+
+
+def _has_local_time(schema: TableSchema) -> bool:
+    """Has it a timestamp without a zone, maybe in a list?"""
+    kinds: list[Any] = list(schema.arrow.types)
+    while any(map(pa.types.is_list, kinds)):
+        kinds = [kind.value_type if pa.types.is_list(kind) else kind for kind in kinds]
+    return _LOCAL_TIME in kinds
 
 
 def write_files(rows: DataFrame, root: str) -> list[DataFile]:

@@ -21,7 +21,7 @@ from lakefeed.lake.location import escaped, filesystem, spark_path
 CATALOGS = ("glue", "hadoop", "hive", "jdbc", "rest")
 _NAME = "lakefeed"
 _OWN_WAREHOUSE = ("hadoop", "jdbc")
-"""Catalogs whose tables are below the lake's path unless told otherwise."""
+"""Catalogs whose tables are below the lake's path by default."""
 
 
 @dataclass(frozen=True, slots=True)

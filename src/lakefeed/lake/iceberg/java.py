@@ -159,7 +159,7 @@ class Addition:
 
 
 def _iceberg(jvm: Any, name: str) -> Any:
-    """A class of Iceberg's. By its whole name: with dots, every package on the way is looked for in all jars first."""
+    """A class of Iceberg's. By its whole name: with dots, all jars are searched for every package on the way."""
     return getattr(jvm, f"org.apache.iceberg.{name}")
 
 

@@ -62,5 +62,5 @@ def explained(error: BaseException, table: TableId) -> LakefeedError:
 def first_line(error: BaseException) -> str:
     """The sentence in an error that may be followed by pages of Java."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = [line for line in lines if not line.startswith(("An error occurred while calling", "at ", "Traceback"))]
-    return (said or lines or [type(error).__name__])[0][:300]
+    own = [line for line in lines if not line.startswith(("An error occurred while calling", "at ", "Traceback"))]
+    return (own or lines or [type(error).__name__])[0][:300]
