@@ -3,7 +3,7 @@
 
 Five facts of SQLite shape them.
 
-1. A trigger that says NEW."a" makes SQLite refuse ALTER TABLE … DROP COLUMN a. So only key columns, which cannot be
+1. A trigger that names NEW."a" makes SQLite refuse ALTER TABLE … DROP COLUMN a. So only key columns, which cannot be
    dropped, are named that way; the others are read back from the table, each by a scalar subquery, inside a scope
    that has a NULL of every name. When a column is dropped, its name falls through to that NULL. When it is renamed,
    SQLite itself rewrites the name in the subquery, and ``slot_names`` reads there what a slot's column is called now.
@@ -88,7 +88,7 @@ def slot_names(trigger: str) -> dict[int, str]:
     return {int(slot): name.replace('""', '"') for slot, name in _SLOT.findall(trigger)}
 
 
-def looked_for(trigger: str | None) -> list[str] | str | None:
+def candidate_queries(trigger: str | None) -> list[str] | str | None:
     """What finds candidates in a BEFORE trigger, as SQLite keeps it up to date. What is logged of them is no part."""
     return _FOUND.findall(trigger or "") or trigger
 
@@ -201,7 +201,7 @@ class _Writer:
         return " AND ".join(_identical(*pair) for pair in zip(self._key_slots, self._old_key, strict=True))
 
     def _no_victim(self) -> list[str]:
-        """This row is told by its own trigger, and what was logged of it for an INSERT that was ignored is outdated."""
+        """This row's own trigger logs it, and what was logged of it for an INSERT that was ignored is outdated."""
         if not self._source.conflicts:
             return []
         return [f"DELETE FROM {self._names.log} WHERE {self._mine} AND {self._logged()}"]
