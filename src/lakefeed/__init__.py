@@ -12,17 +12,16 @@ if TYPE_CHECKING:
     from lakefeed.capture.poll.source import PostgresPolling, SqlitePolling
     from lakefeed.capture.postgres.source import Postgres
     from lakefeed.capture.sqlite.source import Sqlite
+    from lakefeed.embed.checkpoint import Checkpoint, CheckpointStore
+    from lakefeed.embed.options import Delivery, RuntimeOptions
+    from lakefeed.embed.runtime import Runtime
+    from lakefeed.embed.store import FileCheckpointStore, MemoryCheckpointStore
     from lakefeed.errors import LakefeedError, Retry
     from lakefeed.flow.listener import Listener
     from lakefeed.flow.options import PipelineOptions
     from lakefeed.flow.pipeline import Pipeline
     from lakefeed.flow.result import CycleResult
-    from lakefeed.flow.runtime import Runtime
-    from lakefeed.flow.runtime_options import Delivery, RuntimeOptions
     from lakefeed.flow.status import PipelineStatus, TableStatus
-    from lakefeed.journal.checkpoint import Checkpoint, CheckpointStore
-    from lakefeed.journal.checkpoint_file import FileCheckpointStore
-    from lakefeed.journal.checkpoint_memory import MemoryCheckpointStore
     from lakefeed.journal.options import JournalOptions
     from lakefeed.lake.delta import Delta
     from lakefeed.lake.iceberg import Iceberg
@@ -73,19 +72,19 @@ __all__ = [
 
 _HOMES = {
     "Append": "lakefeed.lake.mode",
-    "Checkpoint": "lakefeed.journal.checkpoint",
-    "CheckpointStore": "lakefeed.journal.checkpoint",
+    "Checkpoint": "lakefeed.embed.checkpoint",
+    "CheckpointStore": "lakefeed.embed.checkpoint",
     "CycleResult": "lakefeed.flow.result",
-    "Delivery": "lakefeed.flow.runtime_options",
+    "Delivery": "lakefeed.embed.options",
     "Delta": "lakefeed.lake.delta",
     "Evolution": "lakefeed.lake.policy",
-    "FileCheckpointStore": "lakefeed.journal.checkpoint_file",
+    "FileCheckpointStore": "lakefeed.embed.store",
     "FullDiff": "lakefeed.capture.poll.rule",
     "Iceberg": "lakefeed.lake.iceberg",
     "JournalOptions": "lakefeed.journal.options",
     "LakefeedError": "lakefeed.errors",
     "Listener": "lakefeed.flow.listener",
-    "MemoryCheckpointStore": "lakefeed.journal.checkpoint_memory",
+    "MemoryCheckpointStore": "lakefeed.embed.store",
     "Mirror": "lakefeed.lake.mode",
     "Pipeline": "lakefeed.flow.pipeline",
     "PipelineOptions": "lakefeed.flow.options",
@@ -94,8 +93,8 @@ _HOMES = {
     "PostgresPolling": "lakefeed.capture.poll.source",
     "Retry": "lakefeed.errors",
     "Rule": "lakefeed.lake.route",
-    "Runtime": "lakefeed.flow.runtime",
-    "RuntimeOptions": "lakefeed.flow.runtime_options",
+    "Runtime": "lakefeed.embed.runtime",
+    "RuntimeOptions": "lakefeed.embed.options",
     "SoftDelete": "lakefeed.capture.poll.rule",
     "Sqlite": "lakefeed.capture.sqlite.source",
     "SqlitePolling": "lakefeed.capture.poll.source",

@@ -6,12 +6,9 @@ from decimal import Decimal
 
 import pytest
 
-from lakefeed.change.binlog import MysqlBinlog
-from lakefeed.change.custom import Custom
-from lakefeed.change.gtid import MariadbGtid, MysqlGtid
-from lakefeed.change.kinds import POSITION_KINDS
 from lakefeed.change.lsn import PostgresLsn, SqlServerLsn
-from lakefeed.change.position import Position, SqliteSequence, decode_position
+from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
+from lakefeed.change.position import Custom, Position, SqliteSequence, decode_position, position_kinds
 from lakefeed.change.watermark import KeyValue, Mark, Watermark
 from lakefeed.errors import CheckpointError
 
@@ -50,8 +47,8 @@ def test_a_text_that_is_not_a_position_is_refused_and_named(kind: type[Position]
 
 
 def test_the_registry_has_every_kind_under_its_own_name() -> None:
-    assert {name: kind.kind for name, kind in POSITION_KINDS.items()} == {name: name for name in POSITION_KINDS}
-    assert set(POSITION_KINDS.values()) == {*REFUSED, Custom}
+    assert {name: kind.kind for name, kind in position_kinds().items()} == {name: name for name in position_kinds()}
+    assert set(position_kinds().values()) == {*REFUSED, Custom}
 
 
 @pytest.mark.parametrize("text", ["", "0/1", "=0/1", "oracle=5", "postgres"])

@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lakefeed.change.binlog import MysqlBinlog
-from lakefeed.change.custom import Custom
-from lakefeed.change.gtid import MariadbGtid, MysqlGtid
-from lakefeed.change.kinds import POSITION_KINDS
 from lakefeed.change.lsn import PostgresLsn, SqlServerLsn
-from lakefeed.change.position import Position, SqliteSequence, decode_position
+from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
+from lakefeed.change.position import Custom, Position, SqliteSequence, decode_position, position_kinds
 from lakefeed.change.watermark import Mark, Watermark
 from lakefeed.errors import CheckpointError
 
@@ -53,7 +50,7 @@ KINDS = sorted(STRATEGIES, key=lambda kind: kind.kind)
 
 
 def test_every_kind_is_covered_here() -> None:
-    assert set(STRATEGIES) == set(POSITION_KINDS.values())
+    assert set(STRATEGIES) == set(position_kinds().values())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -62,7 +62,7 @@ def test_a_kill_leaves_whole_change_sets_and_the_next_run_goes_on(
         assert (journal.head, journal.trimmed) == (head, trimmed)
         assert journal.end == (at(head) if head else None)
         assert journal.verify() == head - trimmed
-        named = {stored.segment.path for commit in journal.commits() for stored in commit.stored}
+        named = {segment.path for commit in journal.commits() for segment in commit.segments}
         assert {str(path) for path in tmp_path.glob("segments/*/*")} == named
         assert list(tmp_path.rglob("*.tmp")) == []
         if head:

@@ -105,7 +105,7 @@ def test_a_take_over_during_the_append_is_found_out_before_the_rename(
             (tmp_path / "lease").unlink()
 
     with Journal.open(tmp_path, options=FAST) as journal:
-        monkeypatch.setattr("lakefeed.journal.appender.hit", take_away)
+        monkeypatch.setattr("lakefeed.journal.journal.hit", take_away)
         with pytest.raises(LeaseError, match="is gone"):
             journal.append(change_set(None, 1, row(1)))
         assert journal.head == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from lakefeed.durable import pack
 from lakefeed.errors import JournalDamagedError, JournalError
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
@@ -152,9 +153,7 @@ def test_an_open_that_failed_gives_the_lease_back(root: Path) -> None:
 
 
 def test_a_commit_of_a_later_format_is_not_guessed_at(root: Path) -> None:
-    from lakefeed.journal import checked_json
-
     path = commit_file(root, 4)
-    path.write_bytes(checked_json.pack(json.loads(path.read_text())["body"] | {"format": 2}))
+    path.write_bytes(pack(json.loads(path.read_text())["body"] | {"format": 2}))
     with pytest.raises(JournalError, match="has the format 2; this version reads 1"):
         Journal.open(root, options=FAST)

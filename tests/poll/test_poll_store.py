@@ -13,7 +13,7 @@ from tests.poll.world import Clock, World, clocked, made
 from lakefeed.capture.base import Continuity
 from lakefeed.capture.poll.capture import Polling
 from lakefeed.capture.poll.store import FileWatermarkStore, MemoryWatermarkStore
-from lakefeed.capture.sqlite.dialect import SqliteDialect
+from lakefeed.capture.sqlite.dialect import SqliteDialect, SqliteSession
 from lakefeed.change.table import TableId
 from lakefeed.change.watermark import Mark
 from lakefeed.errors import (
@@ -154,6 +154,19 @@ def test_watermarks_of_another_database_are_refused(tmp_path: Path, clock: Clock
         with pytest.raises(SourceChangedError, match=r"s\.db.*other\.db"):
             capture.open()
         capture.close()
+
+
+def test_a_connection_that_leads_to_another_database_is_refused(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name can lead to another server after a failover; its rows are not those of the watermarks."""
+    with made(tmp_path / "s.db") as world:
+        world.seed()
+        stream = world.capture.live(world.position, wait_seconds=0)
+        monkeypatch.setattr(SqliteSession, "identity", lambda _: "sqlite:/other.db")
+        for call in (world.capture.discover, lambda: next(stream)):
+            with pytest.raises(SourceChangedError, match=r"other\.db answers now"):
+                call()
 
 
 def test_a30_every_error_is_typed_by_whose_it_is(tmp_path: Path) -> None:

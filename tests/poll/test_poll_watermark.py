@@ -297,12 +297,15 @@ POSTGRES_KEYS = {
     "date": ["1999-12-31", "2024-01-01"],
     "timestamptz": ["2024-01-01 00:00:00.000001+00", "2024-01-01 00:00:00.000002+00"],
     "boolean": ["f", "t"],
+    "citext": ["a", "B", "c", "D"],  # operators of an extension, which are not in the search path
+    "ltree": ["a", "a.b", "a.b.c", "b"],
 }
 
 
 def test_a13_postgres_keys_are_in_the_databases_own_order(dsn: str) -> None:
     """One database for all types: making one takes longer than the test."""
     with psycopg.connect(dsn, autocommit=True) as writer:
+        writer.execute("CREATE EXTENSION citext; CREATE EXTENSION ltree")
         for number, (kind, keys) in enumerate(POSTGRES_KEYS.items()):
             columns = f"id {kind} PRIMARY KEY, n int, updated_at timestamptz NOT NULL"
             writer.execute(f"CREATE TABLE t{number} ({columns})".encode())

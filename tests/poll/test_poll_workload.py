@@ -28,8 +28,8 @@ from lakefeed.capture.postgres.dialect import PostgresDialect
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.capture.sqlite.source import Sqlite
+from lakefeed.change.batch import DELETED, FOUND
 from lakefeed.change.position import Position
-from lakefeed.change.suspect import DELETED, FOUND
 from lakefeed.change.table import TableId
 from lakefeed.testing.capture_subject import drain
 from lakefeed.testing.replica import Replica

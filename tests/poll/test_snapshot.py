@@ -116,7 +116,7 @@ def test_a_composite_key_is_read_through_its_index(dsn: str, writer: Any) -> Non
         "DROP TABLE t; CREATE TABLE t (k int PRIMARY KEY, v int)",
     ],
 )
-def test_b03_a_table_that_was_rewritten_under_the_snapshot_is_planned_again(dsn: str, writer: Any, change: str) -> None:
+def test_a_table_that_was_rewritten_under_the_snapshot_is_planned_again(dsn: str, writer: Any, change: str) -> None:
     """The snapshot sees no row of the new heap: without the check the copy would be empty, and nobody would know."""
     writer.execute("CREATE TABLE t (k int PRIMARY KEY, v int)")
     writer.execute("INSERT INTO t SELECT i, i FROM generate_series(1, 10) AS i")
@@ -143,7 +143,7 @@ def test_a_partition_that_is_attached_under_the_snapshot_is_planned_again(dsn: s
 
 
 @pytest.mark.parametrize("change", ["RENAME v TO w", "DROP v", "RENAME TO u"])
-def test_c03_a_column_that_is_gone_since_the_plan_stops_the_table_so_that_it_is_planned_again(
+def test_a_column_that_is_gone_since_the_plan_stops_the_table_so_that_it_is_planned_again(
     dsn: str, writer: Any, change: str
 ) -> None:
     writer.execute("CREATE TABLE t (k int PRIMARY KEY, v int)")
@@ -162,6 +162,21 @@ def test_a_chunk_outlives_the_limits_of_its_role(dsn: str, writer: Any) -> None:
     (chunk,) = planned(PostgresDialect(dsn), 100)
     slow = replace(chunk, where=("pg_sleep(0.02) IS NOT NULL",))
     assert len(rows_of(slow)) == 10
+
+
+def test_a_consistent_read_keeps_the_limits_of_its_connection(dsn: str) -> None:
+    """A statement of ours never runs without a limit, and the limits of a lock and of an idle transaction stay."""
+
+    def limits(session: PostgresSession) -> dict[str, str]:
+        names = ["lock_timeout", "idle_in_transaction_session_timeout", "statement_timeout"]
+        return {name: str(session._connection.execute(f"SHOW {name}".encode()).fetchone()) for name in names}
+
+    with closing(PostgresDialect(dsn).connect()) as session:
+        outside = limits(session)
+        with session.consistent():
+            inside = limits(session)
+        assert inside == outside | {"statement_timeout": "('6h',)"}
+        assert limits(session) == outside
 
 
 def test_an_exported_snapshot_makes_a_chunk_exact_and_its_loss_gives_it_a_bracket(dsn: str, writer: Any) -> None:

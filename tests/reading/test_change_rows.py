@@ -14,7 +14,7 @@ import pytest
 from tests.reading.journals import add, opened
 
 from lakefeed.change.table import Column, TableId, TableSchema
-from lakefeed.errors import DecodeError, JournalError, TableStoppedError
+from lakefeed.errors import DecodeError, JournalDamagedError, JournalError, TableStoppedError
 from lakefeed.lake.widening import holds
 from lakefeed.reading.follow import ReadColumn, follow
 from lakefeed.reading.rows import SegmentRead, default_scalar, read_segment
@@ -116,7 +116,7 @@ def test_columns_that_were_not_sent_keep_their_mark_under_their_new_name(tmp_pat
     with opened(tmp_path) as journal:
         add(journal, *rows, schema=first, absent={0: ["old", "gone"], 2: ["gone"], 4: ["gone", "old"]})
         segment = journal.window(T, 0, 1).segments[0]
-    partition = SegmentRead("main.t", 1, segment.path, follow(HISTORY, 1, HISTORY[3]))
+    partition = SegmentRead("main.t", 1, segment, follow(HISTORY, 1, HISTORY[3]))
     read = [row for part in read_segment(partition) for row in part.to_pylist()]
     assert [row["_lakefeed_absent"] for row in read] == [["new"], None, None, None, ["new"]]
     assert [(row["id"], row["new"], row["born"]) for row in read] == [
@@ -129,4 +129,16 @@ def test_columns_that_were_not_sent_keep_their_mark_under_their_new_name(tmp_pat
     assert set(read[0]) == {"id", "new", "born", *(name for name in read[0] if name.startswith("_lakefeed_"))}
     Path(segment.path).unlink()
     with pytest.raises(JournalError, match=r"change set 1 of table main.t, was trimmed before"):
+        list(read_segment(partition))
+
+
+def test_a_segment_with_a_flipped_byte_is_not_read(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        add(journal, ("insert", {"id": 1, "old": "x", "gone": "y"}), schema=replace(HISTORY[1], version=0))
+        segment = journal.window(T, 0, 1).segments[0]
+    data = bytearray(Path(segment.path).read_bytes())
+    data[len(data) // 3] ^= 1
+    Path(segment.path).write_bytes(data)
+    partition = SegmentRead("main.t", 1, segment, follow(HISTORY, 1, HISTORY[3]))
+    with pytest.raises(JournalDamagedError, match=segment.path):
         list(read_segment(partition))

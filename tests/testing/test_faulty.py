@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
+from lakefeed.embed.checkpoint import Checkpoint
+from lakefeed.embed.store import MemoryCheckpointStore
 from lakefeed.errors import CheckpointError, SourceUnavailableError
-from lakefeed.journal.checkpoint import Checkpoint
-from lakefeed.journal.checkpoint_memory import MemoryCheckpointStore
 from lakefeed.testing.builders import at
 from lakefeed.testing.faulty import AFTER, HELD, Fault, Faults, FaultyCapture, FaultyStore
 from lakefeed.testing.runtime_contract import ids, transactions

@@ -9,7 +9,7 @@ import pytest
 
 from lakefeed.capture.base import Continuity
 from lakefeed.change.change_set import RecopyNeeded
-from lakefeed.change.custom import Custom
+from lakefeed.change.position import Custom
 from lakefeed.errors import PositionLostError, SourceSetupError, SourceUnavailableError, StateError
 from lakefeed.testing.builders import at, table
 from lakefeed.testing.runtime_contract import PEOPLE, ids, transactions

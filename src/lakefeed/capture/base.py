@@ -42,6 +42,8 @@ class Capabilities:
     snapshot_resume: bool
     every_change: bool = True
     """Each change of a row is delivered, and not only what it has come to since the last look."""
+    current_chunks: bool = False
+    """A chunk has the rows as they are when it is read, however old its plan: never older than what ``live`` gave."""
 
 
 class Level(Enum):
@@ -173,7 +175,7 @@ class ChangeCapture(ABC):
         if the source has moved back, lost its log or is behind ``position``: never a silent fresh start. A table in
         ``tables`` whose own resume point is missing is not an error here; ``live`` reports it as RecopyNeeded.
         """
-        return Continuity.FRESH if position is None else Continuity.RESUMED
+        return Continuity.RESUMED
 
     def recall(self, schemas: Sequence[TableSchema]) -> None:  # noqa: B027
         """The newest schemas that earlier change sets and copies were delivered with, one per captured table.

@@ -1,6 +1,6 @@
 """Comparable: what a capture adds if its source can be compared with the lake in full. Polling does.
 
-A log and triggers tell every delete; such a capture has nothing to compare and does not have these methods.
+A log and triggers deliver every delete; such a capture has nothing to compare and does not have these methods.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Comparable(Protocol):
     """All methods may be called from any thread, beside the stream, and before ``open``."""
 
     def keep_state(self, directory: Path) -> None:
-        """The pipeline's own directory, told once before ``open``: what must outlive the process goes there."""
+        """Called once, before ``open``, with the pipeline's own directory: what must outlive the process goes there."""
 
     def full_diff(self, table: TableId) -> FullDiff | None:
         """How the table is to be compared, and how often; None if it is only on demand."""

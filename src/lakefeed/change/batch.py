@@ -43,6 +43,10 @@ TIME = "_lakefeed_time"
 TXN = "_lakefeed_txn"
 ABSENT = "_lakefeed_absent"
 
+FOUND = "_lakefeed_found"
+"""What a full comparison found of a key: DELETED or CHANGED. The lake writes it, polling reads it."""
+DELETED, CHANGED = "deleted", "changed"
+
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 
 METADATA = pa.schema(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar, Self
 
 from lakefeed.errors import CheckpointError
@@ -63,17 +64,6 @@ class Position(ABC):
 
     def __str__(self) -> str:
         return self.text()
-
-
-def decode_position(text: str) -> Position:
-    """Inverse of ``Position.encode`` for every kind."""
-    from lakefeed.change.kinds import POSITION_KINDS  # the registry imports the kinds, which import this module
-
-    kind, equals, value = text.partition("=")
-    if not equals or kind not in POSITION_KINDS:
-        known = ", ".join(sorted(POSITION_KINDS))
-        raise CheckpointError(f"'{text}' is not a position; it must read kind=value with one of {known}")
-    return POSITION_KINDS[kind].parse(value)
 
 
 def order(a: int, b: int) -> int:
@@ -131,6 +121,47 @@ class SqliteSequence(Position):
 
     def _compare(self, other: SqliteSequence) -> int | None:
         return order(self.sequence, other.sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class Custom(Position):
+    """Any text. Only equality is known of it: two different ones are not ordered."""
+
+    kind: ClassVar[str] = "custom"
+    value: str
+
+    def text(self) -> str:
+        return self.value
+
+    @classmethod
+    def parse(cls, text: str) -> Custom:
+        return cls(text)
+
+    def _compare(self, other: Custom) -> int | None:
+        return 0 if self.value == other.value else None
+
+
+@cache
+def position_kinds() -> dict[str, type[Position]]:
+    """Every kind, by the name under which it is stored."""
+    from lakefeed.change.lsn import PostgresLsn, SqlServerLsn  # the kinds import this module
+    from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
+    from lakefeed.change.watermark import Watermark
+
+    kinds: tuple[type[Position], ...] = (
+        Custom, MariadbGtid, MysqlBinlog, MysqlGtid, PostgresLsn, SqliteSequence, SqlServerLsn, Watermark,
+    )  # fmt: skip
+    return {kind.kind: kind for kind in kinds}
+
+
+def decode_position(text: str) -> Position:
+    """Inverse of ``Position.encode`` for every kind."""
+    kind, equals, value = text.partition("=")
+    kinds = position_kinds()
+    if not equals or kind not in kinds:
+        known = ", ".join(sorted(kinds))
+        raise CheckpointError(f"'{text}' is not a position; it must read kind=value with one of {known}")
+    return kinds[kind].parse(value)
 
 
 def highest(one: Position | None, other: Position | None) -> Position | None:

@@ -37,7 +37,8 @@ class Segment:
 
     ``rows`` are all of the file's, ``counts`` the changes among them: the rest are before images. ``truncated_at`` is
     the seq of the last truncate in it, ``absent`` the columns that some row did not carry. All of it is known without
-    reading the file, so that the common case plans without them.
+    reading the file, so that the common case plans without them. ``crc32`` is the checksum of the whole file; None
+    where nobody has taken it (CRC-32 measured at more than twice the speed of SHA-256).
     """
 
     table: TableId
@@ -50,6 +51,7 @@ class Segment:
     counts: Counts
     truncated_at: int | None = None
     absent: tuple[str, ...] = ()
+    crc32: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

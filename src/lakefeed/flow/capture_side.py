@@ -20,6 +20,7 @@ from lakefeed.capture.base import ChangeCapture, Continuity
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId
+from lakefeed.embed.runtime import Runtime
 from lakefeed.errors import (
     ConfigError,
     DecodeError,
@@ -30,7 +31,6 @@ from lakefeed.errors import (
 )
 from lakefeed.flow.journal_checkpoint import JournalCheckpoint
 from lakefeed.flow.listener import Listener
-from lakefeed.flow.runtime import Runtime
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.commit import Commit
 from lakefeed.journal.journal import Journal

@@ -16,8 +16,8 @@ from typing import Any
 from urllib.parse import quote
 
 from lakefeed.change.table import TableId, TableSchema
+from lakefeed.durable import make_directory, replace_file
 from lakefeed.errors import JournalDamagedError, LeaseError
-from lakefeed.journal.atomic import write_atomic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +92,8 @@ class DiffStore:
             plan = {field.name: getattr(record.plan, field.name) for field in fields(DiffPlan)}
             plan |= {"schema": record.plan.schema.to_json(), "chunks": [dict(chunk) for chunk in record.plan.chunks]}
         body = {"plan": plan, "last": asdict(record.last) if record.last else None}
-        self._directory.mkdir(parents=True, exist_ok=True)
-        write_atomic(self._file(table), json.dumps(body, indent=1, ensure_ascii=False).encode())
+        make_directory(self._directory)
+        replace_file(self._file(table), json.dumps(body, indent=1, ensure_ascii=False).encode())
 
     @contextmanager
     def alone(self, table: TableId) -> Iterator[None]:

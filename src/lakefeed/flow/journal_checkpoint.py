@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lakefeed.change.change_set import ChangeSet
+from lakefeed.embed.checkpoint import Checkpoint
 from lakefeed.errors import CheckpointRewindError
-from lakefeed.journal.checkpoint import Checkpoint
 from lakefeed.journal.journal import Journal
 
 

@@ -7,7 +7,6 @@ from where it lives: states, journal, the tables' own commits, the source.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,7 +16,8 @@ from typing import Any
 
 from lakefeed.capture.base import Lag
 from lakefeed.change.table import TableId
-from lakefeed.errors import LakefeedError
+from lakefeed.durable import replace_file
+from lakefeed.errors import JournalError, LakefeedError
 from lakefeed.flow.full_diff_record import Compared, DiffStore
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
@@ -71,10 +71,8 @@ class Pulse:
         It is written because of an error, too, and that one must not be hidden by another.
         """
         body = {"at": self.at, "error": self.error, "remedy": self.remedy, "tables": dict(self.tables)}
-        temporary = root / f".pulse.{os.getpid()}"
-        with suppress(OSError):
-            temporary.write_text(json.dumps(body))
-            temporary.replace(root / "pulse.json")
+        with suppress(JournalError):
+            replace_file(root / "pulse.json", json.dumps(body).encode(), fsync=False)
 
     @classmethod
     def read(cls, root: Path) -> Pulse:

@@ -25,8 +25,8 @@ from urllib.parse import quote
 
 from lakefeed.change.position import Position, decode_position
 from lakefeed.change.table import TableId, TableSchema
+from lakefeed.durable import make_directory, replace_file
 from lakefeed.errors import JournalDamagedError
-from lakefeed.journal.atomic import write_atomic
 from lakefeed.lake.mode import Mode, mode_from_json, mode_to_json
 from lakefeed.lake.route import Route
 
@@ -129,8 +129,8 @@ class TableStates:
 
     def save(self, record: TableState) -> TableState:
         with self._lock:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            write_atomic(self._directory / _file_name(record.table), _to_bytes(record))
+            make_directory(self._directory)
+            replace_file(self._directory / _file_name(record.table), _to_bytes(record))
             self._records[record.table] = record
         return record
 

@@ -1,4 +1,7 @@
-"""Commit: the one file that makes a change set exist. What no commit names does not exist."""
+"""Commit: the one file that makes a change set exist. What no commit names does not exist.
+
+Origin: the file that says where the retained journal begins, and whose it is.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,10 @@ from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped,
 from lakefeed.change.position import Position, decode_position
 from lakefeed.change.segment import Counts, Segment
 from lakefeed.change.table import TableId
-from lakefeed.errors import JournalDamagedError
-from lakefeed.journal import checked_json
+from lakefeed.durable import pack, replace_file, unpack
+from lakefeed.errors import CheckpointError, JournalDamagedError
 
 _FORMAT = 1
-
-
-@dataclass(frozen=True, slots=True)
-class StoredSegment:
-    """A segment and the checksum of its file. CRC-32 measured at more than twice the speed of SHA-256."""
-
-    segment: Segment
-    crc32: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +26,7 @@ class TableCommit:
     """One table in one change set. ``schema_version`` is the table's at the end of it, rows or no rows."""
 
     schema_version: int
-    stored: tuple[StoredSegment, ...] = ()
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        return tuple(stored.segment for stored in self.stored)
+    segments: tuple[Segment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,25 +49,51 @@ class Commit:
     notices: tuple[TableNotice, ...] = ()
 
     @property
-    def stored(self) -> tuple[StoredSegment, ...]:
-        return tuple(stored for table in self.tables.values() for stored in table.stored)
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(segment for table in self.tables.values() for segment in table.segments)
 
     @property
     def rows(self) -> int:
-        return sum(stored.segment.rows for stored in self.stored)
+        return sum(segment.rows for segment in self.segments)
 
     @property
     def bytes(self) -> int:
-        return sum(stored.segment.bytes for stored in self.stored)
+        return sum(segment.bytes for segment in self.segments)
 
     @property
     def counts(self) -> Counts:
-        return sum((stored.segment.counts for stored in self.stored), Counts())
+        return sum((segment.counts for segment in self.segments), Counts())
 
 
 def dump_commit(commit: Commit, root: Path) -> bytes:
     """The content of the commit file. Segment paths are stored relative to ``root``, so a journal can be moved."""
-    return checked_json.pack(
+    tables: dict[str, Any] = {}
+    for table, entry in commit.tables.items():
+        segments = [
+            {
+                "path": Path(segment.path).relative_to(root).as_posix(),
+                "crc32": f"{segment.crc32 or 0:08x}",
+                "rows": segment.rows,
+                "bytes": segment.bytes,
+                "schema_version": segment.schema_version,
+                "first_seq": segment.first_seq,
+                "last_seq": segment.last_seq,
+                "counts": asdict(segment.counts),
+                "truncated_at": segment.truncated_at,
+                "absent": segment.absent,
+            }
+            for segment in entry.segments
+        ]
+        tables[str(table)] = {"schema_version": entry.schema_version, "segments": segments}
+    notices: list[dict[str, Any]] = []
+    for notice in commit.notices:
+        said: dict[str, Any] = {"kind": _NOTICES[type(notice)], "table": str(notice.table)}
+        if isinstance(notice, RecopyNeeded):
+            said |= {"reason": notice.reason, "columns": notice.columns}
+        elif isinstance(notice, TableBlocked):
+            said |= {"reason": notice.reason, "remedy": notice.remedy}
+        notices.append(said)
+    return pack(
         {
             "format": _FORMAT,
             "number": commit.number,
@@ -89,91 +106,101 @@ def dump_commit(commit: Commit, root: Path) -> bytes:
             "committed_rows": commit.committed_rows,
             "written_at": commit.written_at.isoformat(),
             "generation": commit.generation,
-            "tables": {str(table): _table_json(entry, root) for table, entry in commit.tables.items()},
-            "notices": [_notice_json(notice) for notice in commit.notices],
+            "tables": tables,
+            "notices": notices,
         }
     )
 
 
+_NOTICES: dict[type[TableNotice], str] = {
+    RecopyNeeded: "recopy_needed",
+    TableBlocked: "table_blocked",
+    TableDropped: "table_dropped",
+}
+
+
 def load_commit(path: Path, root: Path) -> Commit:
     """Read one commit file. JournalDamagedError, naming it, unless it is exactly what ``dump_commit`` wrote."""
-    body = checked_json.unpack(path.read_bytes(), path)
+    try:
+        body = unpack(path.read_bytes(), path)
+    except FileNotFoundError:
+        raise JournalDamagedError(f"{path} vanished while the journal was read") from None
     if body.get("format") != _FORMAT:
         raise JournalDamagedError(f"{path} has the format {body.get('format')}; this version reads {_FORMAT}")
     if f"{body['number']:020d}" != path.stem:
         raise JournalDamagedError(f"{path} is damaged: it holds change set {body['number']}")
+    tables: dict[TableId, TableCommit] = {}
+    for name, entry in body["tables"].items():
+        table = TableId.parse(name)
+        segments = [
+            Segment(
+                **{
+                    **data,
+                    "table": table,
+                    "path": str(root / data["path"]),
+                    "counts": Counts(**data["counts"]),
+                    "absent": tuple(data["absent"]),
+                    "crc32": int(data["crc32"], 16),
+                }
+            )
+            for data in entry["segments"]
+        ]
+        tables[table] = TableCommit(entry["schema_version"], tuple(segments))
+    notices: list[TableNotice] = []
+    for said in body["notices"]:
+        table = TableId.parse(said["table"])
+        if said["kind"] == _NOTICES[RecopyNeeded]:
+            columns = said.get("columns")  # older commits have none
+            notices.append(RecopyNeeded(table, said["reason"], tuple(columns) if columns is not None else None))
+        elif said["kind"] == _NOTICES[TableBlocked]:
+            notices.append(TableBlocked(table, said["reason"], said["remedy"]))
+        else:
+            notices.append(TableDropped(table))
+    try:
+        start, end = (decode_position(body[name]) if body[name] is not None else None for name in ("start", "end"))
+    except CheckpointError as error:
+        raise JournalDamagedError(f"{path} has a position that this version cannot read: {error}") from error
+    if end is None:
+        raise JournalDamagedError(f"{path} is damaged: it does not say where it ends")
     return Commit(
         number=body["number"],
-        start=decode_position(body["start"]) if body["start"] is not None else None,
-        end=decode_position(body["end"]),
+        start=start,
+        end=end,
         identity=body["identity"],
         last_seq=body["last_seq"],
         committed_rows=body["committed_rows"],
         written_at=datetime.fromisoformat(body["written_at"]),
         generation=body["generation"],
-        tables={TableId.parse(name): _table(TableId.parse(name), data, root) for name, data in body["tables"].items()},
-        notices=tuple(_notice(data) for data in body["notices"]),
+        tables=tables,
+        notices=tuple(notices),
     )
 
 
-def _table_json(entry: TableCommit, root: Path) -> dict[str, Any]:
-    return {
-        "schema_version": entry.schema_version,
-        "segments": [_segment_json(stored, root) for stored in entry.stored],
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Written before anything is trimmed.
 
+    The number up to which change sets may be gone, the schema version that every table had there, and the identity of
+    the source. A change set above that number which is missing is a loss, not a trim.
+    """
 
-def _segment_json(stored: StoredSegment, root: Path) -> dict[str, Any]:
-    segment = stored.segment
-    return {
-        "path": Path(segment.path).relative_to(root).as_posix(),
-        "crc32": f"{stored.crc32:08x}",
-        "rows": segment.rows,
-        "bytes": segment.bytes,
-        "schema_version": segment.schema_version,
-        "first_seq": segment.first_seq,
-        "last_seq": segment.last_seq,
-        "counts": asdict(segment.counts),
-        "truncated_at": segment.truncated_at,
-        "absent": segment.absent,
-    }
+    trimmed: int = 0
+    identity: str | None = None
+    versions: Mapping[TableId, int] = field(default_factory=dict)
 
+    def save(self, path: Path, *, fsync: bool) -> None:
+        body = {
+            "trimmed": self.trimmed,
+            "identity": self.identity,
+            "versions": {str(table): version for table, version in sorted(self.versions.items())},
+        }
+        replace_file(path, pack(body), fsync=fsync)
 
-def _table(table: TableId, data: dict[str, Any], root: Path) -> TableCommit:
-    stored = tuple(_segment(table, item, root) for item in data["segments"])
-    return TableCommit(data["schema_version"], stored)
-
-
-def _segment(table: TableId, data: dict[str, Any], root: Path) -> StoredSegment:
-    segment = Segment(
-        table=table,
-        path=str(root / data["path"]),
-        rows=data["rows"],
-        bytes=data["bytes"],
-        schema_version=data["schema_version"],
-        first_seq=data["first_seq"],
-        last_seq=data["last_seq"],
-        counts=Counts(**data["counts"]),
-        truncated_at=data["truncated_at"],
-        absent=tuple(data["absent"]),
-    )
-    return StoredSegment(segment, int(data["crc32"], 16))
-
-
-def _notice_json(notice: TableNotice) -> dict[str, Any]:
-    table = str(notice.table)
-    if isinstance(notice, RecopyNeeded):
-        return {"kind": "recopy_needed", "table": table, "reason": notice.reason, "columns": notice.columns}
-    if isinstance(notice, TableBlocked):
-        return {"kind": "table_blocked", "table": table, "reason": notice.reason, "remedy": notice.remedy}
-    return {"kind": "table_dropped", "table": table}
-
-
-def _notice(data: dict[str, Any]) -> TableNotice:
-    table = TableId.parse(data["table"])
-    if data["kind"] == "recopy_needed":
-        columns = data.get("columns")  # older commits have none
-        return RecopyNeeded(table, data["reason"], tuple(columns) if columns is not None else None)
-    if data["kind"] == "table_blocked":
-        return TableBlocked(table, data["reason"], data["remedy"])
-    return TableDropped(table)
+    @classmethod
+    def load(cls, path: Path) -> Origin:
+        body = unpack(path.read_bytes(), path)
+        try:
+            versions = {TableId.parse(name): int(version) for name, version in body["versions"].items()}
+            return cls(trimmed=int(body["trimmed"]), identity=body["identity"], versions=versions)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise JournalDamagedError(f"{path} is damaged: it is not a journal's origin ({error!r})") from error

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
+from lakefeed.change.segment import Segment
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.errors import SourceChangedError, StateError
-from lakefeed.journal import recovery
-from lakefeed.journal.appender import Appender
-from lakefeed.journal.commit import Commit
-from lakefeed.journal.index import CommitIndex
+from lakefeed.durable import make_directory, replace_file
+from lakefeed.errors import JournalError, LeaseError, SourceChangedError, StateError
+from lakefeed.failpoint import hit
+from lakefeed.journal.commit import Commit, TableCommit, dump_commit
 from lakefeed.journal.layout import Layout, local_root
 from lakefeed.journal.lease import Lease
 from lakefeed.journal.options import JournalOptions
-from lakefeed.journal.retention import TrimResult, remove_files, trim_mark
-from lakefeed.journal.schema_history import Mark, SchemaHistory
-from lakefeed.journal.view import JournalView
+from lakefeed.journal.recovery import catch_up, recover
+from lakefeed.journal.schema_history import Beginning, Numbering, SchemaHistory
+from lakefeed.journal.segment_file import SegmentWriter
+from lakefeed.journal.view import CommitIndex, JournalView
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimResult:
+    """What one trim took. ``trimmed`` is the journal's mark after it."""
+
+    trimmed: int
+    change_sets: int = 0
+    bytes: int = 0
+    schemas: int = 0
 
 
 class Journal(JournalView):
@@ -41,7 +54,9 @@ class Journal(JournalView):
         super().__init__(layout, index, schemas)
         self._options = options
         self._lease = lease
-        self._appender = Appender(self, layout, options, lease) if lease is not None else None
+        self._attempts = itertools.count()
+        self._unknown: int | None = None  # a change set that may or may not be durable
+        self._folders: set[Path] = set()
         self._writing = threading.RLock()
         self._trimming = threading.Lock()
 
@@ -55,12 +70,14 @@ class Journal(JournalView):
         """
         options = options or JournalOptions()
         layout = Layout(local_root(root))
-        layout.root.mkdir(parents=True, exist_ok=True)
+        make_directory(layout.root, fsync=options.fsync)
         if options.keep_schemas is None:
             log.warning("no limit is set for the schema history of %s: it will grow unboundedly", layout.root)
         lease = Lease.acquire(layout.lease)
         try:
-            index, schemas = _recover(layout, lease, options)
+            index, schemas = recover(layout, fsync=options.fsync)
+            if index.newest is not None:
+                lease.outgrow(index.newest.generation)
             journal = cls(layout, index, schemas, options, lease)
             if identity is not None:
                 journal.adopt(identity)
@@ -71,26 +88,26 @@ class Journal(JournalView):
 
     @classmethod
     def read(cls, root: Path | str) -> Journal:
-        """Look at a journal that somebody else may be writing. ``refresh`` looks again; no lease, no change."""
+        """Read a journal that somebody else may be writing. ``refresh`` reads on; no lease, no change."""
         layout = Layout(local_root(root))
-        options = JournalOptions()
-        journal = cls(layout, CommitIndex(recovery.load_origin(layout)), SchemaHistory(layout.schemas), options, None)
-        journal.refresh()
+        schemas = SchemaHistory(layout.schemas)
+        journal = cls(layout, catch_up(layout, None), schemas, JournalOptions(), None)
+        schemas.load()  # after the commits: a version is durable before the commit that uses it
         return journal
 
     def refresh(self) -> None:
         """See what the writer has done since. The writer itself always knows, and has nothing to refresh."""
         if self._lease is not None:
             return
-        index = recovery.catch_up(self._layout, self._index)
-        self.schemas.load()  # after the commits: a version is durable before the commit that uses it
+        index = catch_up(self._layout, self._index)
+        self.schemas.load()  # after the commits, as above
         with self._lock:
             self._index = index
 
     def adopt(self, identity: str) -> None:
-        """Say which source the journal belongs to, once and for ever. SourceChangedError if it is another's."""
+        """Name the source that the journal belongs to, for ever. SourceChangedError if it is another's."""
         with self._writing, self._trimming:
-            self._writer()
+            self._require_lease()
             known = self._index.origin.identity
             if known == identity:
                 return
@@ -102,7 +119,7 @@ class Journal(JournalView):
                 self._index.origin = origin
 
     def append(self, change_set: ChangeSet) -> Commit:
-        """Make a change set durable and give it the next number. When this returns, the source may be told.
+        """Make a change set durable and give it the next number. When this returns, the source may forget it.
 
         1. number its schemas; a new version is durable before anything uses it
         2. write its segments, fsync them and their directories
@@ -115,7 +132,61 @@ class Journal(JournalView):
         A change set must start where the journal ends. A heartbeat is refused unless it moves the end.
         """
         with self._writing:
-            commit = self._writer().append(change_set)  # 1 to 3
+            lease = self._require_lease()
+            self._check_next(change_set)
+            number, last_seq = self.head + 1, self.last_seq
+            writer = SegmentWriter(
+                self._layout,
+                self._options,
+                prefix=f"{number:020d}-{lease.generation}-{next(self._attempts)}",
+                seq_base=last_seq + 1,
+                folders=self._folders,
+            )
+            path = self._layout.commit(number)
+
+            def guard() -> None:
+                """As late as can be: nothing comes between this and the rename."""
+                hit("journal.before_commit")
+                lease.check()
+                if path.exists():
+                    raise LeaseError(f"{path} is there already: another writer has used the journal")
+
+            try:
+                numbering = Numbering(self.schemas, self.latest_schema, change_set.end)
+                for schema in change_set.schemas:  # 1: what is announced; the batches may bring more
+                    numbering.announce(schema)
+                for batch in change_set.batches:  # 2
+                    writer.add(numbering.number(batch.schema), batch.data)
+                if writer.rows != change_set.rows:
+                    raise JournalError(f"the batches had {writer.rows} rows, but the change set says {change_set.rows}")
+                segments: dict[TableId, list[Segment]] = {}
+                for segment in writer.finish():
+                    segments.setdefault(segment.table, []).append(segment)
+                hit("journal.after_segments")
+                commit = Commit(
+                    number=number,
+                    start=change_set.start,
+                    end=change_set.end,
+                    identity=self.identity,
+                    last_seq=last_seq + 1 + writer.last_seq if writer.last_seq is not None else last_seq,
+                    committed_rows=self.committed_rows + change_set.rows,
+                    written_at=datetime.now(UTC),
+                    generation=lease.generation,
+                    tables={
+                        table: TableCommit(version, tuple(segments.get(table, ())))
+                        for table, version in numbering.final_versions().items()
+                    },
+                    notices=change_set.notices,
+                )
+                data = dump_commit(commit, self._layout.root)
+                replace_file(path, data, fsync=self._options.fsync, before_rename=guard)  # 3
+                hit("journal.after_commit")
+            except BaseException:
+                if path.exists():
+                    self._unknown = number
+                else:
+                    writer.discard()
+                raise
             with self._lock:  # 4
                 self._index.add(commit)
             return commit
@@ -127,33 +198,52 @@ class Journal(JournalView):
         version gets that version, and so does one that is recorded again at a position where it was recorded before.
         """
         with self._writing:
-            self._writer()
+            self._require_lease()
             following = self.head + 1
             numbered = self.schemas.record(schema, position, begins=following)
             with self._lock:
                 in_effect = self._version_at(schema.table, following)
             if in_effect != numbered.version:
-                self.schemas.mark(schema.table, Mark(following, numbered.version))
+                self.schemas.begin(schema.table, Beginning(following, numbered.version))
             return numbered
 
     def trim(self, applied: int, *, needed: Mapping[TableId, Collection[int]] | None = None) -> TrimResult:
         """Forget change sets up to ``applied`` (the lowest number inside all tables) that retention lets go.
 
-        ``needed`` are schema versions that the lake still wants, beside those that retained change sets use.
+        ``needed`` are schema versions that the lake still wants, beside those that retained change sets use. The newest
+        ``keep_change_sets`` stay, and always the head: it carries the position, the last seq and the row count of all
+        that came before.
 
         1. the trim mark is durable, with the schema versions that held there
         2. windows below it are refused
-        3. commit files go, oldest first, then their segments
+        3. commit files go, oldest first, then their segments: a reader never finds a commit whose segments are gone
         4. schema versions that nothing needs go
+
+        A crash in 3 leaves litter and no damage; the next open removes it.
         """
         with self._trimming:
-            self._writer()
+            self._require_lease()
             head = self.head
             if applied > head:
                 raise StateError(f"change set {applied} cannot be applied: the journal's head is {head}")
-            mark = trim_mark(head, applied, self._options)
-            gone = self._move_origin(mark) if mark > self.trimmed else []
-            remove_files(self._layout, gone)  # 3
+            mark = min(applied, head - max(self._options.keep_change_sets, 1))
+            gone: list[Commit] = []
+            if mark > self.trimmed:
+                with self._lock:
+                    versions = {table: self._version_at(table, mark) for table in self.schemas.tables()}
+                    known = {table: version for table, version in versions.items() if version is not None}
+                    origin = replace(self._index.origin, trimmed=mark, versions=known)
+                    gone = self._index.commits(self._index.origin.trimmed, mark)
+                origin.save(self._layout.origin, fsync=self._options.fsync)  # 1
+                with self._lock:  # 2
+                    self._index = self._index.without(origin)
+            for commit in gone:  # 3
+                self._layout.commit(commit.number).unlink(missing_ok=True)
+            if gone:
+                hit("journal.during_trim")
+            for segment in (segment for commit in gone for segment in commit.segments):
+                Path(segment.path).unlink(missing_ok=True)
+                self._sound.discard(segment.path)
             schemas = sum(self._prune(table, (needed or {}).get(table, ())) for table in self.schemas.tables())  # 4
             return TrimResult(
                 trimmed=self.trimmed,
@@ -176,23 +266,31 @@ class Journal(JournalView):
     ) -> None:
         self.close()
 
-    def _writer(self) -> Appender:
-        if self._appender is None:
+    def _require_lease(self) -> Lease:
+        """StateError if it takes no more, LeaseError if somebody else has become the writer."""
+        if self._lease is None:
             raise StateError("this journal was opened to be read only", remedy="Open it with Journal.open to write.")
-        self._appender.check()
-        return self._appender
+        if not self._lease.held:
+            raise StateError("the journal is closed", remedy="Open it again with Journal.open.")
+        if self._unknown is not None:
+            raise StateError(
+                f"change set {self._unknown} may or may not be durable",
+                remedy="Close the journal and open it again; that finds out.",
+            )
+        self._lease.check()
+        return self._lease
 
-    def _move_origin(self, mark: int) -> list[Commit]:
-        """Steps 1 and 2. Returns the commits that are gone for readers."""
-        with self._lock:
-            held = {table: self._version_at(table, mark) for table in self.schemas.tables()}
-            versions = {table: version for table, version in held.items() if version is not None}
-            origin = replace(self._index.origin, trimmed=mark, versions=versions)
-            gone = self._index.commits(self._index.origin.trimmed, mark)
-        origin.save(self._layout.origin, fsync=self._options.fsync)  # 1
-        with self._lock:  # 2
-            self._index = self._index.without(origin)
-        return gone
+    def _check_next(self, change_set: ChangeSet) -> None:
+        """It starts where the journal ends (an empty one takes any start), does not go back, and has something new."""
+        reached = self.end
+        if reached is not None and change_set.start != reached:
+            raise JournalError(f"the change set starts at {change_set.start}, but the journal ends at {reached}")
+        start = reached if reached is not None else change_set.start
+        order = change_set.end.compare(start) if start is not None else 1
+        if order == -1:
+            raise JournalError(f"the change set ends at {change_set.end}, before its start {start}")
+        if change_set.is_heartbeat and order == 0:
+            raise StateError("a heartbeat that does not move the end is nothing to append", remedy="Skip it.")
 
     def _prune(self, table: TableId, needed: Collection[int]) -> int:
         """Versions at or above the one in effect stay: an append under way may have recorded them."""
@@ -200,28 +298,9 @@ class Journal(JournalView):
             trimmed = self._index.origin.trimmed
             in_effect = self._version_at(table, self._index.head + 1)
             at_trim = self._index.origin.versions.get(table)
-            used = self._index.versions_used(table)
+            entries = list(self._index.entries(table))
+        used = {entry.schema_version for entry in entries}
+        used |= {segment.schema_version for entry in entries for segment in entry.segments}
         recent = {version for version in self.schemas.versions(table) if in_effect is None or version >= in_effect}
         wanted = used | recent | set(needed) | ({at_trim} if at_trim is not None else set())
         return self.schemas.prune(table, keep_last=self._options.keep_schemas, needed=wanted, trimmed=trimmed)
-
-
-def _recover(layout: Layout, lease: Lease, options: JournalOptions) -> tuple[CommitIndex, SchemaHistory]:
-    """Bring the directory into the state that its commit files describe, or say what is damaged."""
-    recovery.create(layout, fsync=options.fsync)
-    origin = recovery.load_origin(layout)
-    commits = recovery.load_commits(layout, origin.trimmed)
-    recovery.check_head(layout, origin, commits)
-    recovery.check_segments(commits)
-    removed = recovery.remove_litter(layout, origin.trimmed, commits)
-    if removed:
-        log.info("removed %d files of %s that no commit names", removed, layout.root)
-    schemas = SchemaHistory(layout.schemas, fsync=options.fsync)
-    schemas.load()
-    recovery.check_schemas(commits, schemas)
-    if not layout.origin.exists():
-        origin.save(layout.origin, fsync=options.fsync)
-    index = CommitIndex(origin, commits)
-    if index.newest is not None:
-        lease.outgrow(index.newest.generation)
-    return index, schemas

@@ -2,9 +2,10 @@
 
 The lock is ``flock`` on the lease file: the kernel gives it back when the process ends, however it ends, and refuses a
 second opener in the same process too. The file's content says who holds it, with a generation that grows with every
-holder. The content is the fence: a writer looks, right before it makes a change set visible, whether the file still
-says what it wrote. A writer whose file was taken away (deleted, replaced, another host's lock on a network file
-system) finds out there and stops. Not inherited by programs that this process starts.
+holder. The content is the fence: right before it makes a change set visible, a writer checks whether the file still
+has what it wrote. A writer whose file was taken away (deleted, replaced, another host's lock on a network file
+system) finds out there and stops. Programs that this process starts do not inherit it, and a child that it forks gives
+its copy up at once: otherwise the child would keep the lock after the parent's end.
 """
 
 from __future__ import annotations
@@ -15,16 +16,21 @@ import os
 import socket
 import time
 import uuid
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
+from lakefeed.durable import named_errors
 from lakefeed.errors import LeaseError
 
 # ``lease_holder`` takes the lock for an instant to learn whether it is free: an opener waits that out.
 _TRIES = 10
 _PAUSE_SECONDS = 0.02
+
+_held: weakref.WeakSet[Lease] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +59,26 @@ class Lease:
     @classmethod
     def acquire(cls, path: Path) -> Lease:
         """LeaseError, naming the holder, if another writer has it."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with named_errors(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            if not _lock(descriptor):
-                holder = _parse(path)
-                raise LeaseError(f"the journal {path.parent} is written by {holder or 'another process'}")
+            for attempt in range(_TRIES):
+                with suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                if attempt == _TRIES - 1:
+                    holder = _parse(path)
+                    raise LeaseError(f"the journal {path.parent} is written by {holder or 'another process'}")
+                time.sleep(_PAUSE_SECONDS)
             previous = _parse(path)
-            return cls(path, descriptor, (previous.generation if previous else 0) + 1)
+            with named_errors(path):
+                lease = cls(path, descriptor, (previous.generation if previous else 0) + 1)
         except BaseException:
             os.close(descriptor)
             raise
+        _watch_forks()
+        _held.add(lease)
+        return lease
 
     @property
     def held(self) -> bool:
@@ -77,6 +93,8 @@ class Lease:
 
     def check(self) -> None:
         """LeaseError unless the lease file still says what this holder wrote."""
+        if self._descriptor < 0:
+            raise LeaseError(f"the lease {self._path} is not held; a forked process does not have its parent's")
         try:
             content = self._path.read_bytes()
         except OSError as error:
@@ -90,6 +108,7 @@ class Lease:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+            _held.discard(self)
 
     def _write(self) -> None:
         """In place, since a renamed file would be another lock; one write, so that readers see it whole."""
@@ -122,18 +141,19 @@ def lease_holder(root: Path) -> Holder | None:
         os.close(descriptor)
 
 
-def _lock(descriptor: int) -> bool:
-    for attempt in range(_TRIES):
-        with suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        if attempt < _TRIES - 1:
-            time.sleep(_PAUSE_SECONDS)
-    return False
+@cache
+def _watch_forks() -> None:
+    """Once in a process: a forked child closes its copies. The parent's lock stays, because it is the parent's too."""
+
+    def give_up() -> None:
+        for lease in list(_held):
+            lease.release()
+
+    os.register_at_fork(after_in_child=give_up)
 
 
 def _parse(path: Path) -> Holder | None:
-    """The content of a lease file; None if it says nothing (new, or its writer died while writing it)."""
+    """The content of a lease file; None if it has none (new, or its writer died while writing it)."""
     try:
         body = json.loads(path.read_bytes())
         return Holder(body["pid"], body["host"], datetime.fromisoformat(body["since"]), body["generation"])

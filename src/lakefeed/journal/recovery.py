@@ -2,25 +2,62 @@
 
 A crash leaves two kinds of litter, neither of which exists for a reader: files that no commit names, and files of
 change sets at or below the trim mark. Both are removed. Everything else that is not as the commit files say is damage,
-and damage is named, never repaired by forgetting: a pipeline that starts from zero without being told is data loss.
+and damage is named, never repaired by forgetting: a pipeline that silently starts from zero is data loss.
 """
 
 from __future__ import annotations
 
 import itertools
-import zlib
-from collections.abc import Iterable
+import logging
+from functools import partial
 from pathlib import Path
 
-from lakefeed.errors import CheckpointError, JournalDamagedError
-from lakefeed.journal.atomic import fsync_directory, is_temporary
-from lakefeed.journal.commit import Commit, StoredSegment, load_commit
-from lakefeed.journal.index import CommitIndex
+from lakefeed.durable import fsync_directory, make_directory, remove_temporaries
+from lakefeed.errors import JournalDamagedError, JournalError
+from lakefeed.journal.commit import Commit, Origin, load_commit
 from lakefeed.journal.layout import Layout
-from lakefeed.journal.origin import Origin
 from lakefeed.journal.schema_history import SchemaHistory
+from lakefeed.journal.segment_file import check_size
+from lakefeed.journal.view import CommitIndex
 
-_READ_BYTES = 1024 * 1024
+log = logging.getLogger(__name__)
+
+_ABANDONED_SECONDS = 3600.0
+"""A temporary file of this age, where others than the lease's holder write too, has no writer any more."""
+
+
+def recover(layout: Layout, *, fsync: bool) -> tuple[CommitIndex, SchemaHistory]:
+    """Bring the directory into the state that its commit files describe, or raise what is damaged. With the lease.
+
+    1. the directories are there
+    2. every commit above the trim mark is there, is whole, and starts where the one before it ends
+    3. every segment that they name is there and has its size
+    4. litter is removed
+    5. every schema version that they use is there
+    """
+    create(layout, fsync=fsync)  # 1
+    origin = load_origin(layout)
+    commits = load_commits(layout, origin.trimmed)  # 2
+    if origin.trimmed and not commits:  # a trim never takes the head
+        raise JournalDamagedError(f"{layout.commit(origin.trimmed + 1)} is missing: every commit file is gone")
+    for commit in commits:  # 3
+        for segment in commit.segments:
+            check_size(segment)
+    removed = remove_litter(layout, origin.trimmed, commits)  # 4
+    if removed:
+        log.info("removed %d files of %s that no commit names", removed, layout.root)
+    schemas = SchemaHistory(layout.schemas, fsync=fsync)
+    schemas.load()
+    for commit in commits:  # 5
+        for table, entry in commit.tables.items():
+            used = {entry.schema_version, *(segment.schema_version for segment in entry.segments)}
+            for version in sorted(used - schemas.versions(table).keys()):
+                raise JournalDamagedError(
+                    f"{schemas.path(table)} lacks version {version} of {table}; change set {commit.number} uses it"
+                )
+    if not layout.origin.exists():
+        origin.save(layout.origin, fsync=fsync)
+    return CommitIndex(origin, commits), schemas
 
 
 def create(layout: Layout, *, fsync: bool) -> None:
@@ -28,17 +65,14 @@ def create(layout: Layout, *, fsync: bool) -> None:
 
     A crash in here leaves some of them. Before the first commit the others are made now; after it they are lost.
     """
-    folders = (layout.commits, layout.segments, layout.schemas)
-    missing = [folder for folder in folders if not folder.is_dir()]
-    if not missing:
-        return
-    if not is_new(layout) and layout.commit_numbers():
+    missing = [folder for folder in (layout.commits, layout.segments, layout.schemas) if not folder.is_dir()]
+    if missing and not is_new(layout) and layout.commit_numbers():
         raise JournalDamagedError(f"{missing[0]} is missing, but there are commit files")
     for folder in missing:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_directory(folder, fsync=fsync)
     if fsync:
-        fsync_directory(layout.root)
-        fsync_directory(layout.root.parent)
+        for folder in (layout.root.parent, layout.root, layout.segments):  # a crash may have come before their fsync
+            fsync_directory(folder)
 
 
 def is_new(layout: Layout) -> bool:
@@ -63,80 +97,65 @@ def load_origin(layout: Layout) -> Origin:
         return Origin()
 
 
-def load_commits(layout: Layout, after: int) -> list[Commit]:
-    """All commits above ``after``, in order. JournalDamagedError for a gap or a damaged file."""
-    numbers = [number for number in layout.commit_numbers() if number > after]
+def present(layout: Layout, after: int) -> range:
+    """The numbers above ``after`` that have a commit file. JournalDamagedError for a gap."""
+    numbers = [number for number in layout.commit_numbers() if number > after] if layout.commits.is_dir() else []
     for expected, number in enumerate(numbers, start=after + 1):
         if number != expected:
             raise JournalDamagedError(f"{layout.commit(expected)} is missing, but change set {number} is there")
-    commits = [_load(layout, number) for number in numbers]
+    return range(after + 1, after + 1 + len(numbers))
+
+
+def load_commits(layout: Layout, after: int) -> list[Commit]:
+    """All commits above ``after``, in order. JournalDamagedError for a gap or a damaged file."""
+    commits = [load_commit(layout.commit(number), layout.root) for number in present(layout, after)]
     for before, commit in itertools.pairwise(commits):
         if commit.start != before.end:
             raise JournalDamagedError(f"{layout.commit(commit.number)} does not start where the one before it ends")
     return commits
 
 
-def catch_up(layout: Layout, index: CommitIndex) -> CommitIndex:
-    """``index`` as the files are now, for a reader beside a writer: what is missing may just have been trimmed."""
+def load_retained(layout: Layout, number: int) -> Commit:
+    """One commit, for a reader beside a writer. JournalError if the writer has trimmed it meanwhile."""
+    try:
+        return load_commit(layout.commit(number), layout.root)
+    except JournalDamagedError:
+        if number > load_origin(layout).trimmed:
+            raise
+        raise JournalError(
+            f"change set {number} was trimmed from {layout.root} while it was wanted", remedy="Read again."
+        ) from None
+
+
+def catch_up(layout: Layout, index: CommitIndex | None) -> CommitIndex:
+    """``index`` as the files are now, for a reader beside a writer: what is missing may just have been trimmed.
+
+    A first index, or one that has fallen behind the trim mark, reads no commit file before it is asked for one.
+    """
     while True:
         origin = load_origin(layout)
-        known = index.origin.trimmed <= origin.trimmed <= index.head
-        fresh = index.without(origin) if known else CommitIndex(origin)
         try:
-            for commit in load_commits(layout, fresh.head) if layout.commits.is_dir() else ():
-                fresh.add(commit)
+            if index is not None and index.origin.trimmed <= origin.trimmed <= index.head:
+                fresh = index.without(origin)
+                for commit in load_commits(layout, fresh.head):
+                    fresh.add(commit)
+                return fresh
+            head = present(layout, origin.trimmed)[-1:] or (origin.trimmed,)
+            return CommitIndex(origin, head=head[0], load=partial(load_retained, layout))
         except JournalDamagedError:
             if load_origin(layout).trimmed == origin.trimmed:
                 raise
-        else:
-            return fresh
-
-
-def check_head(layout: Layout, origin: Origin, commits: list[Commit]) -> None:
-    """A trim never takes the head: after one there is always a commit."""
-    if origin.trimmed and not commits:
-        raise JournalDamagedError(f"{layout.commit(origin.trimmed + 1)} is missing: every commit file is gone")
-
-
-def check_schemas(commits: Iterable[Commit], schemas: SchemaHistory) -> None:
-    """Every schema version that a commit uses is in the history."""
-    for commit in commits:
-        for table, entry in commit.tables.items():
-            used = {entry.schema_version, *(segment.schema_version for segment in entry.segments)}
-            for version in sorted(used - schemas.versions(table).keys()):
-                raise JournalDamagedError(
-                    f"{schemas.path(table)} lacks version {version} of {table}; change set {commit.number} uses it"
-                )
-
-
-def check_segments(commits: Iterable[Commit]) -> None:
-    """Every named segment is there and has its size."""
-    for commit in commits:
-        for stored in commit.stored:
-            _check_size(commit, stored)
-
-
-def verify_segments(commits: Iterable[Commit]) -> int:
-    """Every named segment has its checksum. Returns how many there were; reads all of them."""
-    checked = 0
-    for commit in commits:
-        for stored in commit.stored:
-            _check_size(commit, stored)
-            if _crc32(Path(stored.segment.path)) != stored.crc32:
-                raise JournalDamagedError(f"{stored.segment.path} fails its checksum (change set {commit.number})")
-            checked += 1
-    return checked
 
 
 def remove_litter(layout: Layout, trimmed: int, commits: list[Commit]) -> int:
     """Remove what a crash left behind. Returns how many files.
 
     A segment far above the head was never an unfinished append: its commit files are lost, and it is evidence.
+    Temporary files are removed in the whole state directory, which has more in it than the journal.
     """
     head = trimmed + len(commits)
-    named = {stored.segment.path for commit in commits for stored in commit.stored}
-    litter = [path for folder in (layout.root, layout.commits, layout.schemas) for path in _temporaries(folder)]
-    litter += [layout.commit(number) for number in layout.commit_numbers() if number <= trimmed]
+    named = {segment.path for commit in commits for segment in commit.segments}
+    litter = [layout.commit(number) for number in layout.commit_numbers() if number <= trimmed]
     for number, path in layout.segment_files():
         if number > head + 1:
             raise JournalDamagedError(f"{layout.commit(head + 1)} is missing, but {path} was written after it")
@@ -144,38 +163,12 @@ def remove_litter(layout: Layout, trimmed: int, commits: list[Commit]) -> int:
             litter.append(path)
     for path in litter:
         path.unlink(missing_ok=True)
-    return len(litter)
-
-
-def _load(layout: Layout, number: int) -> Commit:
-    path = layout.commit(number)
-    try:
-        return load_commit(path, layout.root)
-    except FileNotFoundError:
-        raise JournalDamagedError(f"{path} vanished while the journal was read") from None
-    except CheckpointError as error:
-        raise JournalDamagedError(f"{path} has a position that this version cannot read: {error}") from error
-
-
-def _temporaries(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if is_temporary(path)]
-
-
-def _check_size(commit: Commit, stored: StoredSegment) -> None:
-    path = Path(stored.segment.path)
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        raise JournalDamagedError(f"{path} is missing; change set {commit.number} names it") from None
-    if size != stored.segment.bytes:
-        raise JournalDamagedError(
-            f"{path} has {size} bytes; change set {commit.number} says {stored.segment.bytes} were written"
-        )
-
-
-def _crc32(path: Path) -> int:
-    checksum = 0
-    with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            checksum = zlib.crc32(block, checksum)
-    return checksum
+    own = [layout.root, layout.commits, layout.schemas]
+    others: list[Path] = []
+    waiting = [folder for folder in layout.root.iterdir() if folder.is_dir() and folder not in (*own, layout.segments)]
+    while waiting:
+        others.append(waiting.pop())
+        waiting += [folder for folder in others[-1].iterdir() if folder.is_dir()]
+    removed = sum(remove_temporaries(folder) for folder in own)
+    removed += sum(remove_temporaries(folder, older_than_seconds=_ABANDONED_SECONDS) for folder in others)
+    return len(litter) + removed

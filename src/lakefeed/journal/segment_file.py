@@ -1,17 +1,21 @@
-"""SegmentFile: one Parquet file while it is being written.
+"""Segments: the Parquet files of one change set, one table and schema version each. How they are written and checked.
 
 Exactly what Spark reads: the table's own columns, then Lakefeed's, with plain types only. The size and the checksum
-are counted as the bytes go by, so a segment is never read back to be committed.
+are counted as the bytes go by, so a segment is never read back to be committed; whoever reads it later calls
+``check_segment`` first. Nothing written here exists for a reader until a commit file names it.
 """
 
 from __future__ import annotations
 
-import errno
 import io
+import itertools
 import os
 import zlib
+from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +26,18 @@ import pyarrow.parquet as pq
 
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, Operation, change_schema
 from lakefeed.change.segment import Counts, Segment
-from lakefeed.change.table import TableSchema
-from lakefeed.errors import JournalError, JournalFullError
-from lakefeed.journal.commit import StoredSegment
+from lakefeed.change.table import TableId, TableSchema
+from lakefeed.durable import fsync_directory, make_directory, named_errors
+from lakefeed.errors import JournalDamagedError, JournalError
+from lakefeed.journal.layout import Layout
+from lakefeed.journal.options import JournalOptions
 
 ROW_GROUP_ROWS = 65_536
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_GATHERED_TABLE_BYTES = 8 * 1024 * 1024
+_GATHERED_TOTAL_BYTES = 64 * 1024 * 1024
+_OPEN_FILES = 128  # well below the usual limit of 1024 descriptors of a process
+_READ_BYTES = 1024 * 1024
+_OPERATIONS = np.array([int(operation) for operation in Operation])
 # Few different values in a row group: worth a dictionary. For the table's own columns it was slower and larger
 # than zstd alone on keys and texts.
 _DICTIONARY = [OP, POSITION, TIME, TXN]
@@ -42,6 +52,29 @@ def segment_schema(schema: TableSchema) -> pa.Schema:
         for column in change_schema(schema)
     ]
     return pa.schema(plain)
+
+
+def check_size(segment: Segment) -> None:
+    """JournalDamagedError unless the file is there and has the size that its commit names."""
+    path = Path(segment.path)
+    number = path.name.partition("-")[0].lstrip("0")
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise JournalDamagedError(f"{path} is missing; change set {number} names it") from None
+    if size != segment.bytes:
+        raise JournalDamagedError(f"{path} has {size} bytes; change set {number} says {segment.bytes} were written")
+
+
+def check_segment(segment: Segment) -> None:
+    """JournalDamagedError, naming the file, unless it is byte for byte what was written. Reads all of it."""
+    check_size(segment)
+    checksum = 0
+    with Path(segment.path).open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            checksum = zlib.crc32(block, checksum)
+    if segment.crc32 is not None and checksum != segment.crc32:
+        raise JournalDamagedError(f"{segment.path} fails its checksum; it has changes of {segment.table}")
 
 
 class SegmentFile:
@@ -77,14 +110,14 @@ class SegmentFile:
         data = pa.Table.from_batches(batches).cast(self._layout)
         seq = pc.add(data.column(SEQ), seq_base)
         data = data.set_column(data.schema.get_field_index(SEQ), self._layout.field(SEQ), seq)
-        self._note(data)
+        self._describe(data)
         self._writer.write_table(data, row_group_size=ROW_GROUP_ROWS)
 
-    def finish(self, *, fsync: bool) -> StoredSegment:
+    def finish(self, *, fsync: bool) -> Segment:
         """Write the footer, make the file durable (its directory is the caller's) and describe it."""
         self._writer.close()
-        self._sink.settle(fsync=fsync)
-        segment = Segment(
+        self._sink.release(fsync=fsync)
+        return Segment(
             table=self._schema.table,
             path=str(self.path),
             rows=self._rows,
@@ -95,8 +128,8 @@ class SegmentFile:
             counts=self._counts,
             truncated_at=self._truncated_at,
             absent=tuple(sorted(self._absent)),
+            crc32=self._sink.crc32,
         )
-        return StoredSegment(segment, self._sink.crc32)
 
     def discard(self) -> None:
         """Close and remove the file, whatever state it is in."""
@@ -104,12 +137,12 @@ class SegmentFile:
         with suppress(JournalError, OSError, pa.ArrowException):
             self._writer.close()
         with suppress(JournalError):
-            self._sink.settle(fsync=False)
+            self._sink.release(fsync=False)
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
 
-    def _note(self, data: pa.Table) -> None:
-        """What the commit says of the segment, column-wise."""
+    def _describe(self, data: pa.Table) -> None:
+        """What the commit says of the segment, column by column."""
         if not self._rows:
             self._first_seq = int(data.column(SEQ)[0].as_py())
         operations = data.column(OP).to_numpy()
@@ -138,10 +171,8 @@ class _Sink(io.RawIOBase):
         self.crc32 = 0
         self._path = path
         self._muted = False
-        try:
+        with named_errors(path):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise _named(path, error) from error
 
     def writable(self) -> bool:
         return True
@@ -150,12 +181,15 @@ class _Sink(io.RawIOBase):
         block = memoryview(data)
         if not self._muted:
             self.crc32 = zlib.crc32(block, self.crc32)
-            self._write_all(block)
+            rest = block
+            with named_errors(self._path):
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
         self.bytes += block.nbytes
         return block.nbytes
 
     def flush(self) -> None:
-        """Nothing is held back here."""
+        """Nothing is kept back here."""
 
     def tell(self) -> int:
         return self.bytes
@@ -165,29 +199,135 @@ class _Sink(io.RawIOBase):
         self._muted = True
 
     def close(self) -> None:
-        """Arrow's to call at any time: only ``settle`` really closes, because it decides about the fsync."""
+        """Arrow's to call at any time: only ``release`` really closes, because it decides about the fsync."""
 
-    def settle(self, *, fsync: bool) -> None:
+    def release(self, *, fsync: bool) -> None:
         if self._descriptor < 0:
             return
         try:
             if fsync:
-                os.fsync(self._descriptor)
-        except OSError as error:
-            raise _named(self._path, error) from error
+                with named_errors(self._path):
+                    os.fsync(self._descriptor)
         finally:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _write_all(self, data: memoryview) -> None:
-        try:
-            while data:
-                data = data[os.write(self._descriptor, data) :]
-        except OSError as error:
-            raise _named(self._path, error) from error
+
+@dataclass(slots=True)
+class _Stream:
+    """One table under its schema version of the moment: what is gathered, and the file it goes to."""
+
+    schema: TableSchema
+    gathered: list[pa.RecordBatch] = field(default_factory=list)
+    rows: int = 0
+    bytes: int = 0
+    file: SegmentFile | None = None
 
 
-def _named(path: Path, error: OSError) -> JournalError:
-    if error.errno in _NO_ROOM:
-        return JournalFullError(f"no room left to write {path}: {error.strerror}")
-    return JournalError(f"{path} cannot be written: {error.strerror or error}")
+class SegmentWriter:
+    """Streams the batches of one change set into segment files.
+
+    Use: ``add`` for every batch, ``finish`` once; ``discard`` instead if anything goes wrong. Memory is bounded
+    whatever the size of the change set: small batches are gathered into row groups, and all that is gathered, over all
+    tables, has one limit. So has the number of open files. ``prefix`` begins each file name and is unique to the
+    attempt, so that leftovers of a crash never clash. ``seq_base`` is added to the seq of every row, which counts from
+    0 in the change set. ``folders`` are the table folders that are durable in the directory above them; ``finish`` adds
+    to it.
+    """
+
+    def __init__(
+        self, layout: Layout, options: JournalOptions, *, prefix: str, seq_base: int, folders: set[Path]
+    ) -> None:
+        self._layout = layout
+        self._options = options
+        self._prefix = prefix
+        self._seq_base = seq_base
+        self._streams: OrderedDict[TableId, _Stream] = OrderedDict()
+        self._done: list[Segment] = []
+        self._parts = itertools.count()
+        self._durable_folders = folders
+        self._folders: set[Path] = set()
+        self._last_seq: dict[TableId, int] = {}
+        self._gathered_bytes = 0
+        self.rows = 0
+
+    @property
+    def last_seq(self) -> int | None:
+        """The highest seq of a row so far, before ``seq_base`` is added; None if there was no row."""
+        return max(self._last_seq.values(), default=None)
+
+    def add(self, schema: TableSchema, data: pa.RecordBatch) -> None:
+        """Take one batch of a table under a numbered schema. JournalError if it is out of order."""
+        if data.num_rows == 0:
+            return
+        table, seq, previous = schema.table, data.column(SEQ).to_numpy(), self._last_seq.get(schema.table, -1)
+        if int(seq[0]) <= previous or not bool(np.all(seq[1:] > seq[:-1])):
+            raise JournalError(f"rows of {table} are out of order: each seq must be above the one before ({previous})")
+        if not bool(np.all(np.isin(data.column(OP).to_numpy(), _OPERATIONS))):
+            raise JournalError(f"rows of {table} have an operation that is none of {', '.join(Operation.__members__)}")
+        self._last_seq[table] = int(seq[-1])
+        stream = self._streams.setdefault(table, _Stream(schema))
+        self._streams.move_to_end(table)
+        if stream.schema.version != schema.version:  # ends the file, so that a table's segments never overlap in seq
+            self._write(stream)
+            if stream.file is not None:
+                self._close(stream, stream.file)
+            stream.schema = schema
+        stream.gathered.append(data)
+        stream.rows += data.num_rows
+        stream.bytes += data.nbytes
+        self._gathered_bytes += data.nbytes
+        self.rows += data.num_rows
+        if stream.rows >= ROW_GROUP_ROWS or stream.bytes >= _GATHERED_TABLE_BYTES:
+            self._write(stream)
+        if self._gathered_bytes > _GATHERED_TOTAL_BYTES:
+            self._write(max(self._streams.values(), key=lambda other: other.bytes))
+
+    def finish(self) -> tuple[Segment, ...]:
+        """Make every file and its directories durable. The segments come ordered by table, then by seq."""
+        for stream in self._streams.values():
+            self._write(stream)
+        files = [stream.file for stream in self._streams.values() if stream.file is not None]
+        if len(files) > 1 and self._options.fsync:  # the file system serves parallel fsyncs with one flush
+            with ThreadPoolExecutor(min(8, len(files)), "lakefeed-fsync") as pool:
+                self._done += pool.map(lambda file: file.finish(fsync=True), files)
+        else:
+            self._done += [file.finish(fsync=self._options.fsync) for file in files]
+        if self._options.fsync:
+            for folder in sorted(self._folders):
+                fsync_directory(folder)
+            if not self._folders <= self._durable_folders:  # a new one, or one that a failed append has left
+                fsync_directory(self._layout.segments)
+            self._durable_folders |= self._folders
+        return tuple(sorted(self._done, key=lambda segment: (segment.table, segment.first_seq)))
+
+    def discard(self) -> None:
+        """Remove everything this writer wrote. What cannot be removed is cleaned up at the next open."""
+        for stream in self._streams.values():
+            if stream.file is not None:
+                stream.file.discard()
+        for segment in self._done:
+            with suppress(OSError):
+                Path(segment.path).unlink(missing_ok=True)
+
+    def _write(self, stream: _Stream) -> None:
+        """Turn what a stream has gathered into a row group, and close the file if it is large enough."""
+        if not stream.gathered:
+            return
+        if stream.file is None:
+            writing = [(other, other.file) for other in self._streams.values() if other.file is not None]
+            if len(writing) >= _OPEN_FILES:
+                self._close(*writing[0])  # the one that waited longest for rows
+            folder = self._layout.segment_folder(stream.schema.table)
+            make_directory(folder, fsync=False)
+            self._folders.add(folder)
+            stream.file = SegmentFile(folder / f"{self._prefix}-{next(self._parts)}.parquet", stream.schema)
+        gathered, self._gathered_bytes = stream.gathered, self._gathered_bytes - stream.bytes
+        stream.gathered, stream.rows, stream.bytes = [], 0, 0
+        stream.file.write(gathered, self._seq_base)
+        if stream.file.bytes >= self._options.segment_bytes:
+            self._close(stream, stream.file)
+
+    def _close(self, stream: _Stream, file: SegmentFile) -> None:
+        self._done.append(file.finish(fsync=self._options.fsync))
+        stream.file = None

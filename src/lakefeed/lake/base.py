@@ -26,6 +26,9 @@ class ChangeLog(Protocol):
     def window(self, table: TableId, after: int, upto: int) -> Window:
         """Everything of one table in (after, upto]. JournalError if part of it has been trimmed."""
 
+    def check(self, window: Window) -> None:
+        """Called before the window's segments are read: JournalDamagedError names one that is not what was written."""
+
     def schema(self, table: TableId, version: int) -> TableSchema:
         """One version of a table's schema."""
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lakefeed.change.segment import Doubt
 from lakefeed.change.table import TableId, TableSchema
+from lakefeed.durable import make_directory, replace_file
 from lakefeed.errors import LakeError
 from lakefeed.lake.followed import Fed, Followed
 from lakefeed.lake.following import Policy, follow, unsettled
@@ -97,13 +97,9 @@ class Decisions:
         if self._place is None:
             raise LakeError(f"table {self._policy.table}: there is no place to keep what its columns are")
         versions = {version: [fed.to_json() for fed in one.columns] for version, one in self._known.items()}
-        self._place.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._place.with_name(f".{self._place.name}.{os.getpid()}")
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump({"generation": generation, "versions": versions}, file, ensure_ascii=False, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._place)
+        make_directory(self._place.parent)
+        data = json.dumps({"generation": generation, "versions": versions}, ensure_ascii=False, indent=1)
+        replace_file(self._place, data.encode())
 
 
 def _news(before: Followed, after: Followed, path: Sequence[TableSchema]) -> Iterator[str]:

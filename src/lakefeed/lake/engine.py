@@ -234,6 +234,7 @@ class Engine:
 
     def _apply(self, entry: Enrolled, window: Window) -> None:
         lake_table = self._tables.table(entry.route)
+        self._log.check(window)
         lake_table.apply(window, entry.generation)
         applied = lake_table.applied(entry.generation)
         if applied is None or (window.segments and applied.number < window.upto):

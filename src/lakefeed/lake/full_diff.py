@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from lakefeed.change.suspect import CHANGED, DELETED, FOUND
+from lakefeed.change.batch import CHANGED, DELETED, FOUND
 from lakefeed.change.table import TableId
 from lakefeed.errors import LakefeedError
 from lakefeed.lake.base import ChunkSource

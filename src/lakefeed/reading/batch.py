@@ -69,6 +69,6 @@ def change_partitions(feed: TableFeed, parts: Sequence[Part], target: TableSchem
             packed.append([])
             room = PARTITION_BYTES
         room -= size
-        read = SegmentRead(str(feed.table), part.number, part.segment.path, columns[part.segment.schema_version])
+        read = SegmentRead(str(feed.table), part.number, part.segment, columns[part.segment.schema_version])
         packed[-1].append(read)
     return [ChangePartition(tuple(segments)) for segments in packed]

@@ -13,7 +13,9 @@ import pyarrow.parquet as pq
 from pyspark.sql.datasource import InputPartition
 
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, Operation
+from lakefeed.change.segment import Segment
 from lakefeed.errors import DecodeError, JournalError
+from lakefeed.journal.segment_file import check_segment
 from lakefeed.reading.follow import ReadColumn
 from lakefeed.reading.shape import CHANGE_SET, METADATA
 
@@ -33,7 +35,7 @@ class SegmentRead:
 
     table: str
     number: int
-    path: str
+    segment: Segment
     columns: tuple[ReadColumn, ...]
 
 
@@ -52,12 +54,14 @@ def read_partition(partition: InputPartition | None) -> Iterator[pa.RecordBatch]
 
 
 def read_segment(segment: SegmentRead) -> Iterator[pa.RecordBatch]:
-    """The segment's rows in seq order."""
+    """The segment's rows in seq order, once its file has proven to be what was written."""
+    path = segment.segment.path
     try:
-        file = pq.ParquetFile(segment.path)
+        file = pq.ParquetFile(path)
+        check_segment(segment.segment)
     except FileNotFoundError as error:
         raise JournalError(
-            f"{segment.path}, with change set {segment.number} of table {segment.table}, was trimmed before it could "
+            f"{path}, with change set {segment.number} of table {segment.table}, was trimmed before it could "
             "be read, or is not reachable from this worker",
             remedy="Raise journal.keep_change_sets and read again; on a cluster, keep the journal where every "
             "executor can read it.",

@@ -15,9 +15,8 @@ from contextlib import suppress
 import pytest
 
 from lakefeed.change.watermark import Mark, Watermark
+from lakefeed.embed.checkpoint import MAX_KEY_BYTES, Checkpoint, CheckpointStore, PositionType
 from lakefeed.errors import CheckpointError, CheckpointRewindError, ConfigError, StateError
-from lakefeed.journal.checkpoint import Checkpoint, CheckpointStore, PositionType
-from lakefeed.journal.checkpoint_rule import MAX_KEY_BYTES
 
 KEY = "mydb.public.users"
 UUID = "3e11fa47-71ca-11e1-9e33-c80aa9429562"

@@ -21,8 +21,8 @@ from lakefeed.capture.base import ChangeCapture, Chunk, Continuity, Finding, Lag
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
+from lakefeed.embed.checkpoint import Checkpoint, CheckpointStore
 from lakefeed.errors import SourceUnavailableError
-from lakefeed.journal.checkpoint import Checkpoint, CheckpointStore
 
 T = TypeVar("T")
 _HELD_AT_MOST_SECONDS = 30.0

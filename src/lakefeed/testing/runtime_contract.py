@@ -19,9 +19,9 @@ import pytest
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.change.batch import OP, Operation
 from lakefeed.change.change_set import ChangeSet
+from lakefeed.embed.options import IncrementalSnapshot, RuntimeOptions, RuntimeState
+from lakefeed.embed.runtime import Runtime
 from lakefeed.errors import StateError
-from lakefeed.flow.runtime import Runtime
-from lakefeed.flow.runtime_options import IncrementalSnapshot, RuntimeOptions, RuntimeState
 from lakefeed.testing.builders import at, table
 from lakefeed.testing.scripted import COMMIT, HEARTBEAT, ScriptedCapture, ScriptStep, insert
 

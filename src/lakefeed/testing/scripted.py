@@ -131,8 +131,10 @@ class ScriptedCapture(ChangeCapture):
         self._connected = True
 
     def close(self) -> None:
-        self._connected = False
-        self._connection += 1
+        with self._more:
+            self._connected = False
+            self._connection += 1
+            self._more.notify_all()
 
     def identity(self) -> str | None:
         return None if self._resume is None else self.name
@@ -210,6 +212,8 @@ class ScriptedCapture(ChangeCapture):
             with self._more:
                 if index >= len(self._log) and self._waits:
                     self._more.wait(wait_seconds)
+                    if not self._connected:
+                        continue
             if index >= len(self._log):
                 yield ChangeSet(self._position(end), self._position(end))
                 continue

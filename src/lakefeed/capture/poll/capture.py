@@ -74,6 +74,7 @@ class Polling(ChangeCapture):
             exact_snapshot=False,
             snapshot_resume=True,
             every_change=False,
+            current_chunks=True,
         )
         self._selection = TableSelection(connector, tables, rules)
         self._store: WatermarkStore = store if store is not None else MemoryWatermarkStore()
@@ -302,7 +303,7 @@ class Polling(ChangeCapture):
             named = {table for table in chosen if str(table) in marks}
             wanted = (named | self._expected | set(self._prepared)) & chosen or chosen
             prepared = {str(table): mark for table, mark in self._prepared.items() if table in wanted - named}
-            self._stream.seek(session, start, sorted(wanted), prepared)
+            self._stream.seek(session, start, sorted(wanted), prepared, self._connect)
 
     def _save(self, marks: Mapping[str, Mark]) -> None:
         """Under the lock. A store of no tables still gets the identity."""
@@ -326,7 +327,7 @@ class Polling(ChangeCapture):
     def _connected(self) -> Iterator[Session]:
         """A session of the caller's own, which ``close`` ends."""
         self._require_open()
-        session = self._dialect.connect()
+        session = self._connect()
         with self._lock:
             self._sessions.add(session)
         try:
@@ -335,6 +336,17 @@ class Polling(ChangeCapture):
             with self._lock:
                 self._sessions.discard(session)
             session.close()
+
+    def _connect(self) -> Session:
+        """A connection to the very database that was opened: behind one name there may be another one later."""
+        session = self._dialect.connect()
+        try:
+            if (found := session.identity()) != self._identity:
+                raise SourceChangedError(f"{found} answers now, and not {self._identity}, which was opened")
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     def _require_open(self) -> Session:
         session = self._session

@@ -25,7 +25,7 @@ from lakefeed.capture.poll.event import Events, classified, deletes, key_texts
 from lakefeed.capture.poll.query import Queries
 from lakefeed.capture.poll.table import PolledTable
 from lakefeed.capture.snapshot import combined
-from lakefeed.change.suspect import CHANGED, FOUND
+from lakefeed.change.batch import CHANGED, FOUND
 from lakefeed.change.table import TableId
 from lakefeed.change.watermark import Mark
 

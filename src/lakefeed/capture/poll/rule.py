@@ -1,4 +1,4 @@
-"""What a user says of one polled table. Everything has a default; what is not said is found from the catalog."""
+"""How one table is polled, as a user configures it. Everything has a default; the catalog fills in what is left out."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TableRule:
     ``where`` is an SQL condition on every read of the table. ``batch_rows`` is how many rows one poll reads at most.
     ``safety_lag_seconds`` is how long after its time stamp a row may become visible without being missed; it must be
     longer than the stamp's own resolution (one second for SQLite's CURRENT_TIMESTAMP). Rows are delivered at once
-    all the same, and looked at again until the lag is over.
+    all the same, and read again until the lag is over.
     """
 
     created_at: str | None = None

@@ -1,4 +1,4 @@
-"""The copy of one table by SELECT: the kit's chunks, and what polling knows of their place in time.
+"""The copy of one table by SELECT: the kit's chunks, and between which watermarks each of them was read.
 
 A chunk has everything up to the position that it was planned at, and it says the time of the newest row that it has
 read: between the two, its rows may be newer than others'.

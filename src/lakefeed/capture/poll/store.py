@@ -7,23 +7,31 @@ was saved": the difference is a whole table.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from lakefeed.change.watermark import Mark, Watermark
-from lakefeed.errors import CheckpointDamagedError, CheckpointError
+from lakefeed.durable import fsync_directory, make_directory, pack, remove_temporaries, replace_file, unpack
+from lakefeed.errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    JournalDamagedError,
+    JournalError,
+    JournalFullError,
+)
 
 _FORMAT = 1
+_ABANDONED_SECONDS = 3600.0
+"""A temporary file of this age has no writer any more. Younger ones may be another process's, which writes now."""
 
 
 class WatermarkStore(Protocol):
-    """See the module. Tables go by name: ``schema.table``. One writer; errors are CheckpointErrors."""
+    """See the module. Tables go by name: ``schema.table``. One writer.
+
+    Errors are CheckpointErrors, or JournalFullError on a full disk, which is retried.
+    """
 
     def identity(self) -> str | None:
         """Names the database that the watermarks belong to; None if nothing was saved."""
@@ -45,86 +53,65 @@ class MemoryWatermarkStore:
     """Lives as long as the object: after a restart everything is read again."""
 
     def __init__(self) -> None:
-        self._saved = _Saved()
+        self._identity: str | None = None
+        self._marks: dict[str, Mark] = {}
 
     def identity(self) -> str | None:
-        return self._saved.identity
+        return self._identity
 
     def tables(self) -> tuple[str, ...]:
-        return tuple(sorted(self._saved.marks))
+        return tuple(sorted(self._marks))
 
     def load(self, table: str) -> Mark | None:
-        return self._saved.marks.get(table)
+        return self._marks.get(table)
 
     def save(self, identity: str, marks: Mapping[str, Mark]) -> None:
-        self._saved = _Saved(identity, {**self._saved.marks, **marks})
+        self._identity, self._marks = identity, {**self._marks, **marks}
 
     def remove(self) -> tuple[str, ...]:
-        removed = ("the watermarks in memory",) if self._saved.identity is not None else ()
-        self._saved = _Saved()
+        removed = ("the watermarks in memory",) if self._identity is not None else ()
+        self._identity, self._marks = None, {}
         return removed
 
 
 class FileWatermarkStore(MemoryWatermarkStore):
-    """A JSON file with a checksum, replaced as a whole: temporary name, fsync, rename, fsync of the directory."""
+    """A JSON file with a checksum, replaced as a whole (see ``durable``)."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """CheckpointDamagedError for a file that is there and cannot be used: at the start, not at the third poll."""
         super().__init__()
         self._path = Path(path)
+        remove_temporaries(self._path.parent, older_than_seconds=_ABANDONED_SECONDS)
         try:
-            document = json.loads(self._path.read_bytes())
-            body = document["body"]
-            if document["sha256"] != _checksum(body) or body["format"] != _FORMAT:
-                raise CheckpointDamagedError(f"{self._path} is damaged: its checksum does not match its content")
-            self._saved = _Saved(body["identity"], dict(Watermark.parse(body["watermark"]).marks))
+            body = unpack(self._path.read_bytes(), self._path)
+            if body["format"] != _FORMAT:
+                raise CheckpointDamagedError(f"{self._path} has the format {body['format']}, not {_FORMAT}")
+            self._identity, self._marks = body["identity"], dict(Watermark.parse(body["watermark"]).marks)
         except FileNotFoundError:
             pass
         except OSError as error:
             raise CheckpointDamagedError(f"{self._path} cannot be read: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, CheckpointError) as error:
+        except JournalDamagedError as error:
+            raise CheckpointDamagedError(error.message) from error
+        except (KeyError, TypeError, CheckpointError) as error:
             raise CheckpointDamagedError(f"{self._path} is damaged: {error}") from error
 
     def save(self, identity: str, marks: Mapping[str, Mark]) -> None:
-        saved = {**self._saved.marks, **marks}
-        body = {"format": _FORMAT, "identity": identity, "watermark": Watermark.of(saved).text()}
-        data = json.dumps({"sha256": _checksum(body), "body": body}, indent=1).encode()
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        """JournalFullError if the disk is full, which is tried again; CheckpointError for any other refusal."""
+        watermark = Watermark.of({**self._marks, **marks})
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._path)
-            _fsync(self._path.parent)
-        except OSError as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise CheckpointError(f"{self._path} cannot be written: {error.strerror}") from error
-        self._saved = _Saved(identity, saved)
+            make_directory(self._path.parent)
+            replace_file(self._path, pack({"format": _FORMAT, "identity": identity, "watermark": watermark.text()}))
+        except JournalFullError:
+            raise
+        except JournalError as error:
+            raise CheckpointError(error.message) from error
+        super().save(identity, marks)
 
     def remove(self) -> tuple[str, ...]:
-        self._saved = _Saved()
+        super().remove()
         if not self._path.exists():
             return ()
         self._path.unlink()
+        fsync_directory(self._path.parent)
         return (f"watermark file {self._path}",)
-
-
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    identity: str | None = None
-    marks: Mapping[str, Mark] = field(default_factory=dict)
-
-
-def _checksum(body: object) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _fsync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -28,7 +28,7 @@ from lakefeed.capture.poll.table import PolledTable, TableSelection, polled_tabl
 from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.change.watermark import Mark, Watermark
-from lakefeed.errors import ConfigError, LakefeedError, Retry, StateError
+from lakefeed.errors import ConfigError, LakefeedError, Retry, SourceChangedError, StateError
 
 _CATALOG_SECONDS = 1.0
 _CLOSE_SECONDS = 2.0
@@ -91,12 +91,17 @@ class PollStream:
         self._arrived.put((source, mark))
 
     def seek(
-        self, session: Session, position: Watermark, tables: Sequence[TableId], prepared: Mapping[str, Mark]
+        self,
+        session: Session,
+        position: Watermark,
+        tables: Sequence[TableId],
+        prepared: Mapping[str, Mark],
+        connect: Callable[[], Session],
     ) -> None:
         """Go on after ``position`` with ``tables``; one that it has no mark of goes on from where it was prepared, else
         it is read from its beginning."""
         self.close()
-        self._pool = ConnectionPool(self._dialect, self._pace.parallel)
+        self._pool = ConnectionPool(connect, self._pace.parallel)
         self.position = position
         self._pollers, self._blocked = {}, self._blocked - set(tables)
         marks = {**prepared, **dict(position.marks)}
@@ -190,7 +195,7 @@ class PollStream:
         if poller is None or poller is not self._polled.get(table):
             return  # dropped, or begun again while it was read
         if isinstance(result, LakefeedError):
-            if result.retry is Retry.BACKOFF or isinstance(result, StateError):
+            if result.retry is Retry.BACKOFF or isinstance(result, StateError | SourceChangedError):
                 raise result
             if session.describe([table]).get(table) != poller.table.source:
                 self._catalog_read_at = 0.0  # its definition changed under the query: the next cycle follows that first
@@ -237,8 +242,8 @@ class ConnectionPool:
     are the tables whose poll was started and not gathered.
     """
 
-    def __init__(self, dialect: Dialect, parallel: int) -> None:
-        self._dialect = dialect
+    def __init__(self, connect: Callable[[], Session], parallel: int) -> None:
+        self._connect = connect
         self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="lakefeed-poll")
         self._idle: queue.LifoQueue[Session] = queue.LifoQueue()
         self._open: list[Session] = []
@@ -276,7 +281,7 @@ class ConnectionPool:
         try:
             session = self._idle.get_nowait()
         except queue.Empty:
-            session = self._dialect.connect()
+            session = self._connect()
             with self._lock:
                 self._open.append(session)
         try:

@@ -50,8 +50,9 @@ KEEP_AS_TEXT = "Add '{column}' to source.text_columns, which keeps that column a
 
 _NAME = "lakefeed_poll"
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_LIMITS = "SET LOCAL statement_timeout = '6h'; SET LOCAL idle_in_transaction_session_timeout = '6h'"
-"""What one chunk may take, whatever the role's own limits are. A consumer that is slower than that has died."""
+_LIMIT = "SET LOCAL statement_timeout = '6h'"
+"""What one chunk may take, whatever the role's own limit is. A consumer that is slower than that has died. The other
+limits are those that every connection has (``database``)."""
 COUNTED_BYTES = 64 << 20
 """Tables up to this size are counted; of larger ones the catalog's estimate and a sample are good enough."""
 _SAMPLED_BLOCKS = 50
@@ -62,10 +63,10 @@ _POLLS_KEPT = 4_096
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _PRIMARY_KEY = """
-SELECT i.indrelid::int8, array_agg(a.attname::text ORDER BY k.place)
-  FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place), pg_attribute a
+SELECT i.indrelid::int8, array_agg(a.attname::text ORDER BY k.index)
+  FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, index), pg_attribute a
  WHERE i.indisprimary AND i.indrelid = ANY(%s) AND a.attrelid = i.indrelid AND a.attnum = k.number
-   AND k.place <= i.indnkeyatts
+   AND k.index <= i.indnkeyatts
  GROUP BY i.indrelid"""
 
 # A transaction without an id has written nothing. It may yet write, under the time of its beginning; after a minute it
@@ -216,17 +217,17 @@ class PostgresSession(Session):
 
     @contextmanager
     def consistent(self, origin: Mapping[str, Any] | None = None) -> Iterator[Bracket | None]:
-        """``origin`` is a SnapshotOrigin as JSON. Limits of its own take the place of the role's."""
+        """``origin`` is a SnapshotOrigin as JSON."""
         with self._database.errors():
             try:
                 if origin is None:
-                    require(self._connection, f"{_BEGIN}; {_LIMITS}")
+                    require(self._connection, f"{_BEGIN}; {_LIMIT}")
                     yield None
                 elif self._imported(exported := SnapshotOrigin.from_json(origin)):
                     yield Bracket(exported.position, exported.position)
                 else:
                     bracket = Bracket(*bracketed(self._connection))
-                    require(self._connection, _LIMITS)
+                    require(self._connection, _LIMIT)
                     yield bracket
             finally:
                 with suppress(psycopg.Error):  # nothing was written
@@ -266,7 +267,7 @@ class PostgresSession(Session):
         """Read under the plan's snapshot, if it is there and the same: names are used again after a restart."""
         try:
             name = sql.Literal(origin.snapshot).as_string(None)
-            require(self._connection, f"{_BEGIN}; {_LIMITS}; SET TRANSACTION SNAPSHOT {name}")
+            require(self._connection, f"{_BEGIN}; {_LIMIT}; SET TRANSACTION SNAPSHOT {name}")
             row = self._connection.execute("SELECT pg_current_snapshot()::text").fetchone()
             if row is not None and row[0] == origin.content:
                 return True

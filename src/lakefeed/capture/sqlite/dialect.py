@@ -88,7 +88,7 @@ class SqliteSession(Session):
         self._in_wal = connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
 
     def identity(self) -> str:
-        """By its place: a file that may not be written to cannot be given a name of its own."""
+        """By its path: a file that may not be written to cannot be given a name of its own."""
         return f"sqlite:{Path(self._database.path).absolute()}"
 
     def tables(self) -> Mapping[TableId, str | None]:

@@ -1,0 +1,134 @@
+"""Files that must survive: the one way Lakefeed writes them, and JSON that knows when it is damaged.
+
+A reader sees the old content or the new content, never a part of it. When ``replace_file`` returns with ``fsync`` on, a
+power cut does not undo it: the content was forced out before the rename, and the rename (a change of the directory)
+before the return. Without ``fsync`` a process crash still leaves old or new; a power cut may not.
+
+A crash in the middle leaves a temporary file. Whoever owns a directory removes those with ``remove_temporaries``.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from lakefeed.errors import JournalDamagedError, JournalError, JournalFullError
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_TEMPORARY_SUFFIX = ".tmp"
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Map what the file system refuses, once, here: JournalFullError if there is no room, else JournalError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise JournalFullError(f"no room left to write {path}: {error.strerror}") from error
+        raise JournalError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def replace_file(
+    path: Path, data: bytes, *, fsync: bool = True, before_rename: Callable[[], None] | None = None
+) -> None:
+    """Put ``data`` at ``path``, whole or not at all. The directory must be there. The steps:
+
+    1. write to a temporary name, unique to this call, in the same directory
+    2. fsync the temporary file
+    3. ``before_rename``, for callers that check or crash there
+    4. rename over ``path``
+    5. fsync the directory
+
+    If a step before 4 fails, nothing has changed and the temporary file is removed. If 5 fails, the new content is
+    visible but may not survive a power cut: the error says so, and writing the same again repairs it.
+    Errors are those of ``named_errors``.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex}{_TEMPORARY_SUFFIX}")
+    with named_errors(path):
+        try:
+            with temporary.open("xb") as file:  # 1
+                file.write(data)
+                file.flush()
+                if fsync:
+                    os.fsync(file.fileno())  # 2
+            if before_rename is not None:
+                before_rename()  # 3
+            temporary.replace(path)  # 4
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+    if fsync:
+        fsync_directory(path.parent)  # 5
+
+
+def fsync_directory(path: Path) -> None:
+    """Make renames, creations and removals inside ``path`` survive a power cut."""
+    with named_errors(path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def make_directory(path: Path, *, fsync: bool = True) -> None:
+    """Create ``path`` and its missing parents; each is durable in the directory above it. Idempotent."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    with named_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+    for folder in missing if fsync else ():
+        fsync_directory(folder.parent)
+
+
+def is_temporary(path: Path) -> bool:
+    """True for the names under which ``replace_file`` writes: what a crash may leave behind."""
+    return path.name.startswith(".") and path.name.endswith(_TEMPORARY_SUFFIX)
+
+
+def remove_temporaries(folder: Path, *, older_than_seconds: float = 0.0) -> int:
+    """Remove what killed writers left in ``folder`` (not below it). Returns how many files.
+
+    The caller owns the folder; where others may write there now, ``older_than_seconds`` spares what they have begun.
+    """
+    removed = 0
+    for path in folder.iterdir() if folder.is_dir() else ():
+        with suppress(FileNotFoundError):  # its writer was alive after all, and has renamed it
+            if not is_temporary(path):
+                continue
+            if older_than_seconds and time.time() - path.stat().st_mtime < older_than_seconds:
+                continue
+            path.unlink()
+            removed += 1
+    return removed
+
+
+def pack(body: dict[str, Any]) -> bytes:
+    """The bytes of a JSON file that holds ``body`` and its checksum, readable by people."""
+    return json.dumps({"sha256": _checksum(body), "body": body}, indent=1, ensure_ascii=False).encode()
+
+
+def unpack(data: bytes, path: Path) -> dict[str, Any]:
+    """Inverse of ``pack``. JournalDamagedError, naming ``path``, for anything that ``pack`` did not write."""
+    try:
+        document = json.loads(data)
+        body, checksum = document["body"], document["sha256"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:  # the last: brackets without end
+        raise JournalDamagedError(f"{path} is damaged: it is not the JSON that was written ({error})") from error
+    if not isinstance(body, dict) or checksum != _checksum(body):
+        raise JournalDamagedError(f"{path} is damaged: its checksum does not match its content")
+    return body
+
+
+def _checksum(body: dict[str, Any]) -> str:
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()

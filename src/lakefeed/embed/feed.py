@@ -1,0 +1,273 @@
+"""Feed: where a runtime's change sets come from. PendingQueue: how deliveries are cut from what it gives.
+
+Every pull carries the progress that holds once it is committed, so the runtime saves what the pull says and never works
+it out again. After a lost connection a feed is made from its progress, the same way as at a start: a snapshot that was
+under way goes on as a snapshot and never silently as a plain stream.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from lakefeed.capture.base import ChangeCapture
+from lakefeed.change.batch import METADATA, OP, POSITION, SEQ, ChangeBatch, Operation, change_schema
+from lakefeed.change.change_set import ChangeSet
+from lakefeed.change.position import Position
+from lakefeed.change.table import TableSchema
+from lakefeed.embed.barrier import events
+from lakefeed.embed.options import RuntimeOptions
+from lakefeed.embed.progress import Progress
+from lakefeed.errors import DecodeError, SourceError, StateError
+
+_STALE_READS_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """One pull. Without a change set it only moves progress (``idle``: the source has nothing more right now).
+
+    ``bracket``: the change set is a snapshot chunk, and its rows are states of the table between the two positions.
+    """
+
+    progress: Progress
+    change_set: ChangeSet | None = None
+    bracket: tuple[Position, Position] | None = None
+    idle: bool = False
+    deduplicated: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.change_set.rows if self.change_set else 0
+
+
+class Feed:
+    """Live changes strictly after a position; before them, or by turns with them, the chunks that are left to copy.
+
+    ``progress`` is behind the last pull. Inside a snapshot all chunks come first, then the stream from the position of
+    before the first chunk. With ``options.incremental`` chunks and stream take turns, and the stream never waits while
+    chunks remain: an idle source must not slow the copy down. Otherwise a cursor is carried along untouched.
+    After an error the feed is not used again.
+    """
+
+    def __init__(self, capture: ChangeCapture, progress: Progress, options: RuntimeOptions) -> None:
+        self._capture = capture
+        self._options = options
+        self._live: Iterator[ChangeSet] | None = None
+        self._wait_seconds = 0.0
+        self._chunk_turn = False
+        self._stale_reads = 0
+        self.progress = progress
+
+    def pull(self, wait_seconds: float) -> Pulled:
+        progress = self.progress
+        beside = self._options.incremental is not None and progress.cursor is not None and not progress.cursor.done
+        if progress.in_snapshot:
+            return self._pull_chunk()
+        if not beside:
+            return self._pull_stream(wait_seconds)
+        self._chunk_turn = not self._chunk_turn
+        return self._pull_chunk() if self._chunk_turn else replace(self._pull_stream(0.0), idle=False)
+
+    def close(self) -> None:
+        if isinstance(self._live, Generator):
+            self._live.close()
+        self._live = None
+
+    def _pull_stream(self, wait_seconds: float) -> Pulled:
+        if self._live is None or wait_seconds != self._wait_seconds:
+            self.close()
+            self._live = self._capture.live(self.progress.position, wait_seconds=wait_seconds)
+            self._wait_seconds = wait_seconds
+        change_set = next(self._live, None)
+        if change_set is None:  # it ended, which a real source's does not: ask for a new one next time
+            self._live = None
+            return Pulled(self.progress, idle=True)
+        position, start = self.progress.position, change_set.start
+        # All of it lies behind the position. Judged by positions, never by content: equal rows can be two rows. A set
+        # that starts and ends at the position is new: a poll that reads back finds late rows without moving on.
+        if position is not None and start is not None and start < position and change_set.end <= position:
+            return Pulled(self.progress, deduplicated=change_set.rows)
+        if position is None or not change_set.end < position:
+            self.progress = replace(self.progress, position=change_set.end)
+        if change_set.is_heartbeat:
+            return Pulled(self.progress, idle=True)
+        return Pulled(self.progress, change_set)
+
+    def _pull_chunk(self) -> Pulled:
+        """The next chunk, as a change set of rows with the operation READ.
+
+        A log position can be reached before its rows are visible to a reader. A chunk from before the stream's
+        position would put old values over changes that have already been delivered, so it is read again, by the next
+        pull; one from behind it is put right by the changes that follow. Of positions that have no order, nothing can
+        be judged: a capture that uses them reads its chunks no earlier than what ``live`` has delivered.
+        """
+        stream, cursor = self.progress.position, self.progress.cursor
+        if stream is None or cursor is None:
+            raise StateError("a snapshot chunk cannot be read before the stream has a position")
+        if cursor.schema is None:
+            cursor = cursor.planned(self._capture.snapshot(cursor.current, chunk_rows=self._options.chunk_rows))
+        schema, first = cursor.schema, cursor.chunk == 0
+        assert schema is not None  # noqa: S101  # planned() set it
+        rows: list[pa.RecordBatch] = []
+        low = high = stream
+        if cursor.chunks:
+            with self._capture.chunk(cursor.chunks[cursor.chunk]).open() as reader:
+                rows = [batch for batch in reader if batch.num_rows]
+                low, high = reader.low, reader.high
+        if self._capture.capabilities.current_chunks:  # read just now, whatever the plan's position is
+            low, high = stream, stream if high < stream else high
+        if low < stream:
+            self._stale_reads += 1
+            if self._stale_reads >= _STALE_READS_MAX:
+                raise SourceError(
+                    f"a snapshot chunk was read {self._stale_reads} times and was older than the stream each time",
+                    remedy="Use snapshot_tables instead of an incremental snapshot: this source copies from a fixed "
+                    "state.",
+                )
+            self.progress = replace(self.progress, cursor=cursor)
+            return Pulled(self.progress, idle=True)
+        self._stale_reads = 0
+        cursor = cursor.advanced()
+        if cursor.schema is None:  # that was the table's last
+            self._capture.copied(schema.table)
+        if self.progress.in_snapshot and cursor.done:
+            self.progress = Progress(stream)
+        else:
+            self.progress = replace(self.progress, cursor=cursor)
+        if not rows and not first:
+            return Pulled(self.progress, None, (low, high))
+        batches, total = [], 0
+        for batch in rows:
+            batches.append(read_batch(schema, batch, total, low))
+            total += batch.num_rows
+        # The first set of a table carries its schema, so that an empty table is seen too.
+        change_set = ChangeSet(stream, stream, tuple(batches), total, schemas=(schema,) if first else ())
+        return Pulled(self.progress, change_set, (low, high))
+
+
+def read_batch(schema: TableSchema, batch: pa.RecordBatch, start: int, low: Position) -> ChangeBatch:
+    """Rows of a chunk, shaped like changes. Their seq counts from ``start``."""
+    if tuple(batch.schema.names) != schema.names:
+        raise DecodeError(
+            f"a chunk of {schema.table} has the columns {', '.join(batch.schema.names)}; "
+            f"{', '.join(schema.names)} were planned",
+            remedy="The table was altered during its snapshot: delete the checkpoint to start the snapshot again.",
+        )
+    rows = batch.num_rows
+    layout = change_schema(schema)
+    known = {
+        OP: pa.array(np.full(rows, int(Operation.READ), dtype=np.int8)),
+        SEQ: pa.array(np.arange(start, start + rows, dtype=np.int64)),
+        POSITION: pa.DictionaryArray.from_arrays(np.zeros(rows, dtype=np.int32), pa.array([low.encode()])),
+    }
+    metadata = [known.get(field.name, pa.nulls(rows, field.type)) for field in METADATA]
+    own = [column.cast(layout.field(index).type) for index, column in enumerate(batch.columns)]
+    return ChangeBatch(schema, pa.RecordBatch.from_arrays([*own, *metadata], schema=layout))
+
+
+class PendingQueue:
+    """What a runtime has pulled or was given and has not delivered yet.
+
+    One queue for everything from the source, in source order, so that it cannot be delivered or drained out of order.
+    Injected change sets come last: behind whatever the source had given by then. ``tail`` is the progress behind the
+    last delivered pull; an injected change set does not move it. None as the tail: there is no source, and the
+    embedder's own positions count.
+    """
+
+    def __init__(self, options: RuntimeOptions) -> None:
+        self._options = options
+        self._pulled: deque[Pulled] = deque()
+        self._injected: deque[ChangeSet] = deque()
+        self._rows = 0  # of what is pulled, kept up as it comes and goes: many small sets are not counted each time
+        self._bytes = 0
+        self._chunk_before = False
+        self.tail: Progress | None = None
+
+    def add(self, pulled: Pulled) -> None:
+        self._pulled.append(pulled)
+        self._rows += pulled.rows
+        self._bytes += self._size(pulled.change_set)
+
+    def inject(self, change_set: ChangeSet) -> None:
+        self._injected.append(change_set)
+
+    @property
+    def events(self) -> int:
+        return sum(map(events, self._pulled)) + sum(map(events, self._injected))
+
+    @property
+    def empty(self) -> bool:
+        return not self._pulled and not self._injected
+
+    @property
+    def has_pulled(self) -> bool:
+        return bool(self._pulled)
+
+    @property
+    def full(self) -> bool:
+        """Enough for a delivery. A chunk always is one of its own, and nothing is pulled behind it meanwhile."""
+        if self._pulled and self._pulled[-1].bracket:
+            return True
+        return self._rows >= self._options.max_events or self._bytes >= self._options.max_bytes
+
+    def take(self) -> list[Pulled]:
+        """The next delivery, empty if there is nothing. A chunk goes alone; injected sets take turns with chunks."""
+        taken: list[Pulled] = []
+        if self._chunk_is_next and not (self._chunk_before and self._injected):
+            self._chunk_before = True
+            taken = [self._pop()]
+        else:
+            self._chunk_before = False
+            rows = size = 0
+
+            def fits(change_set: ChangeSet | None) -> bool:
+                """Whether it goes into this delivery, and if so, it is counted. The first one always does."""
+                nonlocal rows, size
+                more_rows, more = change_set.rows if change_set else 0, self._size(change_set)
+                if taken and (rows + more_rows > self._options.max_events or size + more > self._options.max_bytes):
+                    return False
+                rows, size = rows + more_rows, size + more
+                return True
+
+            while self._pulled and not self._chunk_is_next and fits(self._pulled[0].change_set):
+                taken.append(self._pop())
+            if not self._pulled or self._chunk_is_next:  # else the rest of the source comes before anything injected
+                progress = taken[-1].progress if taken else self.tail
+                while self._injected and fits(self._injected[0]):
+                    change_set = self._injected.popleft()
+                    taken.append(Pulled(progress or Progress(change_set.end), change_set))
+        if taken and self.tail is not None:
+            self.tail = taken[-1].progress
+        return taken
+
+    def drain(self) -> list[ChangeSet]:
+        """Everything, in delivery order."""
+        sets = [pulled.change_set for pulled in self._pulled if pulled.change_set is not None]
+        drained = [*sets, *self._injected]
+        self._pulled.clear()
+        self._injected.clear()
+        self._rows = self._bytes = 0
+        return drained
+
+    @property
+    def _chunk_is_next(self) -> bool:
+        return bool(self._pulled) and self._pulled[0].bracket is not None
+
+    def _pop(self) -> Pulled:
+        pulled = self._pulled.popleft()
+        self._rows -= pulled.rows
+        self._bytes -= self._size(pulled.change_set)
+        return pulled
+
+    def _size(self, change_set: ChangeSet | None) -> int:
+        """A set that is read lazily is too big to keep, so it fills a delivery: counting would read all of it."""
+        if change_set is None:
+            return 0
+        if not isinstance(change_set.batches, Sequence):
+            return self._options.max_bytes
+        return sum(batch.bytes for batch in change_set.batches)
