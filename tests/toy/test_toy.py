@@ -15,7 +15,7 @@ from lakefeed.capture.poll.capture import Polling
 from lakefeed.capture.poll.rule import TableRule
 from lakefeed.capture.poll.store import FileWatermarkStore
 from lakefeed.capture.poll.stream import Pace
-from lakefeed.change.kinds import POSITION_KINDS
+from lakefeed.change.position import position_kinds
 from lakefeed.errors import PositionLostError
 from lakefeed.testing.capture_contract import CaptureContract
 from lakefeed.testing.capture_subject import Subject, opened
@@ -26,7 +26,7 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "adding-a-source.md").read_text()
 
 @pytest.fixture(autouse=True)
 def _known_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(POSITION_KINDS, ToyLine.kind, ToyLine)
+    monkeypatch.setitem(position_kinds(), ToyLine.kind, ToyLine)
 
 
 class TestToyLog(CaptureContract):
