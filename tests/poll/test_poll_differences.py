@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -11,8 +12,12 @@ from tests.poll.actors import iso
 from tests.poll.world import Clock, T, World, clocked, made
 
 from lakefeed.capture.poll import differences as differences_module
+from lakefeed.capture.poll.capture import Polling
 from lakefeed.capture.poll.rule import FullDiff, SoftDelete, TableRule
-from lakefeed.change.batch import CHANGED, DELETED, FOUND, SEQ
+from lakefeed.capture.postgres.dialect import PostgresDialect
+from lakefeed.change.batch import CHANGED, DELETED, FOUND, SEQ, Operation
+from lakefeed.change.table import TableId
+from lakefeed.testing.capture_subject import drain, row_dicts
 
 
 @pytest.fixture
@@ -119,3 +124,24 @@ def test_a25_what_was_looked_up_comes_after_what_the_same_poll_has_read(tmp_path
         assert [row["id"] for row in rows] == [3, 2, 1]
         assert [row[SEQ] for row in rows] == [0, 1, 2]
         assert world.values() == {1: "silent", 3: "ahead"}
+
+
+def test_a25_keys_are_looked_up_by_their_own_equality(dsn: str, tmp_path: Path) -> None:
+    """The operators of ltree are not in the search path; those of citext must not be taken for text's."""
+    with psycopg.connect(dsn, autocommit=True) as writer:
+        writer.execute("CREATE EXTENSION ltree; CREATE EXTENSION citext")
+        writer.execute("CREATE TABLE t (a ltree, b citext, updated_at timestamptz NOT NULL, PRIMARY KEY (a, b))")
+        writer.execute("INSERT INTO t VALUES ('x.y', 'Key', '2024-01-01'), ('x.z', 'Key', '2024-01-01')")
+        table = TableId("public", "t")
+        capture = Polling(PostgresDialect(dsn), tables=["t"], differences=tmp_path / "f")
+        capture.open()
+        position = capture.prepare([table])
+        writer.execute("DELETE FROM t WHERE a = 'x.z'")
+        directory = capture.differences(table)
+        assert directory is not None
+        (directory / "1").mkdir(parents=True)
+        found = pa.table({"a": ["x.y", "x.z"], "b": ["Key", "Key"], FOUND: [DELETED, DELETED]})
+        pq.write_table(found, directory / "1" / "part-0.parquet")
+        rows = [row for one in drain(capture, position) for row in row_dicts(one)]
+        capture.close()
+    assert [(row["a"], row["b"], row["_lakefeed_op"]) for row in rows] == [("x.z", "Key", int(Operation.DELETE))]

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -166,7 +167,12 @@ class SqliteHistory(RuleBasedStateMachine):
             self.world.assert_equal(name)
 
 
+class LongSqliteHistory(SqliteHistory):
+    """The same, more often."""
+
+
+_LIMITS = settings(stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TestSqliteHistory = SqliteHistory.TestCase
-TestSqliteHistory.settings = settings(
-    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestSqliteHistory.settings = settings(_LIMITS, max_examples=12)
+TestLongSqliteHistory = pytest.mark.slow(LongSqliteHistory.TestCase)
+LongSqliteHistory.TestCase.settings = settings(_LIMITS, max_examples=50)

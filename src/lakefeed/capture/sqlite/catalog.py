@@ -68,7 +68,7 @@ class SourceTable:
 
     @property
     def nullable_key(self) -> bool:
-        """SQLite allows NULL in the declared key of a rowid table, unless it says NOT NULL or is the rowid."""
+        """SQLite allows NULL in the declared key of a rowid table, unless it is declared NOT NULL or is the rowid."""
         strict = self.key_is_rowid or self.without_rowid
         return not strict and any(column.name in self.key and not column.not_null for column in self.columns)
 
@@ -79,7 +79,7 @@ class SourceTable:
 
 
 def all_tables(connection: sqlite3.Connection) -> dict[TableId, str | None]:
-    """What looks like a table → why it is never captured; None if it can be."""
+    """Everything in the catalog that can be selected from → why it is never captured; None if it can be."""
     return {TableId(SCHEMA, row[1]): _refusal(row[1], row[2]) for row in _tables(connection)}
 
 

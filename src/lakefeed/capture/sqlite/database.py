@@ -18,7 +18,7 @@ from lakefeed.errors import LakefeedError, SourceSetupError, SourceUnavailableEr
 
 Row = tuple[Any, ...]
 
-MINIMUM = (3, 37, 0)  # PRAGMA table_list, which tells shadow tables and WITHOUT ROWID
+MINIMUM = (3, 37, 0)  # PRAGMA table_list, which shows shadow tables and WITHOUT ROWID
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
 _PASSING = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_NOMEM})

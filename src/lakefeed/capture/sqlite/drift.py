@@ -49,8 +49,8 @@ from lakefeed.capture.sqlite.meta import (
 from lakefeed.capture.sqlite.shape import Reshaped, new_capture, reshape
 from lakefeed.capture.sqlite.triggers import (
     Installed,
+    candidate_queries,
     install,
-    looked_for,
     read_triggers,
     remove,
     slot_names,
@@ -117,7 +117,7 @@ class _Scanned:
 
 
 def _scan(connection: sqlite3.Connection, names: Names, old: Captured, verified: int, *, readded: bool) -> _Scanned:
-    """Rows that were not written since ``verified`` are what they were: they tell what happened to the table."""
+    """Rows that were not written since ``verified`` are what they were, so they show what happened to the table."""
     source = read_table(connection, old.name)
     if source is None or old.rowid_key != (not source.key) or len(old.key_slots) != len(source.key or (source.rowid,)):
         return _Scanned()  # it is captured from scratch anyway
@@ -187,7 +187,7 @@ class _Table:
             put_table(self._connection, self._names, captured)
         if new.added:
             self._fill_in(source, new)
-        finds, found = looked_for(wanted.get("bi")), looked_for(have.get("bi"))
+        finds, found = candidate_queries(wanted.get("bi")), candidate_queries(have.get("bi"))
         rows = f"SELECT 1 FROM {self._names.log} WHERE {self._since} AND {_IMAGES} LIMIT 1"
         last = source.columns[-1].name
         if finds is not None and finds != found and self._connection.execute(rows).fetchone():
@@ -198,7 +198,7 @@ class _Table:
         elif scanned.readded and last not in new.added:
             self._announce(captured, f"the column {last} may have been dropped and added again")
         else:
-            self._announce(captured, new.reason, new.doubted)
+            self._announce(captured, new.reason, new.stale_columns)
 
     def _from_scratch(self, source: SourceTable, reason: str, *, before_images: bool) -> None:
         remove(self._connection, self._names, self._old.number)
@@ -222,7 +222,7 @@ class _Table:
         """Give the added columns to what was logged without them.
 
         What was logged before the addition and is not confirmed yet is read as if the column had been there, with its
-        default. (``verified`` says nothing of that: it is about the triggers, and may be ahead of what has been read.)
+        default. (``verified`` does not show that: it is about the triggers, and may be ahead of what has been read.)
         Rows that were written while the triggers did not know the column are logged again, as they are now.
         """
         captured, log = new.captured, self._names.log

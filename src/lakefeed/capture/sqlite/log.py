@@ -255,8 +255,10 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
         with transaction(connection, "IMMEDIATE"):
             if schema_version(connection) != self._meta.schema_version:
                 return  # columns may be called otherwise now: the schema comes first
+            now = {captured.number: captured for captured in self._load().tables}  # the catalog side may have been here
             for one in troubled:
-                captured, key = one.captured, one.captured.schema.key
+                captured = now.get(one.captured.number, one.captured)
+                key = captured.schema.key
                 if not one.null_key and captured.state is not State.DROPPED:
                     texts = tuple(sorted(wrong[captured.number]))
                     new = as_text(captured, wrong[captured.number])

@@ -272,8 +272,8 @@ def add_mark(
     """Write an announcement into the log: it is delivered when it is read, and again if that is not confirmed."""
     text = None
     if schema or notice:
-        told = notice and {"kind": type(notice).__name__, **asdict(notice), "table": str(notice.table)}
-        text = json.dumps({"schema": schema and schema.to_json(), "notice": told})
+        data = notice and {"kind": type(notice).__name__, **asdict(notice), "table": str(notice.table)}
+        text = json.dumps({"schema": schema and schema.to_json(), "notice": data})
     connection.execute(f"INSERT INTO {names.log} (op, ts, c0) SELECT {MARK}, {NOW}, ?", (text,))
 
 

@@ -167,7 +167,7 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
         log = self._names.log
         with self._connected() as connection, transaction(connection, "DEFERRED"):
             if load_meta(connection, self._names) is None:
-                return  # the flow has more to say about that than we do
+                return  # the flow knows whether that is a fresh start
             head = read_head(connection, self._names)
             row = connection.execute(f"SELECT ts FROM {log} WHERE seq = ?", (position.sequence,)).fetchone()
             (first,) = connection.execute(f"SELECT min(seq) FROM {log}").fetchone()

@@ -26,14 +26,14 @@ WIDEST = 1990
 class Reshaped:
     """A capture after an ALTER TABLE.
 
-    ``reason`` says why what is known of its rows may be wrong, None if it is not; ``doubted`` are the columns that are
+    ``reason``: why what was delivered of its rows may be stale, None if it is not; ``stale_columns`` are those that are
     concerned, None if any may be.
     """
 
     captured: Captured
     added: tuple[str, ...]
     reason: str | None
-    doubted: tuple[str, ...] | None = None
+    stale_columns: tuple[str, ...] | None = None
 
 
 def key_columns(source: SourceTable) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ def new_capture(source: SourceTable, number: int, *, before_images: bool) -> Cap
 
 
 def reshape(old: Captured, source: SourceTable, names: Mapping[int, str]) -> Reshaped:
-    """The same capture over the table as it is now. ``names`` tells what each slot's column is called now."""
+    """The same capture over the table as it is now. ``names``: what each slot's column is called now."""
     # Columns are only ever appended, so one that comes before a column it used to follow was dropped and added again.
     slot_by_name = {names.get(slot, name): slot for name, slot in old.slot_of.items()}
     index_of = {slot: index for index, slot in enumerate(old.slots)}
@@ -93,7 +93,7 @@ def reshape(old: Captured, source: SourceTable, names: Mapping[int, str]) -> Res
         if found is not None and index_of[found] > last:
             kept[column.name], last = found, index_of[found]
     before = dict(zip(old.slots, old.schema.columns, strict=True))
-    slots, columns, added, doubted = [], [], [], dict[str, str]()
+    slots, columns, added, stale_columns = [], [], [], dict[str, str]()
     next_slot = old.next_slot
     if old.rowid_key:
         slots.append(old.key_slots[0])
@@ -107,13 +107,13 @@ def reshape(old: Captured, source: SourceTable, names: Mapping[int, str]) -> Res
             made, reason = _added(column)
             columns.append(replace(made, id=f"{old.number}.{slot}"))
             added.append(column.name)
-            doubted |= {column.name: reason} if reason else {}
+            stale_columns |= {column.name: reason} if reason else {}
         slots.append(slot)
     schema = TableSchema(old.table, tuple(columns), source.key or old.schema.key)
     captured = replace(old, schema=schema, slots=tuple(slots), next_slot=next_slot, sql=source.sql)
     if not _explained(old, source, kept, added):
         return Reshaped(captured, tuple(added), "its definition changed in a way that cannot be followed")
-    return Reshaped(captured, tuple(added), next(iter(doubted.values()), None), tuple(doubted))
+    return Reshaped(captured, tuple(added), next(iter(stale_columns.values()), None), tuple(stale_columns))
 
 
 def mixed_columns(connection: sqlite3.Connection, source: SourceTable) -> frozenset[str]:
@@ -158,7 +158,7 @@ def _added(column: SourceColumn) -> tuple[Column, str | None]:
         return plain, f"the new column {column.name} is computed, so existing rows have values in it"
     if column.default is None:
         return plain, None
-    with closing(sqlite3.connect(":memory:")) as scratch:  # SQLite itself says what the default is
+    with closing(sqlite3.connect(":memory:")) as scratch:  # SQLite itself computes the default
         scratch.execute("CREATE TABLE t (a)")
         scratch.execute("INSERT INTO t VALUES (1)")
         scratch.execute(f"ALTER TABLE t ADD COLUMN c {column.declared} DEFAULT {column.default}")
@@ -180,7 +180,7 @@ def _explained(old: Captured, source: SourceTable, kept: Mapping[str, int], adde
     renamed = any(dict(zip(old.slots, old.schema.names, strict=True))[slot] != name for name, slot in kept.items())
     dropped = len(old.slots) - old.rowid_key - len(kept)
     if renamed or dropped > 1 or (dropped and added):
-        return True  # the texts cannot be compared; the slots and the order have told what happened
+        return True  # the texts cannot be compared; the slots and the order have shown what happened
     if not dropped and not added:
         return old.sql == source.sql
     return _grows(source.sql, old.sql) if dropped else _grows(old.sql, source.sql)

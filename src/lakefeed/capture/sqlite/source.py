@@ -40,7 +40,7 @@ _MECHANISMS = ("trigger",)
 class Sqlite:
     """A SQLite database file.
 
-    ``tables`` are glob patterns (see ``capture.patterns``). ``busy_timeout_seconds`` is how long to wait for a lock
+    ``tables`` are glob patterns (see ``capture.select``). ``busy_timeout_seconds`` is how long to wait for a lock
     that another connection holds. With ``before_images`` rows are delivered as they were before each update and delete,
     too, which the writer pays for. ConfigError for a path that is no file and for a mechanism that there is not.
     """

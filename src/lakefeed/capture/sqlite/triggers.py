@@ -3,7 +3,7 @@
 
 Five facts of SQLite shape them.
 
-1. A trigger that says NEW."a" makes SQLite refuse ALTER TABLE … DROP COLUMN a. So only key columns, which cannot be
+1. A trigger that names NEW."a" makes SQLite refuse ALTER TABLE … DROP COLUMN a. So only key columns, which cannot be
    dropped, are named that way; the others are read back from the table, each by a scalar subquery, inside a scope
    that has a NULL of every name. When a column is dropped, its name falls through to that NULL. When it is renamed,
    SQLite itself rewrites the name in the subquery, and ``slot_names`` reads there what a slot's column is called now.
@@ -88,7 +88,7 @@ def slot_names(trigger: str) -> dict[int, str]:
     return {int(slot): name.replace('""', '"') for slot, name in _SLOT.findall(trigger)}
 
 
-def looked_for(trigger: str | None) -> list[str] | str | None:
+def candidate_queries(trigger: str | None) -> list[str] | str | None:
     """What finds candidates in a BEFORE trigger, as SQLite keeps it up to date. What is logged of them is no part."""
     return _FOUND.findall(trigger or "") or trigger
 
@@ -113,7 +113,10 @@ class _Writer:
         self._mine = f"op = {CANDIDATE} AND tab = {captured.number}"
 
     def statements(self) -> dict[str, str]:
-        old, resolve, no_victim = self._old_key, self._resolve(), self._no_victim()
+        old, resolve, no_victim = self._old_key, self._resolve(), list[str]()
+        if self._source.conflicts:
+            # A row's own trigger logs it, and what was logged of it for an INSERT that was ignored is outdated.
+            no_victim = [f"DELETE FROM {self._names.log} WHERE {self._mine} AND {self._logged()}"]
         changed = " OR ".join(f"NOT ({_identical(f'OLD.{name}', f'NEW.{name}')})" for name in self._key)
         image = self._image(f"CASE WHEN {changed} THEN {int(Operation.INSERT)} ELSE {int(Operation.UPDATE)} END")
         ends = f"CASE WHEN {changed} THEN {self._gone(old)} ELSE {self._there('NEW')} END"
@@ -199,12 +202,6 @@ class _Writer:
     def _logged(self) -> str:
         """SQL: an entry of the log has the old row's key."""
         return " AND ".join(_identical(*pair) for pair in zip(self._key_slots, self._old_key, strict=True))
-
-    def _no_victim(self) -> list[str]:
-        """This row is told by its own trigger, and what was logged of it for an INSERT that was ignored is outdated."""
-        if not self._source.conflicts:
-            return []
-        return [f"DELETE FROM {self._names.log} WHERE {self._mine} AND {self._logged()}"]
 
     def _delete(self, condition: str) -> str:
         rest = f"WHERE {condition} AND {self._known(self._old_key)} AND {self._gone(self._old_key)}"
