@@ -7,13 +7,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.sqlite.world import made, table
 
-from lakefeed.errors import SourceUnavailableError
+from lakefeed.capture.sqlite import drift
+from lakefeed.errors import SourceUnavailableError, StateError
 from lakefeed.testing.replica import Replica
 
 WRITER = str(Path(__file__).with_name("write_rows.py"))
@@ -156,6 +159,48 @@ def test_e15_a_database_that_stays_locked_is_unavailable_and_comes_back(tmp_path
         world.sql("COMMIT", "INSERT INTO account VALUES (1, 1)")
         world.restart()
         assert world.pull().rows == 1
+
+
+def test_close_returns_within_seconds_while_calls_wait_for_a_lock(tmp_path: Path) -> None:
+    with made(tmp_path / "x.db", *TABLES, journal_mode="delete", busy_timeout_seconds=20.0) as world:
+        world.seed("account")
+        capture, stream = world.capture, world.capture.live(world.position, wait_seconds=60)
+        world.sql("BEGIN EXCLUSIVE")
+        calls = [lambda: next(stream, None), lambda: capture.prepare([table("note")])]
+        with ThreadPoolExecutor(2) as threads:
+            waiting = [threads.submit(call) for call in calls]
+            time.sleep(0.3)
+            began = time.monotonic()
+            capture.close()
+            assert time.monotonic() - began < 10
+            world.sql("COMMIT")
+            for one in waiting:
+                with suppress(SourceUnavailableError, StateError):
+                    one.result(30)
+
+
+def test_a_changed_schema_is_followed_without_the_write_lock_while_tables_are_scanned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with made(tmp_path / "x.db", *TABLES) as world:
+        world.seed()
+        world.sql("PRAGMA busy_timeout = 0")  # this writer waits for nobody
+        scans = 0
+        scan = drift._scan
+
+        def writing(*given: Any, **named: Any) -> Any:
+            nonlocal scans
+            scans += 1
+            world.sql(f"INSERT INTO account (id, balance) VALUES ({scans}, 1)")
+            if scans == 1:
+                world.sql("ALTER TABLE account ADD COLUMN late INT DEFAULT 7")  # and the scan counts no more
+            return scan(*given, **named)
+
+        monkeypatch.setattr(drift, "_scan", writing)
+        world.sql("ALTER TABLE account ADD COLUMN early INT")
+        world.pull()
+        world.assert_equal("account")
+        assert scans == 4  # two tables, twice
 
 
 def test_the_journal_mode_is_never_changed(tmp_path: Path) -> None:

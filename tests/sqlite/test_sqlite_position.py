@@ -300,3 +300,13 @@ def test_a_writer_that_rolls_back_leaves_nothing(tmp_path: Path) -> None:
         with pytest.raises(sqlite3.IntegrityError):
             world.sql("INSERT INTO t VALUES (5, 'x'), (1, 'y')")
         assert world.pull().rows == 0
+
+
+def test_a_change_set_has_all_its_rows_after_its_confirm_and_the_log_was_pruned(tmp_path: Path) -> None:
+    with made(tmp_path / "x.db", PEOPLE) as world:
+        world.seed()
+        world.sql("BEGIN", *(f"INSERT INTO t VALUES ({number}, 'x')" for number in range(300)), "COMMIT")
+        change_set = world.pull()
+        world.capture.confirm(change_set.end)
+        assert log_size(world) == 1
+        assert sum(batch.rows for batch in change_set.batches) == change_set.rows == 300

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from lakefeed.capture.base import Capabilities, ChangeCapture, Lag
 from lakefeed.capture.dialect import Bracket, DescribedTable, Dialect, Horizon, Query, Session
-from lakefeed.capture.log import Decoded, ResumePoint, Rows, Transaction
+from lakefeed.capture.log import Decoded, LogReader, ResumePoint, Rows, Transaction
 from lakefeed.capture.log_capture import LogCapture
 from lakefeed.change.position import Position, number, order
 from lakefeed.change.table import Column, TableId, TableSchema, type_from_text
@@ -183,7 +183,7 @@ class ToyResumePoint(ResumePoint[ToyLine, ToyPiece]):
         return removed
 
 
-class ToyReader:
+class ToyReader(LogReader[ToyLine, ToyPiece]):
     """See ``LogReader``. A line without its end is still being written."""
 
     def __init__(self, resume: ToyResumePoint, after: ToyLine) -> None:

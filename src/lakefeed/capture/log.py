@@ -34,8 +34,6 @@ At = TypeVar("At", bound=Position, contravariant=True)
 """The same, where it is only taken."""
 Piece = TypeVar("Piece")
 """What the reader gives and the decoder takes: bytes, a run of messages, rows of a log table."""
-Out = TypeVar("Out", covariant=True)
-"""The same, where it is only given."""
 Raw = TypeVar("Raw", contravariant=True)
 """The same, where it is only taken."""
 
@@ -101,18 +99,30 @@ class Decoded(Generic[P]):
     reached: P | None = None
 
 
-class LogReader(Protocol[At, Out]):
+class LogReader(Protocol[At, Piece]):
     """The log strictly after a position, as raw pieces. ``read`` belongs to the stream side, the others to any thread.
 
-    A source whose server wants answers while the consumer is busy wraps its reader in a BackgroundReader, which is a
-    LogReader itself.
+    A source whose server wants answers while the consumer is busy wraps its reader in a BackgroundReader. For that one,
+    and for nobody else, are ``size``, ``beat`` and ``wake``.
     """
 
-    def read(self, wait_seconds: float) -> Out | None:
+    def read(self, wait_seconds: float) -> Piece | None:
         """The next piece; None if nothing has come within about ``wait_seconds``, or sooner if the source can only be
         polled. Without a wait, None means that nothing more was in the log at the time of the call: the source itself
         has answered that. SourceUnavailableError where the connection is lost or the source answers nothing for longer
         than its deadline. None after ``close``."""
+
+    def size(self, piece: Piece) -> int:  # noqa: ARG002
+        """About how many bytes of memory a piece needs: the background reader waits while too many are unread."""
+        return 0
+
+    def beat(self) -> None:
+        """Keep the connection alive while nobody reads: called every moment while too many pieces are unread."""
+        return
+
+    def wake(self) -> None:
+        """Make a ``read`` that waits return now. Any thread."""
+        return
 
     def confirm(self, position: At) -> None:
         """As ``ResumePoint.confirm``, in-band where the protocol has that."""

@@ -89,7 +89,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
             if session is not None:
                 session.cancel()
             self._resume.close()
-            # The call that was cancelled returns first. One that hangs all the same keeps its session and loses it later.
+            # The call that was cancelled returns first. One that hangs all the same takes its session along.
             if session is not None and self._catalog_lock.acquire(timeout=_CLOSE_SECONDS):
                 try:
                     session.close()

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.log import Announced, Decoded, Rows, Transaction
+from lakefeed.capture.log import Announced, Decoded, LogReader, Rows, Transaction
 from lakefeed.capture.sqlite.catalog import read_table
 from lakefeed.capture.sqlite.confirmation import Confirmations
 from lakefeed.capture.sqlite.database import Database, OpenedFile, quoted, transaction
@@ -123,7 +123,7 @@ class _Troubled:
     null_key: bool
 
 
-class SqliteLogReader:
+class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
     """See ``LogReader``: one connection, polled. ``read`` belongs to the stream's thread, ``close`` to any."""
 
     def __init__(
@@ -181,7 +181,7 @@ class SqliteLogReader:
     def close(self) -> None:
         self._closed.set()
         self._connection.interrupt()
-        # A read that waits for a lock is not interrupted. It returns after the busy timeout, and its connection goes then.
+        # A read that waits for a lock is not interrupted. It ends after the busy timeout, and its connection with it.
         if self._lock.acquire(timeout=_CLOSE_SECONDS):
             try:
                 self._range = iter(())

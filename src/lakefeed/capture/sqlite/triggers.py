@@ -252,7 +252,7 @@ class _Writer:
         return [old, *statements]
 
     def _resolve(self) -> list[str]:
-        """Turn candidates that are gone into deletes, one for each row, each behind its before image if that is wanted."""
+        """Turn candidates that are gone into deletes, one for each row, behind its before image if that is wanted."""
         if not self._source.conflicts:
             return []
         log, before, delete = self._names.log, int(Operation.BEFORE), int(Operation.DELETE)
