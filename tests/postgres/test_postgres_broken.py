@@ -101,6 +101,25 @@ def test_whatever_ends_the_reading_thread_is_told_and_the_next_connection_goes_o
         assert [row["id"] for row in changes(drain(capture, start))] == [1]
 
 
+def test_after_an_error_in_the_middle_of_a_piece_the_stream_begins_again_behind_the_last_change_set(
+    dsn: str, writer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a full disk for a large transaction: what was taken in of the piece is lost."""
+    with opened(Postgres(dsn)) as capture:
+        start = capture.prepare([T])
+        drain(capture, start)
+        writer.execute("INSERT INTO t VALUES (1, 'a')")
+
+        def full(*_: Any) -> None:
+            raise JournalFullError("no room")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Spill, "append", full)
+            with pytest.raises(JournalFullError):
+                drain(capture, start)
+        assert [row["id"] for row in changes(drain(capture, start))] == [1]
+
+
 def test_many_wishes_do_not_hold_up_whoever_has_them(dsn: str, writer: Any) -> None:
     """The thread has no room and reads nothing: a pipe takes 64 KB, then it blocks."""
     with opened(Postgres(dsn)) as capture:
@@ -152,7 +171,7 @@ def test_a_snapshot_whose_process_is_gone_is_not_imported(server: PostgresServer
     with opened(Postgres(dsn)) as capture:
         start = capture.prepare([T])
         chunk = capture.snapshot(T).chunks[0]
-        file = server.directory / "data" / "pg_snapshots" / str(chunk.to_json()["snapshot"])
+        file = server.directory / "data" / "pg_snapshots" / str(chunk.to_json()["origin"]["snapshot"])
         content, owner = file.read_bytes(), file.stat()
         capture.copied(T)
         until = time.monotonic() + 60

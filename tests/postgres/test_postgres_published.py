@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from tests.postgres.rows import drain, opened
-from tests.postgres.test_postgres_holds import held_in_the_end
+from tests.postgres.test_postgres_exported import held_in_the_end
 
 from lakefeed.capture.postgres.capture import PostgresLog
 from lakefeed.capture.postgres.source import Postgres

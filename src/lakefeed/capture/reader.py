@@ -10,14 +10,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import Generic, Protocol, TypeVar
+from typing import TypeVar
 
+from lakefeed.capture.log import LogReader
 from lakefeed.change.position import Position
 from lakefeed.errors import LakefeedError, SourceUnavailableError
 
 At = TypeVar("At", bound=Position)
 Piece = TypeVar("Piece")
-InAt = TypeVar("InAt", bound=Position, contravariant=True)
 
 ROOM_BYTES = 64 << 20
 SILENCE_SECONDS = 30.0
@@ -26,33 +26,12 @@ _READ_SECONDS = 1.0
 _FULL_SECONDS = 0.1
 
 
-class PushedLog(Protocol[InAt, Piece]):
-    """A log whose server sends by itself. ``read`` and ``beat`` belong to the background thread, the others to any."""
-
-    def read(self, wait_seconds: float) -> Piece | None:
-        """What has come; None if nothing did within ``wait_seconds``. SourceUnavailableError where the connection is
-        lost. Returns within about a second. With ``wait_seconds`` 0, None means that nothing more is in the log up to
-        its head of now; a reader that does not know that yet may return a piece of no size."""
-
-    def size(self, piece: Piece) -> int:
-        """About how many bytes of memory a piece needs; 0 if it has no changes in it."""
-
-    def beat(self) -> None:
-        """Keep the connection alive while nobody reads: called every moment while too many pieces are unread."""
-
-    def wake(self) -> None:
-        """Make a ``read`` that waits return now."""
-
-    def confirm(self, position: InAt) -> None:
-        """Tell the server in-band, soon."""
-
-    def close(self) -> None:
-        """End the connection; a ``read`` under way returns or raises within seconds."""
-
-
-class BackgroundReader(Generic[At, Piece]):
-    """A LogReader over a PushedLog, which it owns from here on. ``read`` and ``take`` belong to one thread at a time;
+class BackgroundReader(LogReader[At, Piece]):
+    """A LogReader over another one, which it owns from here on. ``read`` and ``take`` belong to one thread at a time;
     ``close`` may be called from any and returns within CLOSE_SECONDS, whatever hangs.
+
+    The reader below must return within about a second. One that does not know yet whether the log has more, when it is
+    read without a wait, returns a piece of no size.
 
     ``silence_seconds``: None for a log that answers every read by itself (a file, a table).
     """
@@ -60,7 +39,7 @@ class BackgroundReader(Generic[At, Piece]):
     def __init__(
         self,
         name: str,
-        reader: PushedLog[At, Piece],
+        reader: LogReader[At, Piece],
         *,
         room_bytes: int = ROOM_BYTES,
         silence_seconds: float | None = SILENCE_SECONDS,

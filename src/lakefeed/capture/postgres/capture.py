@@ -64,6 +64,7 @@ DEFAULT_SCHEMA = "public"
 _SHORT_SECONDS, _BACKLOG_SECONDS = 0.02, 0.25
 """How long nothing must come before a change set is cut: longer while a backlog is read in gulps."""
 _WRITERS_SECONDS = 5.0
+_CLOSE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ class PostgresLog(ChangeCapture):
         self._dialect = PostgresDialect(database.dsn, self._text_columns, application_name=self._names.readers)
         self._sessions: set[PostgresSession] = set()
         self._connection: Connection | None = None
+        self._catalog_lock = threading.RLock()  # of the connection, while a call uses it
         self._stream: _Stream | None = None
         self._confirmed_time: float | None = None
 
@@ -133,9 +135,12 @@ class PostgresLog(ChangeCapture):
         self._exported.close()
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.sever()
+            connection.sever()  # a call that uses it in another thread fails now
+            is_free = self._catalog_lock.acquire(timeout=_CLOSE_SECONDS)
             with suppress(psycopg.Error):
                 connection.close()
+            if is_free:
+                self._catalog_lock.release()
 
     def identity(self) -> str | None:
         with self._working() as connection:
@@ -185,8 +190,8 @@ class PostgresLog(ChangeCapture):
                 self._exported.add(made, tables)
             for source in sources:
                 self._facts.learn(source)
-                if self._stream is not None:
-                    self._stream.builder.unblock(source.id)
+                if (stream := self._stream) is not None:
+                    stream.builder.unblock(source.id)
             with one_reading(connection):
                 coverage = read_coverage(connection, self._names.publication)
             self._facts.prepared(sources, coverage)
@@ -197,7 +202,8 @@ class PostgresLog(ChangeCapture):
         with self._database.connection(self._names.slot) as connection:
             self._slot(connection)
             (source,) = _sources(connection, [table])
-            delivered = self._stream.builder.position if self._stream is not None else PostgresLsn(0)
+            stream = self._stream
+            delivered = stream.builder.position if stream is not None else PostgresLsn(0)
             least = max(delivered, self._preparation.since(table))
             origin = self._exported.for_copy(connection, source, least)
             if origin is None:
@@ -305,7 +311,13 @@ class PostgresLog(ChangeCapture):
             stream = self._stream
             if stream is None:
                 return
-            change_set = self._next(stream, wait_seconds)
+            try:
+                change_set = self._next(stream, wait_seconds)
+            except BaseException:
+                if self._stream is stream:  # what was taken in is lost: the next call of ``live`` starts again
+                    self._stream = None
+                stream.reader.close()
+                raise
             if self._closed.is_set():
                 return
             if stream.builder.is_empty:  # else some of what was resolved waits for its transaction's end
@@ -362,7 +374,7 @@ class PostgresLog(ChangeCapture):
 
     @contextmanager
     def _working(self) -> Iterator[Connection]:
-        with self._database.errors():
+        with self._catalog_lock, self._database.errors():
             yield self._require_open()
 
 

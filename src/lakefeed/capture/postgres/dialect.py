@@ -51,10 +51,10 @@ _POLLS_KEPT = 4_096
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _PRIMARY_KEY = """
-SELECT i.indrelid::int8, array_agg(a.attname::text ORDER BY k.place)
-  FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place), pg_attribute a
+SELECT i.indrelid::int8, array_agg(a.attname::text ORDER BY k.index)
+  FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, index), pg_attribute a
  WHERE i.indisprimary AND i.indrelid = ANY(%s) AND a.attrelid = i.indrelid AND a.attnum = k.number
-   AND k.place <= i.indnkeyatts
+   AND k.index <= i.indnkeyatts
  GROUP BY i.indrelid"""
 
 # A transaction without an id has written nothing. It may yet write, under the time of its beginning; after a minute it

@@ -49,6 +49,8 @@ class _Kept:
     transaction: Connection
     tables: set[TableId]
     used_at: float = field(default_factory=time.monotonic)
+    busy: threading.Lock = field(default_factory=threading.Lock)
+    """Of the transaction, while somebody uses it."""
 
 
 class ExportedSnapshots:
@@ -139,8 +141,8 @@ class ExportedSnapshots:
 
     def _end(self, kept: _Kept) -> None:
         self._kept = [one for one in self._kept if one is not kept]
-        kept.transaction.sever()  # the other thread may be using it
-        with suppress(psycopg.Error):
+        kept.transaction.sever()  # the other thread may be using it, and fails now
+        with kept.busy, suppress(psycopg.Error):
             kept.transaction.close()
         self._changed.set()
 
@@ -160,7 +162,8 @@ class ExportedSnapshots:
     def _check(self, connection: Connection, kept: _Kept) -> None:
         reason = None
         try:
-            kept.transaction.execute("SELECT 1")  # so that the server knows that somebody is there
+            with kept.busy:
+                kept.transaction.execute("SELECT 1")  # so that the server knows that somebody is there
         except psycopg.Error:
             reason = "its connection was lost"
         waited_for = connection.execute(_WAITED_FOR, ([kept.transaction.info.backend_pid],)).fetchone()

@@ -21,7 +21,8 @@ import psycopg
 from psycopg.pq import ExecStatus
 
 from lakefeed.capture.postgres.catalog import CatalogFacts, read_facts, wait_for_commits
-from lakefeed.capture.postgres.database import STREAM, Connection, Database, Names, quoted, run
+from lakefeed.capture.postgres.database import STREAM, Connection, Database, Names, quoted
+from lakefeed.capture.postgres.database import run as run_command
 from lakefeed.capture.postgres.pgoutput import PIECE_BYTES, Run, WalPiece, joined, make_run, run_of
 from lakefeed.capture.postgres.resume import head, read_slot
 from lakefeed.capture.postgres.values import EPOCH_MICROSECONDS
@@ -169,7 +170,7 @@ class LibpqWire:
         self._pgconn = connection.pgconn
 
     def start(self, command: str) -> None:
-        run(self._connection, command)
+        run_command(self._connection, command)
         self._pgconn.nonblocking = 1  # a server that takes nothing must not keep us
 
     def read(self) -> Arrival:
@@ -234,7 +235,7 @@ class Walsender:
         self._asked = False
         self._reported = PostgresLsn(0)
         self._reported_at = 0.0
-        self._failed = self._is_settled = False
+        self._failed = self._is_settled = self._in_transaction = self._is_closed = False
         self.gulping = False
         """There is a backlog: that nothing comes for a moment does not mean that nothing is there."""
         self._wake_read, self._wake_write = os.pipe()
@@ -288,16 +289,21 @@ class Walsender:
 
     def close(self) -> None:
         """Tell the server the last confirmed position, then leave the slot. Never raises."""
-        if self._busy.acquire(timeout=0.1):
-            with suppress(psycopg.Error):
-                if not self._failed:
-                    self._reported_at = 0.0
-                    self._report()
-                    self._wire.finish(_CLOSE_SECONDS)
-            self._release()
-        else:  # a read hangs, and fails now
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if not self._busy.acquire(timeout=0.1):  # a read hangs, and fails now
+            self._failed = True
             self._connection.sever()
             self._catalog.sever()
+            if not self._busy.acquire(timeout=1.0):
+                return
+        with suppress(psycopg.Error):
+            if not self._failed:
+                self._reported_at = 0.0
+                self._report()
+                self._wire.finish(_CLOSE_SECONDS)
+        self._release()
 
     def _release(self) -> None:
         self._wire.close()
@@ -343,7 +349,10 @@ class Walsender:
                     self._asked = self._asked or arrival.asked
                     arrival = self._wire.read()
                     runs += [arrival.run] if arrival.run is not None else []
-                return replace(arrival, run=joined(runs) if runs else None, messages=1)
+                run = joined(runs) if runs else None
+                if run is not None:
+                    self._in_transaction = run.whole() < len(run)
+                return replace(arrival, run=run, messages=1)
             if arrival.ended:
                 raise SourceUnavailableError(f"{self._database}: the server ended the replication stream")
             left = until - time.monotonic()
@@ -376,7 +385,8 @@ class Walsender:
             if arrival.run is not None or arrival.idle is None:
                 return arrival
             answered = arrival.idle.sent_us > since_us
-            if arrival.idle.position >= target or (answered and asleep):
+            # A large transaction has such answers in the middle, too.
+            if not self._in_transaction and (arrival.idle.position >= target or (answered and asleep)):
                 self._is_settled = True
                 return arrival
             if answered:
