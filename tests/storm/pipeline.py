@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -23,13 +24,15 @@ _TEXT_COLUMN = re.compile(r"Add '([^']+)' to source\.text_columns")
 class Pipeline:
     """The directory of one pipeline: configuration, lake, and the output of every process in ``run.log``."""
 
-    def __init__(self, directory: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, directory: Path, config: Mapping[str, Any], *, short: bool = False) -> None:
         self.directory = directory
         self.config = dict(config)
         self.lake = directory / "lake"
         self.log = directory / "run.log"
         self._file = directory / "storm.yaml"
         self._file.write_text(yaml.safe_dump(self.config))
+        # A short life is over before the JVM has compiled anything well: it compiles quickly instead.
+        self._environment = {**os.environ, **({"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"} if short else {})}
         self._process: subprocess.Popen[bytes] | None = None
         self._expected_end = True
         self._lock = threading.Lock()
@@ -41,7 +44,7 @@ class Pipeline:
             log.write(f"--- {time.strftime('%H:%M:%S')} lakefeed run\n".encode())
             log.flush()
             command = [sys.executable, "-m", "lakefeed", "run", str(self._file), "--debug"]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.directory)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.directory, env=self._environment)
             self._expected_end = False
             self.started_at = time.monotonic()
 

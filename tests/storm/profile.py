@@ -53,8 +53,8 @@ PROFILES = {
         "mild",
         MILD_WEIGHTS,
         sessions=2,
-        actions_per_second=10,
-        tables_per_session=5,
+        actions_per_second=8,
+        tables_per_session=4,
         # A copy whose columns or table go away between plan and read fails for ever today (issue 11, C 2 and 3).
         on_settled=frozenset({"drop_column", "rename_column", "drop_table", "recreate_table", "rename_table"}),
     ),

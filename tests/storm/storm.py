@@ -135,7 +135,7 @@ class Storm:
             lake["evolution"] = dict(self.profile.evolution)
         config = {"pipeline": "storm", "source": database.source(), "lake": lake,
                   "sync": {"interval_seconds": 0.5}, "journal": {"keep_change_sets": 20}}  # fmt: skip
-        return Pipeline(self.result.directory, config)
+        return Pipeline(self.result.directory, config, short=self.settings.seconds <= 120)
 
     def _rage(self, database: Database, pipeline: Pipeline) -> None:
         """Steps 2 and 3: the sessions write, this thread kills and restarts; then everything gets time to arrive."""

@@ -10,8 +10,11 @@ from tests.storm.storm import Settings, Storm
 pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.timeout(600)]
 
 
+# The bounds are generous: beside other tests on two cores a fresh JVM needs a minute. `make storm` has 60 and 120 s.
 def test_a_mild_storm_with_a_kill_harms_nobody_and_leaves_every_table_equal(tmp_path: Path) -> None:
-    result = Storm(Settings(seconds=35, seed=1, kills=1, restarts=0, directory=tmp_path)).run()
+    result = Storm(
+        Settings(seconds=30, seed=1, kills=1, restarts=0, fresh_seconds=240, drain_seconds=300, directory=tmp_path)
+    ).run()
     print(result)
     assert not result.findings, str(result)
     assert result.kills == 1

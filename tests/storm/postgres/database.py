@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from typing import Any
 
 import psycopg
@@ -60,8 +59,9 @@ SELECT c.oid, c.relname,
                              OR p.relreplident = 'i' AND NOT EXISTS (
                                 SELECT FROM pg_index WHERE indrelid = p.oid AND indisreplident AND indisvalid)))
             THEN 'no replica identity'
-            WHEN c.relreplident = 'f' AND EXISTS (SELECT FROM pg_attribute WHERE attrelid = c.oid AND attgenerated <> ''
-                                                     AND NOT attisdropped) THEN 'full identity with a generated column'
+            WHEN current_setting('server_version_num')::int >= 180000 AND c.relreplident = 'f' AND EXISTS
+                 (SELECT FROM pg_attribute WHERE attrelid = c.oid AND attgenerated <> '' AND NOT attisdropped)
+            THEN 'full identity with a generated column'
        END
   FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
  ORDER BY c.relname
@@ -101,11 +101,11 @@ class PostgresSession(Session):
 class PostgresStorm(Database):
     def __init__(self, version: int | None = None) -> None:
         found = find_binaries()
-        self._server = PostgresServer.start(found[version or max(found)], _SETTINGS)
+        self._version = version or max(found)
+        self._server = PostgresServer.start(found[self._version], _SETTINGS)
         self._heart = self.session("storm heartbeat")
         self._watcher: psycopg.Connection[Any] | None = None
         self._our_pids: set[int] = set()
-        self._lock = threading.Lock()
 
     def source(self) -> dict[str, Any]:
         return {"kind": "postgres", "dsn": self._server.dsn}
@@ -129,7 +129,7 @@ class PostgresStorm(Database):
         return PostgresSession(self, name)
 
     def model(self, number: int, profile: Profile) -> PostgresModel:
-        return PostgresModel(number, profile)
+        return PostgresModel(number, profile, self._version)
 
     def beat(self, number: int) -> None:
         self._heart.execute(f"INSERT INTO heartbeat (id) VALUES ({number})")

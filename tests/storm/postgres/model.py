@@ -46,19 +46,39 @@ TYPES = {
     "{s}_pair": "jsonb_populate_record(NULL::{s}_pair, jsonb_build_object('a', {g}, 'b', 'x'))",
     "{s}_short": "({g} % 100)::{s}_short",
 }
-WIDER = {"smallint": "integer", "integer": "bigint", "real": "float8", "varchar(20)": "text"}
-OTHER = dict.fromkeys(("integer", "boolean", "date", "uuid", "bytea"), ("text", "{c}::text"))
-SAME = {"integer": "{c} / 2", "text": "lower({c}) || '!'", "numeric(20,4)": "-{c}", "date": "{c} + 1"}
-# Type → a type of the same family that changes rows, the USING that makes it possible, and values that fit it.
-NARROWER = {
-    "timestamp": ("timestamp(0)", "{c}::timestamp(0)", TYPES["timestamp"]),
-    "timestamp[]": ("timestamp(0)[]", "{c}::timestamp(0)[]", TYPES["timestamp[]"]),
-    "varchar(20)": ("varchar(3)", "left({c}, 3)", "left(md5(({g})::text), 3)"),
-    "char(5)": ("char(10)", "{c}::char(10)", TYPES["char(5)"]),
-    "numeric": ("numeric(40,2)", "CASE WHEN abs({c}) < 1e37 THEN {c} END", TYPES["numeric(20,4)"]),
-    "numeric(20,4)": ("numeric(22,2)", "{c}::numeric(22,2)", TYPES["numeric(20,4)"]),
+# Kind → type → the new type and the USING that makes it possible. Rows change without a row in the log.
+RETYPES = {
+    "widen_type": {
+        "smallint": ("integer", "{c}"),
+        "integer": ("bigint", "{c}"),
+        "real": ("float8", "{c}"),
+        "varchar(20)": ("text", "{c}"),
+    },
+    "change_type": dict.fromkeys(("integer", "boolean", "date", "uuid", "bytea"), ("text", "{c}::text")),
+    "rewrite_same_type": {
+        "integer": ("integer", "{c} / 2"),
+        "text": ("text", "lower({c}) || '!'"),
+        "numeric(20,4)": ("numeric(20,4)", "-{c}"),
+        "date": ("date", "{c} + 1"),
+    },
+    "change_typmod": {
+        "timestamp": ("timestamp(0)", "{c}::timestamp(0)"),
+        "timestamp[]": ("timestamp(0)[]", "{c}::timestamp(0)[]"),
+        "varchar(20)": ("varchar(3)", "left({c}, 3)"),
+        "char(5)": ("char(10)", "{c}::char(10)"),
+        "numeric": ("numeric(40,2)", "CASE WHEN abs({c}) < 1e37 THEN {c} END"),
+        "numeric(20,4)": ("numeric(22,2)", "{c}::numeric(22,2)"),
+    },
 }
-VALUES = {**TYPES, **{kind: value for kind, _, value in NARROWER.values()}}
+VALUES = {
+    **TYPES,
+    "varchar(3)": "left(md5(({g})::text), 3)",
+    "numeric(40,2)": TYPES["numeric(20,4)"],
+    "numeric(22,2)": TYPES["numeric(20,4)"],
+    "timestamp(0)": TYPES["timestamp"],
+    "timestamp(0)[]": TYPES["timestamp[]"],
+    "char(10)": TYPES["char(5)"],
+}
 
 _KEY = "SELECT conname FROM pg_constraint WHERE conrelid = ''{t}''::regclass AND contype = ''p''"
 _WITH_KEY = "DO 'BEGIN EXECUTE format(''%s'', (" + _KEY + "));END'"  # a key keeps its name when its table is renamed
@@ -70,6 +90,8 @@ _CHILD = "INSERT INTO {name} (id) SELECT generate_series(1, 20); SELECT pg_sleep
 # Kind → the tables that it is for, and its statements, separated by "; ". {t}: a table; {i}: an id of it; {n}: a number
 # that nobody has had; {c}: a column of it; {part}: a partition; {shared}: a key of the shared tables; {s}: the session.
 STATEMENTS = {
+    "insert": ("any", "{insertion}"),
+    "update": ("any", "{change}"),
     "delete": ("any", "DELETE FROM {t} WHERE id = {i}"),
     "update_key": ("any", "UPDATE {t} SET id = 1000000 + {n} * 1000 + {shared} WHERE id = {i}"),
     "insert_shared": ("none", ("INSERT INTO shared_account VALUES ({shared}, 1.5, 'x') ON CONFLICT DO NOTHING; "
@@ -172,7 +194,8 @@ class Table:
 
 
 class PostgresModel(Model):
-    def __init__(self, number: int, profile: Profile) -> None:
+    def __init__(self, number: int, profile: Profile, version: int) -> None:
+        self._version = version
         self._session = f"s{number}"
         self._profile = profile
         self._only_settled = False
@@ -186,7 +209,10 @@ class PostgresModel(Model):
         self._count += 1
         for choice in (kind, "insert", "create_table", "update_shared"):
             try:
-                return self._stated(choice) if choice in STATEMENTS else getattr(self, choice)()
+                if choice in STATEMENTS:
+                    return self._stated(choice)
+                found: Action = self._retyped(choice) if choice in RETYPES else getattr(self, choice)()
+                return found
             except NothingFitsError:
                 self._only_settled = False
         raise AssertionError("the shared tables always fit")
@@ -220,7 +246,8 @@ class PostgresModel(Model):
             words["part"] = self._chance.choice(table.parts)
         made = {"{change}": self._change, "{insertion}": self._insertion}
         statements = [made[text](table) if text in made else text.format(**words) for text in templates.split("; ")]
-        return Action(statements, table.name)
+        unkeyed = kind == "drop_key"
+        return Action(statements, table.name, done=lambda: setattr(table, "keyed", table.keyed and not unkeyed))
 
     def _candidates(self) -> list[Table]:
         return [table for table in self._tables.values() if table.settled or not self._only_settled]
@@ -247,7 +274,7 @@ class PostgresModel(Model):
     def _id(self, table: Table) -> int:
         return self._chance.randrange(max(1, table.next - 40), table.next + 2)
 
-    def _insertion(self, table: Table, rows: int = 3) -> str:
+    def _insertion(self, table: Table, rows: int = 5) -> str:
         names = ", ".join(["id", *(column.name for column in table.written)])
         values = ", ".join(["g", *(column.value("g", self._session) for column in table.written)])
         first = table.next
@@ -268,17 +295,9 @@ class PostgresModel(Model):
 
     # Rows
 
-    def insert(self) -> Action:
-        table = self._table()
-        return Action([self._insertion(table, self._chance.randrange(1, 15))], table.name)
-
     def bulk_insert(self) -> Action:
         table = self._table()
         return Action([self._insertion(table, 3000)], table.name)
-
-    def update(self) -> Action:
-        table = self._table()
-        return Action([self._change(table)], table.name)
 
     def upsert(self) -> Action:
         table = self._table("keyed")
@@ -388,7 +407,8 @@ class PostgresModel(Model):
 
     def add_generated(self) -> Action:
         column = replace(self._new_column("bigint"), written=False)
-        return self._add(column, "GENERATED ALWAYS AS (id * 2) STORED")
+        stored = self._version < 18 or self._chance.random() < 0.5
+        return self._add(column, f"GENERATED ALWAYS AS (id * 2) {'STORED' if stored else 'VIRTUAL'}")
 
     def add_identity(self) -> Action:
         return self._add(replace(self._new_column("bigint"), written=False), "GENERATED BY DEFAULT AS IDENTITY")
@@ -422,27 +442,12 @@ class PostgresModel(Model):
         table, column = self._column(lambda column: column.not_null)
         return self._alter(table, f"ALTER {column.name} DROP NOT NULL", lambda: setattr(column, "not_null", False))
 
-    def _retype(self, table: Table, column: Column, kind: str, using: str = "{c}") -> Action:
-        using = using.format(c=column.name)
-        what = f"ALTER {column.name} DROP DEFAULT, ALTER {column.name} TYPE {kind} USING {using}"
-        return self._alter(table, what, lambda: setattr(column, "type", kind))
-
-    def widen_type(self) -> Action:
-        table, column = self._column(lambda column: column.type in WIDER)
-        return self._retype(table, column, WIDER[column.type])
-
-    def change_type(self) -> Action:
-        table, column = self._column(lambda column: column.type in OTHER)
-        return self._retype(table, column, *OTHER[column.type])
-
-    def change_typmod(self) -> Action:
-        table, column = self._column(lambda column: column.type in NARROWER)
-        kind, using, _ = NARROWER[column.type]
-        return self._retype(table, column, kind, using)
-
-    def rewrite_same_type(self) -> Action:
-        table, column = self._column(lambda column: column.type in SAME)
-        return self._retype(table, column, column.type, SAME[column.type])
+    def _retyped(self, kind: str) -> Action:
+        choices = RETYPES[kind]
+        table, column = self._column(lambda column: column.type in choices)
+        name, (new, using) = column.name, choices[column.type]
+        what = f"ALTER {name} DROP DEFAULT, ALTER {name} TYPE {new} USING {using.format(c=name)}"
+        return self._alter(table, what, lambda: setattr(column, "type", new))
 
     # Partitions
 
@@ -453,7 +458,7 @@ class PostgresModel(Model):
         part = replace(table, name=f"{table.name}_{low}", next=low)
         bounds = f"FOR VALUES FROM ({low}) TO ({low + 200})"
         if filled:
-            make = f"CREATE TABLE {part.name} (LIKE {table.name} INCLUDING ALL)"
+            make = f"CREATE TABLE {part.name} (LIKE {table.name} INCLUDING ALL EXCLUDING IDENTITY)"
             statements = [
                 make,
                 self._insertion(part, 20),
