@@ -46,39 +46,23 @@ TYPES = {
     "{s}_pair": "jsonb_populate_record(NULL::{s}_pair, jsonb_build_object('a', {g}, 'b', 'x'))",
     "{s}_short": "({g} % 100)::{s}_short",
 }
-# Kind → type → the new type and the USING that makes it possible. Rows change without a row in the log.
+# Kind → type → the new type and its USING. Rows change without a row in the log.
 RETYPES = {
-    "widen_type": {
-        "smallint": ("integer", "{c}"),
-        "integer": ("bigint", "{c}"),
-        "real": ("float8", "{c}"),
-        "varchar(20)": ("text", "{c}"),
-    },
+    "widen_type": {"smallint": ("integer", "{c}"), "integer": ("bigint", "{c}"), "real": ("float8", "{c}"),
+                   "varchar(20)": ("text", "{c}")},
     "change_type": dict.fromkeys(("integer", "boolean", "date", "uuid", "bytea"), ("text", "{c}::text")),
-    "rewrite_same_type": {
-        "integer": ("integer", "{c} / 2"),
-        "text": ("text", "lower({c}) || '!'"),
-        "numeric(20,4)": ("numeric(20,4)", "-{c}"),
-        "date": ("date", "{c} + 1"),
-    },
-    "change_typmod": {
-        "timestamp": ("timestamp(0)", "{c}::timestamp(0)"),
-        "timestamp[]": ("timestamp(0)[]", "{c}::timestamp(0)[]"),
-        "varchar(20)": ("varchar(3)", "left({c}, 3)"),
-        "char(5)": ("char(10)", "{c}::char(10)"),
-        "numeric": ("numeric(40,2)", "CASE WHEN abs({c}) < 1e37 THEN {c} END"),
-        "numeric(20,4)": ("numeric(22,2)", "{c}::numeric(22,2)"),
-    },
-}
+    "rewrite_same_type": {"integer": ("integer", "{c} / 2"), "text": ("text", "lower({c}) || '!'"),
+                          "numeric(20,4)": ("numeric(20,4)", "-{c}"), "date": ("date", "{c} + 1")},
+    "change_typmod": {"timestamp": ("timestamp(0)", "{c}::timestamp(0)"), "varchar(20)": ("varchar(3)", "left({c}, 3)"),
+                      "timestamp[]": ("timestamp(0)[]", "{c}::timestamp(0)[]"), "char(5)": ("char(10)", "{c}"),
+                      "numeric": ("numeric(40,2)", "CASE WHEN abs({c}) < 1e37 THEN {c} END"),
+                      "numeric(20,4)": ("numeric(22,2)", "{c}::numeric(22,2)")},
+}  # fmt: skip
 VALUES = {
-    **TYPES,
-    "varchar(3)": "left(md5(({g})::text), 3)",
-    "numeric(40,2)": TYPES["numeric(20,4)"],
-    "numeric(22,2)": TYPES["numeric(20,4)"],
-    "timestamp(0)": TYPES["timestamp"],
-    "timestamp(0)[]": TYPES["timestamp[]"],
-    "char(10)": TYPES["char(5)"],
-}
+    **TYPES, "varchar(3)": "left(md5(({g})::text), 3)", "char(10)": TYPES["char(5)"],
+    "numeric(40,2)": TYPES["numeric(20,4)"], "numeric(22,2)": TYPES["numeric(20,4)"],
+    "timestamp(0)": TYPES["timestamp"], "timestamp(0)[]": TYPES["timestamp[]"],
+}  # fmt: skip
 
 _KEY = "SELECT conname FROM pg_constraint WHERE conrelid = ''{t}''::regclass AND contype = ''p''"
 _WITH_KEY = "DO 'BEGIN EXECUTE format(''%s'', (" + _KEY + "));END'"  # a key keeps its name when its table is renamed
