@@ -46,6 +46,7 @@ class Settings:
     postgres: int | None = None
     fresh_seconds: float = 60
     drain_seconds: float = 120
+    keep_change_sets: int = 20
     directory: Path | None = None
 
     def replay(self) -> str:
@@ -133,8 +134,9 @@ class Storm:
         lake: dict[str, Any] = {"path": "./lake", "format": self.settings.format, "mode": "mirror"}
         if self.profile.evolution:
             lake["evolution"] = dict(self.profile.evolution)
-        config = {"pipeline": "storm", "source": database.source(), "lake": lake,
-                  "sync": {"interval_seconds": 0.5}, "journal": {"keep_change_sets": 20}}  # fmt: skip
+        journal = {"keep_change_sets": self.settings.keep_change_sets}
+        config = {"pipeline": "storm", "source": database.source(), "lake": lake, "journal": journal,
+                  "sync": {"interval_seconds": 0.5}}  # fmt: skip
         return Pipeline(self.result.directory, config, short=self.settings.seconds <= 120)
 
     def _rage(self, database: Database, pipeline: Pipeline) -> None:
@@ -372,6 +374,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--postgres", type=int, default=None, help="major version; the newest that is found")
     parser.add_argument("--fresh-seconds", type=float, default=60, help="bound for a heartbeat to reach the lake")
     parser.add_argument("--drain-seconds", type=float, default=120)
+    parser.add_argument("--keep-change-sets", type=int, default=20, help="more of them for a post-mortem")
     parser.add_argument("--directory", type=Path, default=None, help="for lake and logs")
     given = parser.parse_args(arguments)
     if given.seed is None:
