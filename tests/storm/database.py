@@ -6,6 +6,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tests.storm.profile import Profile
@@ -127,4 +128,5 @@ class Database(ABC):
         """All rows, each value as the database prints it."""
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self, log: Path) -> None:
+        """Stop the server, and leave its log at this path."""

@@ -118,7 +118,7 @@ class Storm:
                 if problem is not None:
                     self.report("stop", problem)
         finally:
-            database.close()
+            database.close(self.result.directory / "server.log")
             self._log.close()
             (self.result.directory / "result.txt").write_text(str(self.result))
         return self.result

@@ -19,11 +19,11 @@ from tests.storm.watch import LockWatcher
 
 
 @pytest.fixture(scope="module")
-def database() -> Iterator[PostgresStorm]:
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresStorm]:
     database = PostgresStorm()
     database.create(1)
     yield database
-    database.close()
+    database.close(tmp_path_factory.mktemp("storm") / "server.log")
 
 
 def test_a_wait_for_a_session_of_lakefeed_is_found_and_one_for_the_application_is_not(database: PostgresStorm) -> None:

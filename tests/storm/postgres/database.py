@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -197,8 +199,9 @@ class PostgresStorm(Database):
         width = range(result.nfields)
         return [tuple(result.get_value(row, column) for column in width) for row in range(result.ntuples)]
 
-    def close(self) -> None:
+    def close(self, log: Path) -> None:
         self._heart.close()
         if self._watcher is not None:
             self._watcher.close()
+        shutil.copyfile(self._server.directory / "log", log)
         self._server.close()
