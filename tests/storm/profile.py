@@ -23,7 +23,7 @@ WILD_WEIGHTS: Mapping[str, float] = {
     "rename_enum_value": 0.4, "add_enum_value": 0.5, "add_composite_attribute": 0.3,
     "truncate_cascade": 0.3, "swap_tables": 0.4, "move_schema": 0.3, "create_child": 0.7, "create_child_elsewhere": 0.4,
     "create_keyless": 0.5, "create_unlogged": 0.3, "set_unlogged": 0.3,
-    "attach_partition": 0.7, "detach_partition": 0.5, "drop_partition": 0.4, "truncate_partition": 0.4,
+    "rename_partitioned": 0.4, "attach_partition": 0.7, "detach_partition": 0.5, "drop_partition": 0.4, "truncate_partition": 0.4,
     "unlogged_partition": 0.2, "change_key": 0.5, "drop_key": 0.3,
     "identity_full": 0.7, "identity_default": 0.5, "identity_nothing": 0.3, "identity_index": 0.4,
     "odd_value": 0.4, "bulk_insert": 0.5, "index_concurrently": 1, "reindex_concurrently": 0.3,
