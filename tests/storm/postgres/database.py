@@ -42,8 +42,8 @@ CREATE TYPE s{n}_mood AS ENUM ('m0', 'm1'); CREATE TYPE s{n}_pair AS (a int, b t
 CREATE DOMAIN s{n}_short AS integer CHECK (VALUE < 100000);
 """
 _ACTIVITY = """
-SELECT pid, coalesce(application_name, ''), coalesce(query, ''), backend_type,
-       CASE WHEN wait_event_type = 'Lock' THEN pg_blocking_pids(pid) ELSE '{}' END
+SELECT pid, coalesce(application_name, ''), left(regexp_replace(coalesce(query, ''), '\\s+', ' ', 'g'), 200),
+       backend_type,       CASE WHEN wait_event_type = 'Lock' THEN pg_blocking_pids(pid) ELSE '{}' END
   FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datid IS NOT NULL
 """
 # Partitions belong to their table. What nothing could follow: no identity in the log, or no log at all.
@@ -155,7 +155,7 @@ class PostgresStorm(Database):
         except psycopg.OperationalError as error:
             self._watcher = None
             raise ConnectionLostError(str(error)) from error
-        ours = {pid: f"{name}: {query[:200]}" for pid, name, query, kind, _ in rows if name.startswith(OURS)}
+        ours = {pid: f"{name}: {query}" for pid, name, query, kind, _ in rows if name.startswith(OURS)}
         self._our_pids |= set(ours)
         blocked = {pid: set(blockers) for pid, _, _, _, blockers in rows if blockers and pid not in ours}
         because: dict[int, str] = {}
@@ -169,9 +169,7 @@ class PostgresStorm(Database):
                 break
             because |= found
         return [
-            Wait(f"{pid} {name or kind}", query[:300], because[pid])
-            for pid, name, query, kind, _ in rows
-            if pid in because
+            Wait(f"{pid} {name or kind}", query, because[pid]) for pid, name, query, kind, _ in rows if pid in because
         ]
 
     def restart(self, *, crash: bool) -> None:
