@@ -158,9 +158,10 @@ class Storm:
         pipeline.start()
         watcher.start()
         try:
-            self._until(
-                pipeline, lambda: {table["state"] for table in pipeline.status()["tables"].values()} == {"live"}
-            )
+            if not self._until(
+                pipeline, lambda: {one["state"] for one in pipeline.status()["tables"].values()} == {"live"}
+            ):
+                self.report("not started", f"the first tables were not live after {self.settings.drain_seconds:.0f} s")
             pipeline.started_at = self._began = time.monotonic()
             for thread in (heartbeat, *writers):
                 thread.start()
@@ -232,6 +233,9 @@ class Storm:
                     self.result.failed += not error.ours
                     if action.table is not None:
                         model.forget(action.table)
+                except Exception as error:
+                    self.report("harness", f"session {number} ended: {error!r}")
+                    raise
                 break
             self._over.wait(min(pause, 3))
         session.close()

@@ -43,7 +43,7 @@ CREATE DOMAIN s{n}_short AS integer CHECK (VALUE < 100000);
 """
 _ACTIVITY = """
 SELECT pid, coalesce(application_name, ''), left(regexp_replace(coalesce(query, ''), '\\s+', ' ', 'g'), 200),
-       backend_type,       CASE WHEN wait_event_type = 'Lock' THEN pg_blocking_pids(pid) ELSE '{}' END
+       backend_type, CASE WHEN wait_event_type = 'Lock' THEN pg_blocking_pids(pid) ELSE '{}' END
   FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datid IS NOT NULL
 """
 # Partitions belong to their table. What nothing could follow: no identity in the log, or no log at all.
