@@ -68,3 +68,14 @@ ifneq ($(wildcard tests/crash),)
 crash: setup ## Kill a running pipeline at every failpoint, longer than make test does
 	$(BIN)/python -m pytest tests/crash
 endif
+
+ifneq ($(wildcard tests/storm),)
+.PHONY: storm
+PROFILE ?= wild
+FORMAT ?= delta
+KILLS ?= 3
+RESTARTS ?= 1
+storm: setup ## Random DDL and DML beside kills and restarts (SECONDS=300 SEED=… PROFILE=wild FORMAT=delta KILLS=3 RESTARTS=1 POSTGRES=18)
+	@$(BIN)/python -m tests.storm --seconds $(or $(SECONDS),300) $(if $(SEED),--seed $(SEED)) --profile $(PROFILE) \
+	  --format $(FORMAT) --kills $(KILLS) --restarts $(RESTARTS) $(if $(POSTGRES),--postgres $(POSTGRES))
+endif

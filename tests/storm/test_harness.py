@@ -1,0 +1,95 @@
+"""The storm finds what it is there to find: waits for Lakefeed, failures because of it, and values that differ."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from tests.storm.database import StatementError
+from tests.storm.lake import differences
+from tests.storm.postgres.database import PostgresStorm
+from tests.storm.postgres.model import RETYPES, STATEMENTS, PostgresModel
+from tests.storm.profile import PROFILES
+from tests.storm.watch import LockWatcher
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresStorm]:
+    database = PostgresStorm()
+    database.create(1)
+    yield database
+    database.close(tmp_path_factory.mktemp("storm") / "server.log")
+
+
+def test_a_wait_for_a_session_of_lakefeed_is_found_and_one_for_the_application_is_not(database: PostgresStorm) -> None:
+    found: list[str] = []
+    watcher = LockWatcher(database, lambda kind, text: found.append(text))
+    watcher.start()
+    waiter = database.session("storm waiter")
+    for blocker in (database.session("storm blocker"), database.session("lakefeed_storm")):
+        blocker.execute("BEGIN; LOCK TABLE heartbeat")
+        waiting = threading.Thread(target=waiter.execute, args=("DELETE FROM heartbeat",))
+        waiting.start()
+        time.sleep(3)
+        blocker.execute("COMMIT")
+        waiting.join()
+        blocker.close()
+    watcher.end()
+    waiter.close()
+    assert len(found) == 1
+    assert "DELETE FROM heartbeat" in found[0]
+    assert "lakefeed_storm" in found[0]
+    assert watcher.longest > 2
+
+
+def test_a_failure_because_of_a_publication_is_ours_and_any_other_is_the_applications(database: PostgresStorm) -> None:
+    session = database.session("storm fails")
+    session.execute("CREATE TABLE keyless (id int); CREATE PUBLICATION lakefeed_storm FOR TABLE keyless")
+    with pytest.raises(StatementError) as published:
+        session.execute("DELETE FROM keyless")
+    with pytest.raises(StatementError) as own:
+        session.execute("SELECT 1 / 0")
+    session.execute("DROP TABLE keyless")
+    session.close()
+    assert published.value.ours
+    assert not own.value.ours
+
+
+def test_values_are_compared_by_what_they_are() -> None:
+    columns = {
+        "f": pa.array([float("nan"), -0.0], pa.float64()),
+        "d": pa.array([Decimal("1.50"), None], pa.decimal128(10, 2)),
+        "b": pa.array([b"\x00\xff", b""], pa.binary()),
+        "t": pa.array(["1.50", "{1,NULL}"], pa.string()),
+        "at": pa.array([1_000_001, 0], pa.timestamp("us", "UTC")),
+    }
+    rows = [(b"-0", None, b"\\x", b"{1,NULL}", b"1970-01-01 00:00:00+00"),
+            (b"NaN", b"1.50", b"\\x00ff", b"1.50", b"1970-01-01 00:00:01.000001+00")]  # fmt: skip
+    assert differences(rows, list(columns), pa.table(columns)) is None
+    for index, wrong in enumerate((b"0", b"0", b"\\x01", b"{1,null}", b"1970-01-01 00:00:00.1+00")):
+        row = (*rows[0][:index], wrong, *rows[0][index + 1 :])
+        assert differences([row, rows[1]], list(columns), pa.table(columns)) is not None
+    assert differences(rows[1:], list(columns), pa.table(columns)) is not None
+    assert differences([row[1:] for row in rows], list(columns)[1:], pa.table(columns)) is not None
+
+
+@pytest.mark.parametrize("name", list(PROFILES))
+def test_every_kind_of_a_profile_exists_and_the_same_seed_gives_the_same_statements(name: str) -> None:
+    profile = PROFILES[name]
+    for kind in profile.weights:
+        assert kind in STATEMENTS or kind in RETYPES or hasattr(PostgresModel, kind), kind
+    told = []
+    for model in (PostgresModel(0, profile, 18), PostgresModel(0, profile, 18)):
+        statements: list[str] = []
+        for number in range(500):
+            chance = random.Random(f"1/0/{number}")
+            action = model.action(chance.choice(list(profile.weights)), chance)
+            action.done()
+            statements += action.statements
+        told.append(statements)
+    assert told[0] == told[1]
