@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from tests.postgres.proxy import CuttingProxy
-from tests.postgres.test_postgres_holds import held_in_the_end
+from tests.postgres.test_postgres_exported import held_in_the_end
 
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.errors import PositionLostError
