@@ -96,8 +96,8 @@ class Engine:
                     table: entry
                     for table, entry in enrolled.items()
                     if table in self._failed
-                    or (complete := self.complete(table, entry.generation)) is None
-                    or complete < entry.head(head)
+                    or (known := self.known(table, entry.generation)) is None
+                    or known.complete < entry.head(head)
                 }
                 # Tables with nothing to apply need no thread: their first window is made here.
                 outcomes: dict[TableId, _Outcome] = {}

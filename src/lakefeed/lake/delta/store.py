@@ -126,7 +126,7 @@ class DeltaStore:
         """What the handle has of this generation. Worked out once for each version: deltalake scans the log for it."""
         if table is None:
             return None
-        at, ids = (table.version(), generation), self.ids(generation)
+        at, ids = (table.version(), generation), app_ids(self.pipeline, self._route.table, generation)
         if self._seen[0] != at:
             number, version = table.transaction_version(ids.applied), table.transaction_version(ids.schema)
             found: Applied | None = None
@@ -217,7 +217,9 @@ class DeltaStore:
         removed = [RemoveAction(path, True, now) for path in step.old.files] if isinstance(step, RewriteRows) else []
         properties = CommitProperties(
             custom_metadata={"userMetadata": json.dumps(stamp.metadata)},
-            app_transactions=[Transaction(self.ids(stamp.generation).applied, stamp.number or 0)],
+            app_transactions=[
+                Transaction(app_ids(self.pipeline, self._route.table, stamp.generation).applied, stamp.number or 0)
+            ],
             max_commit_retries=0,
         )
         with self._lock:
