@@ -31,6 +31,7 @@ CASES = {
         Case("snapshot", "A SQLite table into Delta"),
         Case("pg_snapshot", "A PostgreSQL table into Delta"),
         Case("pg_stream", "PostgreSQL's log into the journal"),
+        Case("pg_tables", "A thousand PostgreSQL tables"),
         Case("poll_snapshot", "Tables by polling into Delta"),
         Case("poll_diff", "Deleted rows found by comparing all keys"),
         Case("merge", "Changes into a Delta table"),

@@ -13,9 +13,8 @@ from bench.pipeline import PIPELINE
 from bench.postgres import CHANGED, COLUMNS, TRANSACTION, Workload, workload
 from bench.report import Ratio, Report, Verdict, number, rates, speed_ratio, spread
 from bench.usage import Meter
-from lakefeed.capture.postgres.names import Names
+from lakefeed.capture.postgres.database import Names
 from lakefeed.capture.postgres.source import Postgres
-from lakefeed.capture.postgres.stream import Limits
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.session import Session
@@ -23,10 +22,9 @@ from lakefeed.testing.memory_lake import MemoryLake
 from lakefeed.testing.postgres_server import find_binaries
 
 AIM = 200_000
-_OURS, _WINDOWS = "Lakefeed, into the journal", "Lakefeed, in catch-up windows"
+_OURS = "Lakefeed, into the journal"
 _RECEIVE, _DEBEZIUM = "pg_recvlogical over TCP, to nowhere", "Debezium embedded, counted"
 _NAMES = Names(PIPELINE)
-_EARLY = Limits(catch_up_bytes=16 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +36,13 @@ class Drain:
     changes: int
     end: str
 
-    def ours(self, limits: Limits) -> float:
+    def ours(self) -> float:
         """Decoded and appended, with every fsync, and confirmed to the server."""
         self.source.renew(_NAMES.slot)
         copy = self.scratch / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(self.scratch / "template", copy)
-        session = _session(self.source, copy, limits)
+        session = _session(self.source, copy)
 
         def work() -> None:
             while session.journal.committed_rows < self.changes:
@@ -76,32 +74,28 @@ def run(bench: Bench) -> Report:
     rows, changes = bench.size(full=1_000_000, quick=2_000), bench.size(full=500_000, quick=1_000)
     engine = "only full runs fetch it" if bench.quick else debezium.fetch(bench.scratch / "debezium")
     with workload(rows, copy=True) as source:
-        _session(source, bench.scratch / "template", Limits()).close()  # makes publication and slot
+        _session(source, bench.scratch / "template").close()  # makes publication and slot
         bench.say(f"{changes:,} changes into the log")
         drain = Drain(source, bench.scratch, changes, source.change(changes, _NAMES.slot))
         contestants: dict[str, Contestant] = {
-            _OURS: lambda: drain.ours(Limits()),
-            _WINDOWS: lambda: drain.ours(_EARLY),
+            _OURS: drain.ours,
             _RECEIVE: drain.receive,
         }
         if isinstance(engine, debezium.Debezium):
             contestants[_DEBEZIUM] = lambda: drain.peer(engine)
         meter = Meter(source.server.pid)
         watched = {name: meter.on(name, one, alone=name in (_RECEIVE, _DEBEZIUM)) for name, one in contestants.items()}
-        drain.ours(Limits())  # warm-up; the others are processes of their own
+        drain.ours()  # warm-up; the others are processes of their own
         seconds = in_turns(bench, watched, bench.size(full=3, quick=1))
         report = _report(rows, changes, seconds, meter, None if isinstance(engine, debezium.Debezium) else engine)
         return replace(report, notes=(*report.notes, source.versions))
 
 
 def _report(rows: int, changes: int, seconds: dict[str, list[float]], meter: Meter, missing: str | None) -> Report:
-    ours = (_OURS, _WINDOWS)
+    ours = (_OURS,)
     measures = [rates(name, "changes/s", changes, taken, ours=name in ours) for name, taken in seconds.items()]
     received = speed_ratio("Lakefeed / pg_recvlogical over TCP", seconds[_OURS], seconds[_RECEIVE])
-    ratios = [
-        received,
-        speed_ratio("in catch-up windows / pg_recvlogical over TCP", seconds[_WINDOWS], seconds[_RECEIVE]),
-    ]
+    ratios = [received]
     verdicts = [
         _verdict("at least as fast as pg_recvlogical over TCP to nowhere", received, 1.0),
         Verdict(f"the aim: {AIM:,} changes/s", f"{number(measures[0].median)} changes/s", measures[0].median >= AIM),
@@ -124,7 +118,6 @@ def _report(rows: int, changes: int, seconds: dict[str, list[float]], meter: Met
         verdicts=tuple(verdicts),
         notes=(
             peers,
-            "In catch-up windows: by COPY from the peek function, as with a backlog above `limits.catch_up_bytes`.",
             "CPU is that of all processes but the server's, which has a line of its own; the JVM's start is in it.",
         ),
     )
@@ -134,9 +127,9 @@ def _verdict(target: str, ratio: Ratio, least: float) -> Verdict:
     return Verdict(target, f"{spread(ratio.values)} ×", ratio.median >= least)
 
 
-def _session(source: Workload, place: Path, limits: Limits) -> Session:
+def _session(source: Workload, place: Path) -> Session:
     lake = MemoryLake(str(place / "lake"))
-    capture = Postgres(source.dsn, tables=[CHANGED], limits=limits).bind(PIPELINE)
+    capture = Postgres(source.dsn, tables=[CHANGED]).bind(PIPELINE)
     return Session(
         capture, lake.bind(PIPELINE), Path(lake.path) / "_lakefeed" / PIPELINE, PipelineOptions(), Listener()
     )

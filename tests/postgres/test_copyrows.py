@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Sequence
+from contextlib import closing
 from decimal import Decimal
 from typing import Any
 
@@ -15,14 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.postgres.rows import copied, opened
 
+from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.postgres import binary
-from lakefeed.capture.postgres.copyrows import make_rows, read_copy
-from lakefeed.capture.postgres.decimals import decimals
-from lakefeed.capture.postgres.form import form_of
-from lakefeed.capture.postgres.slices import Slices
+from lakefeed.capture.postgres.binary import decimals, form_of, make_rows, read_copy
+from lakefeed.capture.postgres.database import Database
 from lakefeed.capture.postgres.source import Postgres
-from lakefeed.capture.postgres.text import UnfitError
-from lakefeed.capture.postgres.types import SourceType
+from lakefeed.capture.postgres.values import Slices, SourceType
 from lakefeed.change.table import TableId
 from lakefeed.errors import DecodeError
 
@@ -30,7 +29,7 @@ T = TableId("public", "t")
 READERS = (
     binary.booleans,
     binary.small_integers,
-    binary.integers,
+    binary.plain_integers,
     binary.big_integers,
     binary.oids,
     binary.reals,
@@ -87,7 +86,7 @@ def test_t19_a_numeric_is_the_same_number(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("value", ["1000", "-1000", "0.001", "12345678901234567890123456789", "1e-30"])
 def test_t20_a_numeric_with_more_digits_than_its_column_is_never_cut(value: str) -> None:
-    with pytest.raises(UnfitError):
+    with pytest.raises(MisfitError):
         decimals(column([sent(Decimal(value))]), pa.decimal128(5, 2))
 
 
@@ -110,20 +109,20 @@ def test_t19_numerics_of_every_scale_are_copied_as_postgresql_prints_them(dsn: s
 
 
 def test_rows_of_a_copy_come_whole_in_pieces_of_any_size(dsn: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with closing(Database(dsn).connect("test")) as connection:
         query = "SELECT i::int4, CASE WHEN i % 3 > 0 THEN repeat('x', i) END FROM generate_series(1, 50) i"
         for rows, size in ((1, 1 << 20), (7, 1 << 20), (1000, 40), (1000, 1 << 20)):
             found: list[Any] = []
             for piece in read_copy(connection, query, piece_bytes=size, piece_rows=rows):
                 assert 1 <= len(piece) <= rows
                 numbers, texts = piece.columns(2)
-                found += zip(binary.integers(numbers).to_pylist(), binary.texts(texts).to_pylist(), strict=True)
+                found += zip(binary.plain_integers(numbers).to_pylist(), binary.texts(texts).to_pylist(), strict=True)
             assert found == [(i, "x" * i if i % 3 else None) for i in range(1, 51)]
         assert list(read_copy(connection, "SELECT 1 WHERE false", piece_bytes=100, piece_rows=100)) == []
 
 
 def test_a_copy_that_fails_in_the_middle_is_an_error(dsn: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with closing(Database(dsn).connect("test")) as connection:
         query = "SELECT 1 / (5000 - i) FROM generate_series(1, 10000) i"
         with pytest.raises(psycopg.errors.DivisionByZero):
             list(read_copy(connection, query, piece_bytes=1 << 20, piece_rows=10))
@@ -175,6 +174,6 @@ def test_mutated_rows_give_arrow_or_decode_error_and_nothing_else() -> None:
             for values in make_rows(rows).columns(3):
                 source.choice(kinds)(values).validate(full=True)
             outcomes.add("arrow")
-        except (DecodeError, UnfitError) as error:
+        except (DecodeError, MisfitError) as error:
             outcomes.add(type(error).__name__)
-    assert outcomes == {"arrow", "DecodeError", "UnfitError"}
+    assert outcomes == {"arrow", "DecodeError", "MisfitError"}

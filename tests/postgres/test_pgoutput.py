@@ -14,12 +14,13 @@ from tests.postgres import wire
 from tests.postgres.rows import changes
 from tests.postgres.wire import UNCHANGED
 
-from lakefeed.capture.postgres.assemble import Assembler, Resolved
-from lakefeed.capture.postgres.layout import Layout
-from lakefeed.capture.postgres.message import Relation, make_run
-from lakefeed.capture.postgres.types import SourceType, arrow_type
+from lakefeed.capture.builder import ChangeSetBuilder
+from lakefeed.capture.postgres import pgoutput
+from lakefeed.capture.postgres.catalog import CatalogFacts
+from lakefeed.capture.postgres.pgoutput import Layout, PgoutputDecoder, Relation, Resolved, Run, WalPiece, make_run
+from lakefeed.capture.postgres.values import SourceType, arrow_type
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TXN, Operation
-from lakefeed.change.change_set import RecopyNeeded, TableBlocked
+from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.position import decode_position
 from lakefeed.change.table import Column, TableId, TableSchema
@@ -29,7 +30,7 @@ T = wire.relation(1, "t", [("id", wire.INT4, True), ("name", wire.TEXT, False), 
 PAIR = [("a", wire.INT4, True), ("b", wire.INT4, True), ("v", wire.TEXT, False)]
 
 
-def resolve(relation: Relation) -> Resolved:
+def resolve(relation: Relation, facts: CatalogFacts) -> Resolved:
     """Keys as the message marks them; a full identity has the key ``id`` by the catalog, or none."""
     if "." in relation.schema:
         return Resolved(None)  # no table of such a schema is captured
@@ -39,8 +40,22 @@ def resolve(relation: Relation) -> Resolved:
     return Resolved(Layout(relation.id, TableSchema(TableId(relation.schema, relation.name), columns, key)))
 
 
+class Assembler:
+    """The decoder, and the builder behind it."""
+
+    def __init__(self, *, before_images: bool = False, **options: Any) -> None:
+        self._decoder = PgoutputDecoder(resolve, before_images=before_images)
+        self.builder = ChangeSetBuilder(PostgresLsn(1), **options)
+
+    def add(self, run: Run) -> None:
+        self.builder.add(self._decoder.decode(WalPiece(run)))
+
+    def cut(self) -> ChangeSet:
+        return self.builder.cut()
+
+
 def assembler(**options: Any) -> Assembler:
-    return Assembler(PostgresLsn(1), resolve, **options)
+    return Assembler(**options)
 
 
 def decode(*messages: bytes, **options: Any) -> list[dict[str, Any]]:
@@ -195,13 +210,14 @@ def test_a_value_that_does_not_fit_blocks_its_table_only() -> None:
     assert isinstance(notice, TableBlocked)
 
 
-def test_a_transaction_of_any_size_is_spilled_and_can_be_read_twice() -> None:
+def test_a_transaction_of_any_size_is_spilled_and_can_be_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pgoutput, "PIECE_BYTES", 1_000)
     made = assembler(memory_bytes=10_000)
     made.add(make_run([wire.begin(), T]))
     for piece in range(20):
         rows = [wire.insert(1, [str(piece * 100 + row), "x" * 50, None]) for row in range(100)]
         made.add(make_run(rows))
-        assert made.in_transaction
+        assert made.builder.in_transaction
     made.add(make_run([wire.commit()]))
     change_set = made.cut()
     assert [row["id"] for row in changes([change_set])] == list(range(2000))
@@ -212,7 +228,7 @@ def test_a_transaction_of_any_size_is_spilled_and_can_be_read_twice() -> None:
 def test_messages_outside_a_transaction_are_refused() -> None:
     for messages in ([wire.insert(1, ["1"])], [wire.commit()], [wire.begin(), wire.begin()]):
         with pytest.raises(DecodeError):
-            assembler().add(make_run(messages))
+            assembler().add(make_run([*messages, wire.commit()]))
 
 
 def test_a_row_of_an_unknown_relation_is_refused() -> None:
@@ -256,8 +272,6 @@ def test_mutated_messages_give_arrow_or_decode_error(count: int) -> None:
         wire.begin(),
         wire.commit(),
     ]
-    made = assembler(before_images=True)
-    made.add(make_run([wire.begin(), T, wire.commit()]))
     refused = 0
     for _ in range(count):
         mutated = bytearray(chance.choice(good))
@@ -272,12 +286,11 @@ def test_mutated_messages_give_arrow_or_decode_error(count: int) -> None:
                 mutated[place:place] = bytes(chance.randrange(256) for _ in range(chance.randint(1, 4)))
             if not mutated:
                 break
-        made.in_transaction = True
+        made = assembler(before_images=True)
         try:
-            made.add(make_run([bytes(mutated)]))
+            made.add(make_run([wire.begin(), T, bytes(mutated), wire.commit()]))
         except DecodeError:
             refused += 1
-        made.blocked.clear()
     assert count // 4 < refused < count
 
 
@@ -287,7 +300,7 @@ def test_a_run_that_is_cut_anywhere_gives_arrow_or_decode_error() -> None:
         for length in range(len(messages[victim])):
             broken = [*messages[:victim], messages[victim][:length], *messages[victim + 1 :]]
             with pytest.raises(DecodeError):
-                assembler().add(make_run(broken))
+                assembler().add(make_run([*broken, wire.commit()]))
 
 
 def test_numeric_modifiers_give_decimals_up_to_38_digits_and_text_beyond() -> None:

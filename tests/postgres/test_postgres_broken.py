@@ -17,10 +17,10 @@ from tests.postgres.proxy import CuttingProxy, self_signed
 from tests.postgres.rows import changes, drain, opened
 from tests.postgres.test_postgres_resume import read_through
 
+from lakefeed.capture.builder import Spill
 from lakefeed.capture.postgres.capture import PostgresLog
 from lakefeed.capture.postgres.database import Database, require
 from lakefeed.capture.postgres.source import Postgres
-from lakefeed.capture.postgres.spill import Parts
 from lakefeed.capture.postgres.walsender import Walsender
 from lakefeed.change.table import TableId
 from lakefeed.errors import JournalFullError, Retry, SourceSetupError, SourceUnavailableError
@@ -37,9 +37,8 @@ def writer(dsn: str) -> Iterator[Any]:
 
 
 def walsender_of(capture: PostgresLog) -> Walsender:
-    assert capture._feed is not None
-    assert capture._feed._stream is not None
-    return capture._feed._stream.walsender
+    assert capture._stream is not None
+    return capture._stream.walsender
 
 
 def test_an_encrypted_connection_that_is_cut_is_tried_again(
@@ -75,7 +74,9 @@ def test_a_connection_that_is_lost_inside_a_query_is_tried_again(server: Postgre
         with pytest.raises(SourceUnavailableError) as caught, database.errors():
             require(connection, "SELECT repeat('x', 100000)")
         connection.close()
-    assert type(caught.value.__cause__) is psycopg.DatabaseError
+    assert isinstance(caught.value.__cause__, psycopg.Error)
+    assert caught.value.__cause__.sqlstate is None
+    assert isinstance(database.mapped(psycopg.DatabaseError("what libpq says elsewhere")), SourceUnavailableError)
 
 
 @pytest.mark.parametrize("error", [MemoryError("no more"), ValueError("filedescriptor out of range")])
@@ -91,7 +92,7 @@ def test_whatever_ends_the_reading_thread_is_told_and_the_next_connection_goes_o
 
         monkeypatch.setattr(walsender_of(capture)._wire, "read", fail)
         until = time.monotonic() + 60
-        with pytest.raises(SourceUnavailableError, match="reading the replication stream failed") as caught:
+        with pytest.raises(SourceUnavailableError, match="reading the log failed") as caught:
             next(one for one in capture.live(start, wait_seconds=0.1) if time.monotonic() > until)
         assert caught.value.__cause__ is error
         capture.close()
@@ -105,11 +106,11 @@ def test_many_wishes_do_not_hold_up_whoever_has_them(dsn: str, writer: Any) -> N
     with opened(Postgres(dsn)) as capture:
         start = capture.prepare([T])
         drain(capture, start)
-        busy = walsender_of(capture)
-        busy._bytes = 1 << 40
+        assert capture._stream is not None
+        capture._stream.reader._room_bytes = -1
         for _ in range(100_000):
-            busy.ask()
-        busy._bytes = 0
+            capture._stream.walsender.wake()
+        capture._stream.reader._room_bytes = 1 << 20
         writer.execute("INSERT INTO t VALUES (1, 'a')")
         assert [row["id"] for row in changes(drain(capture, start))] == [1]
 
@@ -138,7 +139,7 @@ def test_a_large_transaction_without_room_for_it_is_tried_again_and_the_director
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("w+b"))  # noqa: SIM115
-    parts = Parts(memory_bytes=0)
+    parts = Spill(memory_bytes=0)
     with pytest.raises(JournalFullError, match=tempfile.gettempdir()) as caught:
         parts.append(pa.record_batch({"a": list(range(1000))}))
     assert caught.value.retry is Retry.BACKOFF

@@ -10,8 +10,7 @@ from tests.postgres.proxy import CuttingProxy
 from tests.postgres.rows import changes, drain, opened
 
 from lakefeed.capture.base import Finding, Level
-from lakefeed.capture.postgres.database import Database
-from lakefeed.capture.postgres.names import Names
+from lakefeed.capture.postgres.database import Database, Names
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, PositionLostError, SourceSetupError, SourceUnavailableError

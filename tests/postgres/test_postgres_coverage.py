@@ -1,4 +1,4 @@
-"""A publication that somebody else changes: what the stream then leaves out is copied anew, or said loudly."""
+"""A publication that somebody else changes: what the stream then leaves out is copied again, or said loudly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.postgres.rows import drain, opened
 
 from lakefeed import Pipeline, PipelineOptions, Postgres
-from lakefeed.capture.postgres.slot import head
+from lakefeed.capture.postgres.resume import head
 from lakefeed.change.change_set import RecopyNeeded, TableDropped, TableNotice
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId
@@ -173,7 +173,7 @@ def test_preflight_names_a_dropped_publication(dsn: str, writer: Any, lake: Memo
         writer.execute(f"DROP PUBLICATION {NAME}")
         (finding,) = [finding for finding in pipeline.check() if "dropped" in finding.problem]
         assert NAME in finding.problem
-        assert "copied anew" in finding.remedy
+        assert "copied again" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -239,9 +239,7 @@ def test_what_was_due_when_the_connection_broke_is_said_by_the_next_one(dsn: str
         drain(capture, start)
         writer.execute("DROP TABLE t")
         capture.discover()
-        feed = capture._feed
-        assert feed is not None
-        capture._tell(feed)  # and before it is handed out, the connection breaks
+        assert capture._facts.schemas.due(head(writer))  # and before it is handed out, the connection breaks
         capture.close()
         capture.open()
         capture.continuity(start, [])
@@ -256,12 +254,12 @@ def test_a_schema_that_waits_for_the_end_of_its_transaction_is_told_after_a_brea
         drain(capture, start)
         writer.execute("ALTER TABLE t ADD n int")
         capture.discover()
-        feed = capture._feed
-        assert feed is not None
-        feed._assembler.advance(head(writer))
-        feed._assembler.in_transaction = True  # a large one, of which a part has come
+        stream = capture._stream
+        assert stream is not None
+        stream.builder.advance(head(writer))
+        stream.builder.in_transaction = True  # a large one, of which a part has come
         assert next(capture.live(start, wait_seconds=0.1)).is_heartbeat
-        assert not feed.is_empty
+        assert not stream.builder.is_empty
         capture.close()
         capture.open()
         capture.continuity(start, [])

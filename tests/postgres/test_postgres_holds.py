@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from tests.postgres.rows import copied, drain, opened
 
-from lakefeed.capture.postgres import hold, holds
+from lakefeed.capture.postgres import exported
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.table import TableId
 
@@ -78,8 +78,8 @@ def test_a_copy_that_was_given_up_is_still_readable_under_snapshots_of_its_own(d
 
 
 def test_a_snapshot_that_nobody_reads_from_is_let_go(dsn: str, writer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hold, "IDLE_SECONDS", 0.2)
-    monkeypatch.setattr(holds, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(exported, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(exported, "CHECK_SECONDS", 0.1)
     with opened(Postgres(dsn)) as capture:
         start = capture.prepare([T])
         plan = capture.snapshot(T)

@@ -12,10 +12,8 @@ import pyarrow as pa
 import pytest
 from tests.postgres.rows import changes, copied, drain, opened
 
+from lakefeed.capture.postgres import dialect
 from lakefeed.capture.postgres.capture import PostgresLog
-from lakefeed.capture.postgres.catalog import read_table
-from lakefeed.capture.postgres.plan import plan_chunks
-from lakefeed.capture.postgres.snapshot import TableChunk
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.table import TableId
 from lakefeed.errors import SourceError, SourceSetupError
@@ -225,18 +223,16 @@ def test_a_chunk_has_the_layout_of_its_schema(dsn: str, writer: Any) -> None:
         assert batch.to_pylist() == [{"id": 1, "Odd Name": "", "odd name": None}]
 
 
-def test_large_tables_are_split_by_a_sample(dsn: str, writer: Any) -> None:
+def test_large_tables_are_split_by_a_sample(dsn: str, writer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialect, "COUNTED_BYTES", 0)
     writer.execute("CREATE TABLE t (id bigint PRIMARY KEY, v text)")
     writer.execute("INSERT INTO t SELECT i * 1000, 'v' FROM generate_series(1, 20000) i")
     writer.execute("ANALYZE t")
     with opened(Postgres(dsn)) as capture:
         prepared(capture)
-        (whole,) = capture.snapshot(T).chunks
-        source = read_table(writer, T)
-        assert source is not None
-        assert isinstance(whole, TableChunk)
-        chunks, rows = plan_chunks(writer, whole, source, 1000, counted_bytes=0)
-        assert rows == 20000
+        plan = capture.snapshot(T, chunk_rows=1000)
+        chunks = plan.chunks
+        assert plan.rows_estimate == 20000
         assert 10 <= len(chunks) <= 20
         sizes = []
         for chunk in chunks:

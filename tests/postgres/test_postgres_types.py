@@ -16,7 +16,7 @@ from tests.postgres.values import PRINTED, SETUP, TYPED, UNFIT
 
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.capture.postgres.source import Postgres
-from lakefeed.capture.postgres.types import SourceType, arrow_type
+from lakefeed.capture.postgres.values import SourceType, arrow_type
 from lakefeed.change.batch import METADATA
 from lakefeed.change.change_set import TableBlocked
 from lakefeed.change.table import TableId

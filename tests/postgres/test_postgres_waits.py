@@ -1,4 +1,4 @@
-"""What takes long: a slot that waits for transactions, a window that the server cancels, and what lag says then."""
+"""What takes long: a slot that waits for transactions, timeouts of the role, and what lag says then."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import psycopg
 import pytest
 from tests.postgres.rows import changes, drain, opened
 
-from lakefeed.capture.postgres import catchup, creation
-from lakefeed.capture.postgres.slot import head
+from lakefeed.capture.postgres import resume
 from lakefeed.capture.postgres.source import Postgres
-from lakefeed.capture.postgres.stream import Limits
 from lakefeed.change.table import TableId
 from lakefeed.errors import SourceUnavailableError
 
@@ -46,7 +44,7 @@ def slots(writer: Any) -> int:
 def test_a_slot_that_waits_for_a_transaction_says_for_which_and_then_goes_on(
     dsn: str, writer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(creation, "_SAY_SECONDS", 0.2)
+    monkeypatch.setattr(resume, "_REPORT_SECONDS", 0.2)
     with psycopg.connect(dsn) as slow, opened(Postgres(dsn)) as capture, caplog.at_level(logging.WARNING):
         slow.execute("INSERT INTO t VALUES (1, 'open')")
         said = f"waits for the transaction of process {slow.info.backend_pid} (user postgres, idle in"
@@ -69,8 +67,8 @@ def test_a_slot_that_waits_for_a_transaction_says_for_which_and_then_goes_on(
 def test_a_slot_that_waits_too_long_is_given_up_named_and_leaves_nothing(
     dsn: str, writer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(creation, "_SAY_SECONDS", 0.2)
-    monkeypatch.setattr(creation, "_GIVE_UP_SECONDS", 0.5)
+    monkeypatch.setattr(resume, "_REPORT_SECONDS", 0.2)
+    monkeypatch.setattr(resume, "SLOT_SECONDS", 0.5)
     with psycopg.connect(dsn) as slow, opened(Postgres(dsn)) as capture:
         slow.execute("INSERT INTO t VALUES (1, 'open')")
         with pytest.raises(SourceUnavailableError, match=f"transaction of process {slow.info.backend_pid}"):
@@ -96,41 +94,24 @@ def test_a_slot_that_a_dead_process_began_to_make_is_not_taken_for_one(dsn: str,
         capture.prepare([T])
 
 
-def test_t23_a_window_that_is_cancelled_is_halved_and_not_tried_again_for_ever(
-    dsn: str, writer: Any, monkeypatch: pytest.MonkeyPatch
+def test_t23_timeouts_of_the_role_neither_end_a_copy_nor_make_the_stream_begin_again_for_ever(
+    dsn: str, writer: Any
 ) -> None:
-    """Whoever cancels (a timeout, a person): the same window would be cancelled again."""
-    monkeypatch.setattr(catchup, "_LEAST_BYTES", 64 << 10)
-    with opened(Postgres(dsn, limits=Limits(catch_up_bytes=1))) as capture:
+    """There is no peeking in windows any more, which a timeout could cancel again and again. Every session has its own
+    limits, whatever the role's are."""
+    writer.execute("INSERT INTO t SELECT i, md5(i::text) FROM generate_series(1, 300000) i")
+    names = ["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"]
+    names += ["transaction_timeout"] if writer.info.server_version >= 170_000 else []
+    for name in names:
+        writer.execute(f"ALTER ROLE CURRENT_USER IN DATABASE {writer.info.dbname} SET {name} = '20ms'".encode())
+    with opened(Postgres(dsn)) as capture:
         start = capture.prepare([T])
-        for first in range(1, 20000, 500):
-            writer.execute(
-                "INSERT INTO t SELECT i, md5(i::text) FROM generate_series(%s::int, %s::int) i", (first, first + 499)
-            )
-        widths: list[int] = []
-        original = catchup.CatchUp._copy
-
-        def cancelled(self: catchup.CatchUp, connection: Any, upto: Any) -> None:
-            widths.append(upto.value - self._assembler.position.value)
-            assert upto <= head(writer)  # beyond it there is nothing to be read, and a position there would be lost
-            if widths[-1] > 1 << 20:
-                connection.execute("SET statement_timeout = 1")  # a real one: the server itself gives up
-                connection.execute("SELECT pg_sleep(1)")
-            original(self, connection, upto)
-
-        monkeypatch.setattr(catchup.CatchUp, "_copy", cancelled)
-        found: list[int] = []
-        until = time.monotonic() + 60
-        stream = capture.live(start, wait_seconds=0.1)
-        while len(found) < 20000:
-            assert time.monotonic() < until, len(found)
-            change_set = next(stream)
-            found += [row["id"] for row in changes([change_set])]
-            capture.confirm(change_set.end)
-        assert found == list(range(1, 20001))
-        assert widths[0] > 1 << 20
-        assert sum(width > 1 << 20 for width in widths) < 10, widths
-        assert min(widths) <= 1 << 20
+        with capture.snapshot(T, chunk_rows=1_000_000).chunks[0].open() as reader:
+            time.sleep(0.1)
+            assert sum(batch.num_rows for batch in reader) == 300_000
+            assert reader.low == reader.high == start
+        writer.execute("INSERT INTO t SELECT i, md5(i::text) FROM generate_series(300001, 400000) i")
+        assert len(changes(drain(capture, start))) == 100_000
 
 
 def test_lag_in_seconds_is_told_by_the_process_that_follows_and_by_the_server(dsn: str, writer: Any) -> None:

@@ -16,9 +16,9 @@ from tests.postgres.rows import changes, drain, opened
 
 from lakefeed.capture.postgres import walsender
 from lakefeed.capture.postgres.database import Connection
-from lakefeed.capture.postgres.frames import Inbox, error_of
 from lakefeed.capture.postgres.source import Postgres
-from lakefeed.capture.postgres.wire import LibpqWire, SocketWire, Wire, open_wire
+from lakefeed.capture.postgres.walsender import LibpqWire, SocketWire, Wire, open_wire
+from lakefeed.capture.postgres.wire import Inbox, error_of
 from lakefeed.change.table import TableId
 from lakefeed.errors import DecodeError
 from lakefeed.testing.postgres_server import PostgresServer

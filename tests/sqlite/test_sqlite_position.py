@@ -10,7 +10,6 @@ import pytest
 from tests.sqlite.world import World, made, table
 
 from lakefeed.capture.base import Continuity
-from lakefeed.capture.sqlite.capture import SqliteTriggers
 from lakefeed.capture.sqlite.source import Sqlite
 from lakefeed.change.position import Position, SqliteSequence
 from lakefeed.errors import (
@@ -81,11 +80,9 @@ def test_e11_an_older_file_in_the_place_of_the_one_that_is_read_has_lost_the_pos
         world.seed()
         shutil.copy(tmp_path / "x.db", tmp_path / "backup.db")
         world.sql("INSERT INTO t VALUES (1, 'x')")
-        (batch,) = (change_set := world.pull()).batches
-        assert batch.rows == 1
+        change_set = world.pull()
         (tmp_path / "backup.db").replace(tmp_path / "x.db")
-        with pytest.raises(SourceUnavailableError, match="was replaced"):
-            list(change_set.batches)
+        assert [batch.rows for batch in change_set.batches] == [1]  # it needs the file no more
         with pytest.raises(SourceUnavailableError, match="was replaced"):
             world.capture.confirm(change_set.end)
         world.capture.close()
@@ -281,7 +278,6 @@ def test_two_pipelines_live_in_one_database(tmp_path: Path) -> None:
     with made(tmp_path / "x.db", PEOPLE) as world:
         world.seed()
         second = Sqlite(tmp_path / "x.db").bind("shop_1")
-        assert isinstance(second, SqliteTriggers)
         second.open()
         start = second.prepare([table("t")])
         world.sql("INSERT INTO t VALUES (1, 'x')")

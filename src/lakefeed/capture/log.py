@@ -3,22 +3,27 @@
     Dialect, Session    how SQL is written, how rows become Arrow                      (``dialect``)
     ResumePoint         what the source keeps so that capture can go on
     LogReader           raw pieces of the log, strictly after a position
-    Decoder             raw pieces → events; pure and total
-    SchemaFacts         what the catalog knows of a table and the log does not say
-    checks              preflight findings, each with the statement that repairs it
+    Decoder             raw pieces → rows and announcements; pure and total
+    SchemaFacts         what the catalog knows of a table and the log does not have
+    check               preflight findings, each with the statement that repairs it
 
 The flow is one way: the reader's pieces go through the decoder into the change set builder, which cuts change sets at
-commits. Nothing below asks the database in the middle of decoding: what the catalog has to say is read beside the
-stream, by the session, and is there when it is needed.
+commits. Nothing asks the database in the middle of decoding: what the decoder needs of the catalog travels in the
+piece.
+
+Two threads work beside each other. The *stream side* reads, decodes and confirms; the *catalog side* discovers,
+prepares and plans copies. Each has connections of its own. A docstring says "any thread" where both may call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from lakefeed.capture.base import Lag
+from lakefeed.capture.base import Finding, Lag
+from lakefeed.capture.dialect import DescribedTable, Session
 from lakefeed.change.change_set import TableNotice
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
@@ -29,8 +34,15 @@ At = TypeVar("At", bound=Position, contravariant=True)
 """The same, where it is only taken."""
 Piece = TypeVar("Piece")
 """What the reader gives and the decoder takes: bytes, a run of messages, rows of a log table."""
+Out = TypeVar("Out", covariant=True)
+"""The same, where it is only given."""
 Raw = TypeVar("Raw", contravariant=True)
 """The same, where it is only taken."""
+
+Choose = Callable[[Mapping[TableId, str | None]], tuple[TableId, ...]]
+"""Tables of a catalog (``Session.tables``) → those that the configured patterns match. ConfigError as in ``select``."""
+Check = Callable[[Choose], tuple[Finding, ...]]
+"""Preflight, on a connection of its own. Any thread, also before ``open``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +55,6 @@ class Transaction:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
-    """Everything up to the next Commit belongs to one transaction. Its time and id may be known only at the end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """The transaction is complete. A change set may be cut behind it, and nowhere else."""
-
-    transaction: Transaction
-
-
-@dataclass(frozen=True, slots=True)
 class Rows:
     """Changes of one table, column by column, in the order of the log.
 
@@ -62,7 +62,8 @@ class Rows:
     NULLs. ``order`` (int64, growing) are offsets in the piece that was decoded, so that changes of several tables keep
     their order; ``width`` in ``Decoded`` says how many offsets the whole piece has used. ``transactions`` (int32) are
     indices into ``Decoded.transactions``. ``absent`` lists, for each row, columns that the source did not send; None
-    where it sent all of all.
+    where it sent all of all. ``times`` (int64, microseconds since 1970) are the rows' own times, where the log has
+    them; None means the transaction's.
     """
 
     schema: TableSchema
@@ -71,11 +72,12 @@ class Rows:
     order: Any
     transactions: Any
     absent: Any = None
+    times: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What is said of tables with the next change set: new shapes, and notices."""
+    """What the next change set announces of tables: new shapes, and notices."""
 
     schemas: tuple[TableSchema, ...] = ()
     notices: tuple[TableNotice, ...] = ()
@@ -86,8 +88,9 @@ class Decoded(Generic[P]):
     """What one piece of the log came to, in the order of the log, column-wise over many transactions.
 
     ``transactions`` are those that begin in the piece, and, first, the one that was open before it if it goes on
-    (``continues``). ``open``: the last of them is not committed yet; its end and time are not known. ``reached``: the
-    source has nothing more up to here that is not in the piece; None inside a transaction.
+    (``continues``): that one replaces what the piece before has given for it. ``open``: the last of them is not
+    committed yet; its end and time may be placeholders. ``reached``: the source has nothing more up to here that is
+    not in the piece; None inside a transaction.
     """
 
     transactions: list[Transaction] = field(default_factory=list)
@@ -98,60 +101,128 @@ class Decoded(Generic[P]):
     reached: P | None = None
 
 
-class ResumePoint(Protocol[P]):
-    """What the source keeps for one pipeline: a replication slot, a change log with a mark, a retained binlog.
+class LogReader(Protocol[At, Out]):
+    """The log strictly after a position, as raw pieces. ``read`` belongs to the stream side, the others to any thread.
 
-    Each call is short, bounded in time, and safe to repeat.
+    A source whose server wants answers while the consumer is busy wraps its reader in a BackgroundReader, which is a
+    LogReader itself.
     """
 
+    def read(self, wait_seconds: float) -> Out | None:
+        """The next piece; None if nothing has come within about ``wait_seconds``, or sooner if the source can only be
+        polled. Without a wait, None means that nothing more was in the log at the time of the call: the source itself
+        has answered that. SourceUnavailableError where the connection is lost or the source answers nothing for longer
+        than its deadline. None after ``close``."""
+
+    def confirm(self, position: At) -> None:
+        """As ``ResumePoint.confirm``, in-band where the protocol has that."""
+
+    def close(self) -> None:
+        """End the connection; a ``read`` under way returns or raises within seconds. Idempotent."""
+
+
+class ResumePoint(ABC, Generic[P, Piece]):
+    """What the source keeps for one pipeline: a replication slot, a change log with a mark, a retained binlog.
+
+    Each call is short, bounded in time and safe to repeat. ``create``, ``origin``, ``copied`` and ``drop`` belong to
+    the catalog side, ``start`` and ``confirm`` to the stream side; the others to any thread.
+    """
+
+    def open(self) -> None:
+        """Called by ``LogCapture.open`` before everything but ``lag``."""
+
+    def close(self) -> None:
+        """Let go of connections; what runs on them ends within seconds. Idempotent; ``open`` may follow."""
+
+    @abstractmethod
     def find(self) -> P | None:
         """Where the source may have forgotten everything before; None if there is no resume point."""
 
+    @abstractmethod
+    def identity(self) -> str:
+        """Names this very database. Asked only where ``find`` has found something."""
+
+    @abstractmethod
     def create(self, tables: Sequence[TableId]) -> P:
         """Make it, or widen it to ``tables``; others stay. Idempotent. Returns where it is."""
 
+    @abstractmethod
+    def origin(self, table: TableId) -> Mapping[str, Any]:
+        """What the chunks of a copy of ``table`` give to ``Session.consistent``, so that it yields a bracket: the name
+        of the log, of an exported snapshot. StateError for a table that had to be prepared first and was not."""
+
+    def copied(self, table: TableId) -> None:
+        """The copy of ``table`` is over: what was kept open for ``origin`` may go. Catalog side; idempotent."""
+
+    @abstractmethod
     def require(self, position: P) -> None:
         """PositionLostError if capture cannot go on strictly after ``position``."""
 
+    @abstractmethod
+    def start(self, after: P) -> LogReader[P, Piece]:
+        """Read the log strictly after ``after``, on a connection of its own."""
+
+    @abstractmethod
     def confirm(self, position: P) -> None:
-        """The source may forget everything up to ``position``. Never moves back."""
+        """The source may forget everything up to ``position``. Never moves back. Called while no reader is open."""
 
-    def lag(self) -> Lag:
-        """How far the confirmed position trails the source, on a connection of its own. Any thread."""
+    def ahead_bytes(self, low: P, high: P) -> int:  # noqa: ARG002
+        """About how many bytes of log are between two positions; 0 where nobody knows."""
+        return 0
 
+    def lag(self, confirmed_at: float | None) -> Lag:  # noqa: ARG002
+        """How far the confirmed position trails the source, on a connection of its own, also while this is closed.
+
+        ``confirmed_at``: when the newest confirmed transaction was committed (seconds since 1970, the source's clock),
+        if this process has delivered it.
+        """
+        return Lag()
+
+    @abstractmethod
     def drop(self) -> tuple[str, ...]:
         """Remove what ``create`` made. Returns the names of what was removed."""
 
 
-class LogReader(Protocol[At, Piece]):
-    """The log strictly after a position, as raw pieces. Belongs to the thread that the background reader gives it."""
-
-    def read(self, wait_seconds: float) -> Piece | None:
-        """What has come; None if nothing did within ``wait_seconds``. SourceUnavailableError where the connection is
-        lost or the server answers nothing for longer than its deadline."""
-
-    def size(self, piece: Piece) -> int:
-        """About how many bytes of memory a piece needs: the background reader waits while too many are unread."""
-
-    def confirm(self, position: At) -> None:
-        """Tell the server in-band, where the protocol has that. Any thread."""
-
-    def close(self) -> None:
-        """End the connection. Any thread; ``read`` then returns or raises within seconds."""
-
-
 class Decoder(Protocol[P, Raw]):
-    """Raw pieces → events. Pure and total: no I/O, no catalog; Arrow or DecodeError for whatever bytes there are.
+    """Raw pieces → rows. Pure and total: no I/O, no catalog; Arrow or DecodeError for whatever bytes there are.
 
     It keeps what a log describes once and refers to later (table maps, relations). A value that its column cannot hold
-    blocks that table by a notice and never the stream.
+    blocks that table by a notice and never the stream. There is one for each stream.
     """
 
     def decode(self, piece: Raw) -> Decoded[P]: ...
 
 
-class SchemaFacts(Protocol):
-    """What the catalog knows and the log does not say. Read in one query for all tables, beside the stream."""
+class SchemaFacts:
+    """What the catalog knows and the log does not have. This default is for a log that describes its own tables.
 
-    def read(self, tables: Iterable[TableId] | None = None) -> object:
-        """Facts of these tables, or of all that are captured, as of now. Any thread, on a connection of its own."""
+    One that finds something beside the stream (a table that was dropped, a column with no row since) keeps it until the
+    stream has passed the moment of the finding: ``due`` gives it then. Methods belong to any thread.
+    """
+
+    def read(
+        self,
+        session: Session,  # noqa: ARG002
+        described: Mapping[TableId, DescribedTable],
+    ) -> Mapping[TableId, TableSchema]:
+        """The shapes that tables are delivered with, given what the session has just described."""
+        return {table: one.schema for table, one in described.items()}
+
+    def recall(self, schemas: Sequence[TableSchema]) -> None:
+        """See ``ChangeCapture.recall``."""
+
+    def expect(self, tables: Sequence[TableId]) -> None:
+        """The pipeline resumes with these tables."""
+
+    def prepared(self, session: Session, tables: Sequence[TableId]) -> None:
+        """``ResumePoint.create`` has been called for these tables."""
+
+    def due(self, reached: Position) -> Announced | None:  # noqa: ARG002
+        """What is to be announced now that the stream has come to ``reached``; each finding once."""
+        return None
+
+    def delivered(self, position: Position) -> None:
+        """What was due so far has been handed out, with a change set that ended at ``position`` at the latest."""
+
+    def rewind(self, position: Position) -> None:
+        """A stream begins after ``position``: what was handed out there or later is due again."""

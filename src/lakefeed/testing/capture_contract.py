@@ -15,6 +15,7 @@ import pickle
 import threading
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from lakefeed.capture.base import Continuity, Level
 from lakefeed.change.batch import OP, POSITION, SEQ, Operation
 from lakefeed.change.position import decode_position
 from lakefeed.change.table import TableId
-from lakefeed.errors import SourceSetupError, StateError
+from lakefeed.errors import SourceSetupError, SourceUnavailableError, StateError
 from lakefeed.testing.capture_subject import Subject, changes, drain, names, opened, row_dicts
 from lakefeed.testing.replica import Replica
 
@@ -168,6 +169,56 @@ class CaptureContract(ABC):
             next(stream)
             assert row_dicts(first) == once
             assert len(once) == first.rows
+
+    def test_e07_a_change_set_keeps_its_rows_when_it_was_confirmed_and_the_capture_is_closed(
+        self, subject: Subject
+    ) -> None:
+        actor = subject.actor
+        with opened(subject) as capture:
+            stream = capture.live(capture.prepare([actor.table]), wait_seconds=0)
+            with actor.together():
+                for key in range(20):
+                    actor.put(actor.table, key, "a")
+            change_set = next(stream)
+            rows = row_dicts(change_set)
+            actor.put(actor.table, 1, "b")
+            capture.confirm(change_set.end)
+            capture.confirm(next(stream).end)
+            assert row_dicts(change_set) == rows
+        assert len(row_dicts(change_set)) == change_set.rows == 20
+        assert row_dicts(change_set) == rows
+
+    def test_e07_tables_are_discovered_prepared_and_copied_beside_a_stream_that_waits(self, subject: Subject) -> None:
+        actor = subject.actor
+        actor.put(actor.other, 7, "x")
+        with opened(subject) as capture:
+            stream = capture.live(capture.prepare([actor.table]), wait_seconds=30)
+            wanted = (Operation.INSERT, 1)
+            thread = threading.Thread(
+                target=lambda: next(one for one in stream if wanted in changes([one])), daemon=True
+            )
+            thread.start()
+            began = time.monotonic()
+            capture.discover()
+            capture.prepare([actor.other])
+            copy = Replica()
+            copy.copy(capture.snapshot(actor.other))
+            assert names(copy, actor.other) == {7: "x"}
+            assert time.monotonic() - began < 15, "it waited for the stream"
+            actor.put(actor.table, 1, "a")  # which ends the wait
+            thread.join(60)
+            assert not thread.is_alive()
+
+    def test_e07_close_from_another_thread_ends_a_stream_that_waits(self, subject: Subject) -> None:
+        with opened(subject) as capture:
+            stream = capture.live(capture.prepare([subject.actor.table]), wait_seconds=60)
+            began = time.monotonic()
+            closing = threading.Timer(0.2, capture.close)
+            closing.start()
+            with suppress(SourceUnavailableError, StateError):  # it returns, or raises
+                assert [one for one in stream if not one.is_heartbeat] == []
+            closing.join(60)
+            assert time.monotonic() - began < 15
 
     def test_e08_lag_is_never_negative_and_shrinks_with_confirm(self, subject: Subject) -> None:
         actor = subject.actor

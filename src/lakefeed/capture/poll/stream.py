@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -272,6 +272,10 @@ class ConnectionPool:
         cancel_all(sessions)
         self._threads.shutdown(wait=False, cancel_futures=True)
         running = list(self.running.values())
+        for future in running:
+            if future.cancelled():
+                with suppress(RuntimeError, InvalidStateError):  # whoever waits in gather learns of it by this alone
+                    future.set_running_or_notify_cancel()
         wait([future for future in running if not future.cancelled()], timeout=_CLOSE_SECONDS)
         for session in sessions:
             with suppress(Exception):

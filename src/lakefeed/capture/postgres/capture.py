@@ -3,10 +3,11 @@
 Guarantees and limits, beyond the contract of ChangeCapture:
 - A change set ends at the end of a commit record, in commit order; positions are those ends.
 - Nothing is written to the source but the pipeline's own slot and publication. Nothing moves the slot but ``confirm``.
-- A copy is exact at its position while the process that planned it lives; see ``snapshot`` and ``bracket``.
-- Tables whose changes PostgreSQL cannot tell (no key and no full replica identity, unlogged) are never published:
+- A copy is exact at its position while the process that planned it lives; see ``snapshot``.
+- Tables whose changes the log does not have (no key and no full replica identity, unlogged) are never published:
   a published table without identity would refuse the application's own updates. ``check`` names them.
 - Generated columns are not captured: the stream does not carry them.
+- ``discover``, ``prepare``, ``snapshot`` and ``copied`` work on connections of their own, beside the stream.
 - The identity has the timeline: after a failover or a restore to a point in time the pipeline stops and says so.
 """
 
@@ -16,41 +17,40 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
+import psycopg
+
 from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
-from lakefeed.capture.postgres.assemble import Assembler, Resolved
-from lakefeed.capture.postgres.catalog import FULL, SourceTable, not_whole, read_table, read_tables, with_columns
-from lakefeed.capture.postgres.catchup import Window
-from lakefeed.capture.postgres.database import Connection, Database
-from lakefeed.capture.postgres.drift import Drift
-from lakefeed.capture.postgres.feed import ChangeFeed
-from lakefeed.capture.postgres.holds import Holds
-from lakefeed.capture.postgres.message import Relation
-from lakefeed.capture.postgres.names import Names, quoted
-from lakefeed.capture.postgres.plan import plan_chunks
+from lakefeed.capture.builder import ChangeSetBuilder, Limits
+from lakefeed.capture.postgres.catalog import SourceTable, one_reading, read_tables, wait_for_writers, with_columns
+from lakefeed.capture.postgres.database import Connection, Database, Names, quoted, read_identity
+from lakefeed.capture.postgres.dialect import PostgresDialect, PostgresSession, described, read_orderings
+from lakefeed.capture.postgres.exported import ExportedSnapshots
+from lakefeed.capture.postgres.facts import TableFacts
+from lakefeed.capture.postgres.pgoutput import PgoutputDecoder, WalPiece
 from lakefeed.capture.postgres.preflight import CheckOptions, check_source
-from lakefeed.capture.postgres.preparation import Preparation
-from lakefeed.capture.postgres.publication import published, read_coverage
-from lakefeed.capture.postgres.relations import Relations
-from lakefeed.capture.postgres.server import read_identity
-from lakefeed.capture.postgres.slot import (
+from lakefeed.capture.postgres.resume import (
+    Preparation,
     Slot,
     advance_slot,
     drop_slot,
     head,
     missing_slot,
+    published,
+    read_coverage,
     read_slot,
     require_position,
     seconds_behind,
     usable_slot,
 )
-from lakefeed.capture.postgres.snapshot import Origin, TableChunk
-from lakefeed.capture.postgres.stream import Limits
+from lakefeed.capture.postgres.snapshot import SnapshotOrigin
+from lakefeed.capture.postgres.walsender import Walsender
+from lakefeed.capture.reader import BackgroundReader
 from lakefeed.capture.select import is_literal, is_wanted, match_tables
+from lakefeed.capture.snapshot import TableChunk, plan_chunks
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.position import Position
@@ -60,6 +60,19 @@ from lakefeed.errors import ConfigError, SourceSetupError, StateError
 log = logging.getLogger(__name__)
 
 DEFAULT_SCHEMA = "public"
+_SHORT_SECONDS, _BACKLOG_SECONDS = 0.02, 0.25
+"""How long nothing must come before a change set is cut: longer while a backlog is read in gulps."""
+_WRITERS_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """Reader → decoder → builder, from one start."""
+
+    walsender: Walsender
+    reader: BackgroundReader[PostgresLsn, WalPiece]
+    decoder: PgoutputDecoder
+    builder: ChangeSetBuilder[PostgresLsn]
 
 
 class PostgresLog(ChangeCapture):
@@ -90,34 +103,38 @@ class PostgresLog(ChangeCapture):
         self._names = Names(pipeline)
         self._patterns = tuple(tables)
         self._provision = provision
-        self._preparation = Preparation(database, self._names, provision=provision)
         self._before_images = before_images
         self._limits = limits or Limits()
-        self._relations = Relations(text_columns)
         self._text_columns = tuple(text_columns)
-        self._connection: Connection | None = None
-        self._feed: ChangeFeed | None = None
-        self._holds = Holds(database, self._names)
-        self._drift = Drift(self._relations)
-        self._window = Window()
-        self._confirmed_time: float | None = None
         self._closed = threading.Event()
+        self._preparation = Preparation(database, self._names, self._closed, provision=provision)
+        self._exported = ExportedSnapshots(database, self._names, self._closed)
+        self._facts = TableFacts(text_columns)
+        self._dialect = PostgresDialect(database.dsn, self._text_columns, application_name=self._names.readers)
+        self._sessions: set[PostgresSession] = set()
+        self._connection: Connection | None = None
+        self._stream: _Stream | None = None
+        self._confirmed_time: float | None = None
 
     def open(self) -> None:
         if self._connection is None:
-            self._connection = self._database.connect(self._names.slot)
             self._closed.clear()
+            self._connection = self._database.connect(self._names.slot)
 
     def close(self) -> None:
         """T33: the replication connection goes first, so that nobody waits for a slot that a dead process has."""
         self._closed.set()
-        feed, self._feed = self._feed, None
-        if feed is not None:
-            feed.close()
-        self._holds.close()
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.reader.close()
+        for session in tuple(self._sessions):
+            session.cancel()
+        self._exported.close()
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.close()
+            connection.sever()
+            with suppress(psycopg.Error):
+                connection.close()
 
     def identity(self) -> str | None:
         with self._working() as connection:
@@ -133,19 +150,27 @@ class PostgresLog(ChangeCapture):
                     raise missing_slot(self._names, _own(position))
                 return Continuity.FRESH
             require_position(connection, slot, _own(position) if position is not None else slot.confirmed)
-            self._drift.expect(connection, tables, read_coverage(connection, self._names.publication))
+            with one_reading(connection):
+                there = read_tables(connection)
+                coverage = read_coverage(connection, self._names.publication)
+            self._facts.expect(connection, there, tables, coverage)
             return Continuity.RESUMED
 
     def recall(self, schemas: Sequence[TableSchema]) -> None:
-        self._relations.recall(schemas)
+        self._facts.recall(schemas)
 
     def discover(self) -> tuple[TableSchema, ...]:
         with self._working() as connection:
-            there = read_tables(connection)
-            chosen = self._choose(there)
-            known = [table for table in there if table not in chosen and self._relations.known(table) is not None]
-            sources = with_columns(connection, [there[table] for table in (*chosen, *known)])
-            self._drift.look(connection, there, sources, read_coverage(connection, self._names.publication))
+            with one_reading(connection):
+                there = read_tables(connection)
+                chosen = self._choose(there)
+                wanted = set(chosen)
+                known = [
+                    table for table in there if table not in wanted and self._facts.schemas.known(table) is not None
+                ]
+                sources = with_columns(connection, [there[table] for table in (*chosen, *known)])
+                coverage = read_coverage(connection, self._names.publication)
+            self._facts.compare(connection, there, sources, coverage)
             return tuple(source.schema(self._text_columns) for source in sources[: len(chosen)])
 
     def wants(self, table: TableId) -> bool:
@@ -153,54 +178,87 @@ class PostgresLog(ChangeCapture):
 
     def prepare(self, tables: Sequence[TableId]) -> PostgresLsn:
         with self._working() as connection:
-            sources = [self._source(connection, table) for table in tables]
-            made = self._preparation.prepare(connection, sources)
+            sources = _sources(connection, tables)
+            made = self._preparation.prepare(connection, sources, self._exported.close)
             if made is not None:
-                self._holds.add(made, tables)
+                self._exported.add(made, tables)
             for source in sources:
-                self._relations.learn(source)
-                if self._feed is not None:
-                    self._feed.unblock(source.id)
-            self._drift.prepared(sources, read_coverage(connection, self._names.publication))
+                self._facts.learn(source)
+                if self._stream is not None:
+                    self._stream.builder.unblock(source.id)
+            with one_reading(connection):
+                coverage = read_coverage(connection, self._names.publication)
+            self._facts.prepared(sources, coverage)
             return self._slot(connection).confirmed
 
     def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
-        with self._working() as connection:
-            source = self._source(connection, table)
+        self._require_open()
+        with self._database.connection(self._names.slot) as connection:
             self._slot(connection)
-            delivered = self._feed.position if self._feed is not None else PostgresLsn(0)
-            hold = self._holds.for_copy(connection, source, max(delivered, self._preparation.since(table)))
-            schema = self._relations.learn(source)
-            origin = Origin(hold.snapshot, hold.content, hold.position)
-            whole = TableChunk(self._database, self._names, schema, origin, source.kind == "r")
-            chunks, rows = plan_chunks(connection, whole, source, chunk_rows)
-            return SnapshotPlan(schema, chunks, rows)
+            (source,) = _sources(connection, [table])
+            delivered = self._stream.builder.position if self._stream is not None else PostgresLsn(0)
+            least = max(delivered, self._preparation.since(table))
+            origin = self._exported.for_copy(connection, source, least)
+            if origin is None:
+                origin = SnapshotOrigin("", "", PostgresLsn(0))
+                if writers := wait_for_writers(connection, source, _WRITERS_SECONDS):
+                    pids = ", ".join(str(pid) if pid is not None else "a prepared transaction" for pid in writers)
+                    raise SourceSetupError(
+                        f"the copy of {table} cannot start: transactions that may have written to it before it was "
+                        f"published are still open, in the processes {pids}",
+                        remedy=f"Commit them, or end them: SELECT pg_terminate_backend({writers[0] or '…'});",
+                    )
+            (source,) = _sources(connection, [table])
+            as_queried = described(source, self._text_columns, read_orderings(connection, [source]))
+        schema = self._facts.learn(source)
+        whole = TableChunk(self._dialect, as_queried, schema, origin=origin.to_json())
+        session = self._dialect.connect()
+        try:
+            self._sessions.add(session)
+            chunks, rows = plan_chunks(session, whole, chunk_rows)
+        finally:
+            self._sessions.discard(session)
+            session.close()
+        return SnapshotPlan(schema, chunks, rows)
 
     def copied(self, table: TableId) -> None:
-        self._holds.release(table)
+        self._exported.release(table)
 
     def chunk(self, data: Mapping[str, Any]) -> TableChunk:
-        return TableChunk.from_json(self._database, self._names, data)
+        return TableChunk.from_json(self._dialect, data)
 
     def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
-        with self._working() as connection:
+        self._require_open()
+        with self._database.connection(self._names.slot) as connection:
             slot = usable_slot(connection, self._names.slot)
             if slot is None:
                 if after is not None:
                     raise missing_slot(self._names, _own(after))
                 raise _not_prepared()
             start = slot.confirmed if after is None else _own(after)
-            if self._feed is None or self._feed.position != start:
+            if self._stream is None or self._stream.builder.position != start:
                 require_position(connection, slot, start)
-                self._restart(connection, start)
+                stream, self._stream = self._stream, None
+                if stream is not None:
+                    stream.reader.close()
+                self._facts.schemas.rewind(start)
+                walsender = Walsender(self._database, self._names, start)
+                self._stream = _Stream(
+                    walsender,
+                    BackgroundReader(str(self._database), walsender),
+                    PgoutputDecoder(self._facts.resolve, before_images=self._before_images),
+                    ChangeSetBuilder(start, self._limits),
+                )
         return self._change_sets(wait_seconds)
 
     def confirm(self, position: Position) -> None:
-        own = _own(position)
-        if self._feed is not None and self._feed.confirm(own):
-            self._confirmed_time = self._feed.time_of(own)
+        own, stream = _own(position), self._stream
+        if stream is not None:
+            stream.reader.confirm(own)
+            self._confirmed_time = stream.builder.time_of(own)
             return
-        with self._working() as connection:
+        self._require_open()
+        with self._database.connection(self._names.slot) as connection:
             advance_slot(connection, self._names.slot, own)
 
     def lag(self) -> Lag:
@@ -224,9 +282,10 @@ class PostgresLog(ChangeCapture):
         return check_source(self._database, self._names, self._choose, options)
 
     def uninstall(self) -> tuple[str, ...]:
-        if self._feed is not None:
-            self._feed.close()
-            self._feed = None
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.reader.close()
+        self._exported.close()
         removed = []
         with self._working() as connection:
             if drop_slot(connection, self._names.slot):
@@ -238,57 +297,46 @@ class PostgresLog(ChangeCapture):
 
     def _change_sets(self, wait_seconds: float) -> Iterator[ChangeSet]:
         while not self._closed.is_set():
-            feed = self._feed
-            if feed is None:
+            stream = self._stream
+            if stream is None:
                 return
-            with self._working() as connection:
-                self._holds.tidy(connection)
-                change_set = self._next(feed, wait_seconds)
+            change_set = self._next(stream, wait_seconds)
             if self._closed.is_set():
                 return
-            if feed.is_empty:  # else some of what was resolved waits for its transaction's end
-                self._relations.settle()
-                self._drift.settle(feed.position)
+            if stream.builder.is_empty:  # else some of what was resolved waits for its transaction's end
+                self._facts.schemas.settle(stream.builder.position)
             yield change_set
 
-    def _next(self, feed: ChangeFeed, wait_seconds: float) -> ChangeSet:
-        """What the stream has; and if that is nothing, what the catalog says beside it."""
-        self._tell(feed)
-        change_set = feed.next(wait_seconds)
-        if change_set.is_heartbeat and self._tell(feed):
-            return replace(feed.next(0), start=change_set.start)
-        return change_set
+    def _next(self, stream: _Stream, wait_seconds: float) -> ChangeSet:
+        """What the stream has, and what the catalog showed beside it; a heartbeat if that is nothing in time.
 
-    def _tell(self, feed: ChangeFeed) -> bool:
-        found = self._drift.due(feed.reached)
-        for one in found:
-            feed.tell(one)
-        return bool(found)
-
-    def _restart(self, connection: Connection, start: PostgresLsn) -> None:
-        if self._feed is not None:
-            self._feed.close()
-            self._feed = None
-        self._relations.rewind()
-        self._drift.rewind(start)
-        resolve = partial(self._resolve, connection)
-        assembler = Assembler(start, resolve, before_images=self._before_images)
-        self._feed = ChangeFeed(self._database, self._names, connection, assembler, self._limits, self._window)
-
-    def _resolve(self, connection: Connection, relation: Relation) -> Resolved:
-        found = self._relations.resolve(connection, relation)
-        if found.layout is None or relation.identity != FULL:
-            return found
-        partitions = not_whole(connection, relation.id).keys() - {relation.id}  # its own identity is the stream's word
-        return replace(found, layout=replace(found.layout, whole_old_rows=not partitions))
+        Without a wait, "nothing" means that the server has said so for everything that is in its log now.
+        """
+        reader, builder = stream.reader, stream.builder
+        until = time.monotonic() + wait_seconds
+        while True:
+            wait = wait_seconds
+            if wait_seconds > 0:
+                wait = max(0.001, until - time.monotonic())
+                if not builder.is_empty:
+                    wait = _BACKLOG_SECONDS if stream.walsender.gulping else _SHORT_SECONDS
+            piece = reader.read(wait)
+            if piece is not None:
+                builder.add(stream.decoder.decode(piece))
+            for announced in self._facts.schemas.due(builder.reached):
+                builder.announce(announced)
+            if builder.is_ready(more=piece is not None):
+                return builder.cut()
+            if self._closed.is_set() or (piece is None and time.monotonic() >= until):
+                return builder.heartbeat(ahead_bytes=builder.reached.value - builder.position.value)
 
     def _choose(self, there: Mapping[TableId, SourceTable]) -> tuple[TableId, ...]:
-        """The tables that the patterns match, without those whose changes PostgreSQL cannot tell."""
-        refused = {table: source.refusal for table, source in there.items() if source.refusal is not None}
+        """The tables that the patterns match, without those whose changes the log does not have."""
+        refused = {table: refusal for table, source in there.items() if (refusal := source.refusal) is not None}
         for pattern in filter(is_literal, self._patterns):
             table = TableId.parse(pattern if "." in pattern else f"{DEFAULT_SCHEMA}.{pattern}")
-            # One that was captured is left out and told as blocked; it must not hold up the others.
-            if (refusal := refused.get(table)) is not None and self._relations.known(table) is None:
+            # One that was captured is left out and reported as blocked; it must not stop the others.
+            if (refusal := refused.get(table)) is not None and self._facts.schemas.known(table) is None:
                 raise ConfigError(f"'{pattern}' cannot be captured: {refusal[0]}", remedy=refusal[1])
         found = match_tables(self._patterns, there, default_schema=DEFAULT_SCHEMA, folds_case=False)
         for table in found:
@@ -296,24 +344,31 @@ class PostgresLog(ChangeCapture):
                 log.warning("%s is left out: %s. %s", table, *refusal)
         return tuple(table for table in found if table not in refused)
 
-    def _source(self, connection: Connection, table: TableId) -> SourceTable:
-        source = read_table(connection, table)
-        if source is None:
-            raise SourceSetupError(f"there is no table {table}", remedy="Correct source.tables, or create the table.")
-        return source
-
     def _slot(self, connection: Connection) -> Slot:
         slot = usable_slot(connection, self._names.slot)
         if slot is None:
             raise _not_prepared()
         return slot
 
-    @contextmanager
-    def _working(self) -> Iterator[Connection]:
+    def _require_open(self) -> Connection:
         if self._connection is None:
             raise StateError("the capture is not open", remedy="Call open first.")
+        return self._connection
+
+    @contextmanager
+    def _working(self) -> Iterator[Connection]:
         with self._database.errors():
-            yield self._connection
+            yield self._require_open()
+
+
+def _sources(connection: Connection, tables: Sequence[TableId]) -> list[SourceTable]:
+    with one_reading(connection):
+        there = read_tables(connection)
+        for table in tables:
+            if table not in there:
+                remedy = "Correct source.tables, or create the table."
+                raise SourceSetupError(f"there is no table {table}", remedy=remedy)
+        return with_columns(connection, [there[table] for table in tables])
 
 
 def _own(position: Position) -> PostgresLsn:

@@ -1,30 +1,46 @@
-"""What the catalog says about tables, as it is now."""
+"""What the catalog says about tables and partitions, as it is now. Each question is one query for all tables.
+
+A partitioned table is published as one table, and the stream has the rows that are written. Partitions that leave,
+come with rows in them or are emptied on their own say nothing there: that is found by comparing two readings of the
+catalog (``unseen``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
+import psycopg
 import pyarrow as pa
 
-from lakefeed.capture.postgres.database import Connection
-from lakefeed.capture.postgres.partition import Leaf, read_leaves
-from lakefeed.capture.postgres.types import SourceType, arrow_type
+from lakefeed.capture.postgres.database import Connection, quoted
+from lakefeed.capture.postgres.values import SourceType, arrow_type
 from lakefeed.change.table import Column, TableId, TableSchema
+
+if TYPE_CHECKING:
+    from lakefeed.capture.postgres.pgoutput import Relation
 
 # An index that is not immediate (PRIMARY KEY ... DEFERRABLE) or not valid is no replica identity. Nor is it a key for
 # the lake: inside a transaction two rows may have the same.
 _TABLES = """
 SELECT c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.relpersistence::text, c.relkind::text,
-       (SELECT array_agg(a.attname::text ORDER BY k.place)
+       k.names, k.generated,
+       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '')
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN LATERAL (
+       SELECT array_agg(a.attname::text ORDER BY k.place) AS names, bool_or(a.attgenerated <> '') AS generated
           FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place), pg_attribute a
          WHERE i.indrelid = c.oid AND a.attrelid = c.oid AND a.attnum = k.number AND k.place <= i.indnkeyatts
            AND i.indimmediate AND i.indisvalid
-           AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END)
-  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+           AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END) AS k ON true
  WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
    AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_(toast|temp)'
+   AND (%(oids)s::int8[] IS NULL OR c.oid = ANY(%(oids)s::int8[]))
  ORDER BY 2, 3"""
 
 _COLUMNS = """
@@ -42,22 +58,82 @@ SELECT a.attrelid::int8, a.attnum::int4, a.attname::text, a.attnotnull, p.type::
  WHERE a.attnum > 0 AND a.attgenerated = '' AND t.typtype IS DISTINCT FROM 'd'
  ORDER BY 1, 2"""
 
-_BASE = """
-WITH RECURSIVE plain(type, modifier, depth) AS (
-  SELECT %s::oid, %s::int4, 0
+# A type of a relation message, looked through domains. A type that is gone is unknown, so its values are text.
+_TYPES = """
+WITH RECURSIVE plain(of_type, of_modifier, type, modifier, depth) AS (
+  SELECT t, m, t, m, 0 FROM unnest(%s::oid[], %s::int4[]) AS u(t, m)
   UNION ALL
-  SELECT t.typbasetype, CASE WHEN t.typtypmod >= 0 THEN t.typtypmod ELSE p.modifier END, depth + 1
+  SELECT of_type, of_modifier, t.typbasetype, CASE WHEN t.typtypmod >= 0 THEN t.typtypmod ELSE p.modifier END, depth + 1
     FROM plain p JOIN pg_type t ON t.oid = p.type WHERE t.typtype = 'd')
-SELECT type::int8, modifier, format_type(%s::oid, %s::int4) FROM plain ORDER BY depth DESC LIMIT 1"""
+SELECT DISTINCT ON (of_type, of_modifier) of_type::int8, of_modifier, type::int8, modifier,
+       format_type(of_type, of_modifier)
+  FROM plain ORDER BY of_type, of_modifier, depth DESC"""
 
-_NOT_WHOLE = """
-SELECT c.oid::int8, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-  LEFT JOIN pg_partition_tree(%s::oid::regclass) p ON p.relid = c.oid
- WHERE (c.oid = %s OR p.isleaf) AND c.relreplident <> 'f' ORDER BY p.level DESC, 2, 3"""
+# ``joined`` is newer than the table itself where one that was there before was attached. Of the table's catalog rows
+# those of its system columns are never written again, so they tell when it was made.
+_LEAVES = """
+WITH RECURSIVE tree(root, leaf, joined) AS (
+  SELECT c.oid, i.inhrelid, age(i.xmin) FROM pg_class c JOIN pg_inherits i ON i.inhparent = c.oid
+   WHERE c.relkind = 'p' AND NOT c.relispartition AND NOT i.inhdetachpending AND c.oid = ANY(%s)
+  UNION ALL
+  SELECT t.root, i.inhrelid, least(t.joined, age(i.xmin))
+    FROM tree t JOIN pg_inherits i ON i.inhparent = t.leaf WHERE NOT i.inhdetachpending)
+SELECT t.root::int8, c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.relpersistence::text,
+       c.relfilenode::int8, t.joined < age(a.xmin), pg_snapshot_xmin(pg_current_snapshot())::text::int8
+  FROM tree t JOIN pg_class c ON c.oid = t.leaf JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = -1
+ WHERE c.relkind <> 'p' ORDER BY 1, 3, 4"""
+
+# Rows of transactions from before ``seen`` were there at that reading, and are in a file that was made since only if
+# that was made of them: by VACUUM FULL or CLUSTER, which keep what a row says of its transaction. Frozen rows are old.
+_KEPT = """
+SELECT bool_or(age(xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::int8 - {seen})
+  FROM (SELECT xmin FROM ONLY {name} LIMIT 1000) AS r"""
+
+# Every transaction with an id has a lock on it until its rows are visible, and everybody may read locks.
+_RUNNING = "SELECT transactionid::text FROM pg_locks WHERE locktype = 'transactionid' AND granted"
+# An open transaction whose client is idle is not committing. A prepared one (its lock has no process) is committed by
+# somebody's statement. Of any other, and of sessions that this role may not see into, nothing is known: it is waited
+# for.
+_COMMITTING = """
+SELECT count(*) FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE l.locktype = 'transactionid' AND l.granted AND l.transactionid::text = ANY(%s)
+   AND CASE WHEN l.pid IS NULL
+       THEN EXISTS (SELECT FROM pg_stat_activity b WHERE b.state = 'active' AND b.query ILIKE '%%commit prepared%%'
+                       AND b.pid <> pg_backend_pid())
+       ELSE coalesce(a.state, '') NOT LIKE 'idle in transaction%%' END"""
+
+# Sessions, and prepared transactions (no process), that have written to a table.
+_WRITERS = """
+SELECT l.virtualtransaction, l.pid FROM pg_locks l
+ WHERE l.locktype = 'relation' AND l.relation = ANY(%s) AND l.granted AND l.database = (
+       SELECT oid FROM pg_database WHERE datname = current_database())
+   AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"""
 
 FULL, INDEX, NOTHING, DEFAULT = "f", "i", "n", "d"
 PARTITIONED = "p"
+_LOGGED = "p"
+_READS_GENERATED = 180_000
 _REFUSING = "once it is published, PostgreSQL would refuse its UPDATEs and DELETEs"
+_SERIALS = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A partition that has rows itself. ``file`` is another one after TRUNCATE, and after whatever rewrites it.
+
+    ``seen``: transactions before this one were over when it was read.
+    """
+
+    oid: int
+    name: str
+    """As SQL."""
+    identity: str
+    persistence: str
+    file: int
+    attached: bool
+    """It was a table of its own before."""
+    seen: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +159,13 @@ class SourceTable:
     key: tuple[str, ...]
     attributes: tuple[SourceColumn, ...] = ()
     """Every column that ever was, by number. Generated ones are left out: the stream does not carry them."""
+    generated_key: bool = False
+    generated_refused: bool = False
+    """It has a generated column, and the server takes that for a part of a full replica identity (18 does)."""
     leaves: tuple[Leaf, ...] = field(default=(), compare=False)
     """Of a partitioned table: the partitions that have its rows."""
+    serial: int = field(default=0, compare=False)
+    """Which reading of the catalog this is from: a later one has a larger number."""
 
     @property
     def columns(self) -> tuple[SourceColumn, ...]:
@@ -94,88 +175,116 @@ class SourceTable:
     def refusal(self) -> tuple[str, str] | None:
         """Why its changes cannot be captured, and the statement that repairs it."""
         name = sql_name(self.id)
-        if self.persistence != "p":
+        unlogged = [leaf.name for leaf in self.leaves if leaf.persistence != _LOGGED]
+        # Each partition has an identity of its own, which ALTER TABLE on the table above does not change.
+        enough = {FULL} if not self.key else {FULL, INDEX} if self.identity == INDEX else {FULL, DEFAULT}
+        unfit = [leaf.name for leaf in self.leaves if leaf.identity not in enough]
+        full = [leaf.name for leaf in self.leaves if leaf.identity == FULL] + [name] * (self.identity == FULL)
+        if self.persistence != _LOGGED:
             return "it is not logged, so its changes are not in the log", f"ALTER TABLE {name} SET LOGGED;"
+        if unlogged:
+            reason = f"its partition {unlogged[0]} is not logged, so the changes of that are not in the log"
+            return reason, " ".join(f"ALTER TABLE {one} SET LOGGED;" for one in unlogged)
+        if self.generated_key:
+            reason = "a column of its key is generated, and the log does not carry generated columns"
+            return reason, f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …; with an index of other columns."
         if self.identity == NOTHING:
             return "its replica identity is NOTHING", f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;"
+        if self.generated_refused and full:
+            reason = f"its replica identity is FULL, and it has a generated column: {_REFUSING}"
+            if self.key:
+                return reason, " ".join(f"ALTER TABLE {one} REPLICA IDENTITY DEFAULT;" for one in full)
+            return reason, f"ALTER TABLE {name} ADD PRIMARY KEY (…), REPLICA IDENTITY DEFAULT;"
         if self.identity != FULL and not self.key:
             reason = f"it has no primary key, or only a deferrable one: {_REFUSING}"
-            return reason, _to_full(*self._unfit, name)
-        if self._unfit:
-            reason = f"the replica identity of its partition {self._unfit[0]} is another one, without its key"
-            return f"{reason}: each partition has its own", _to_full(*self._unfit)
+            return reason, " ".join(f"ALTER TABLE {one} REPLICA IDENTITY FULL;" for one in (*unfit, name))
+        if unfit:
+            reason = f"the replica identity of its partition {unfit[0]} is another one, without its key"
+            repair = " ".join(f"ALTER TABLE {one} REPLICA IDENTITY FULL;" for one in unfit)
+            return f"{reason}: each partition has its own", repair
         return None
 
     @property
-    def _unfit(self) -> list[str]:
-        """Partitions whose old rows are logged without what tells the table's rows apart. Each has an identity of its
-        own, which ALTER TABLE on the table above does not change."""
-        enough = {FULL} if not self.key else {FULL, INDEX} if self.identity == INDEX else {FULL, DEFAULT}
-        return [leaf.name for leaf in self.leaves if leaf.identity not in enough]
+    def not_whole(self) -> list[str]:
+        """Of the table and the partitions that have its rows: those whose old rows PostgreSQL does not log whole, as
+        SQL. The stream reports the identity of a partitioned table, but rows are logged by that of their partition.
+        The table itself comes last: made FULL after its partitions, it never stands for one that is not."""
+        own = [sql_name(self.id)] if self.identity != FULL else []
+        return [leaf.name for leaf in self.leaves if leaf.identity != FULL] + own
 
     def schema(self, text_columns: Sequence[str] = ()) -> TableSchema:
         columns = tuple(column_of(self, column, text_columns) for column in self.columns)
         return TableSchema(self.id, columns, self.key)
 
 
-def not_whole(connection: Connection, relation: int) -> dict[int, str]:
-    """Of a table and the partitions that have its rows: those whose old rows PostgreSQL does not log whole.
+@dataclass(frozen=True, slots=True)
+class CatalogFacts:
+    """What was read about relations that the stream describes, by oid; None for one that is gone, with the number of
+    the reading. ``types`` are those of the messages, by oid and modifier."""
 
-    By oid, their names as SQL. The stream says of a partitioned table what *its* replica identity is, but rows are
-    logged by that of their partition. The table itself comes last: made FULL after its partitions, it never stands
-    for one that is not.
-    """
-    rows = connection.execute(_NOT_WHOLE, (relation, relation)).fetchall()
-    return {oid: _as_sql(schema, name) for oid, schema, name in rows}
+    tables: Mapping[int, tuple[int, SourceTable | None]] = field(default_factory=dict)
+    types: Mapping[tuple[int, int], SourceType] = field(default_factory=dict)
 
-
-def _to_full(*names: str) -> str:
-    return " ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL;" for name in names)
+    def with_newer(self, newer: CatalogFacts) -> CatalogFacts:
+        if not newer.tables:
+            return self
+        return CatalogFacts({**self.tables, **newer.tables}, {**self.types, **newer.types})
 
 
 def sql_name(table: TableId) -> str:
-    return _as_sql(table.schema, table.name)
-
-
-def _as_sql(*names: str) -> str:
-    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
+    return f"{quoted(table.schema)}.{quoted(table.name)}"
 
 
 def column_of(table: SourceTable, column: SourceColumn, text_columns: Sequence[str]) -> Column:
     """A column of the lake. Its stable id is the relation and the attribute number, which renames do not change."""
     as_text = any(fnmatchcase(f"{table.id}.{column.name}", pattern) for pattern in text_columns)
     kind = pa.string() if as_text else arrow_type(column.type)
+    # What rows from before the column was added read as, where that has a form that everybody understands.
+    default: int | str | None = None
+    if column.missing is not None and pa.types.is_integer(kind):
+        default = int(column.missing)
+    elif pa.types.is_string(kind):
+        default = column.missing
     return Column(
         column.name,
         kind,
         nullable=not (column.not_null or column.name in table.key),
         source_type=column.type.name,
         id=f"{table.oid}.{column.number}",
-        default=_default(kind, column.missing),
+        default=default,
     )
 
 
-def _default(kind: pa.DataType, missing: str | None) -> int | str | None:
-    """What rows from before the column was added read as, where that has a form that everybody understands."""
-    if missing is None:
-        return None
-    if pa.types.is_integer(kind):
-        return int(missing)
-    return missing if pa.types.is_string(kind) else None
+@contextmanager
+def one_reading(connection: Connection) -> Iterator[None]:
+    """Queries inside see one state of the catalog: a table that is dropped meanwhile is there for all or for none."""
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    try:
+        yield
+    finally:
+        if not connection.closed:
+            connection.execute("ROLLBACK")
 
 
-def read_tables(connection: Connection) -> dict[TableId, SourceTable]:
-    """Every table of the database but the system's and single partitions, without columns."""
-    found = {}
-    for oid, schema, name, identity, persistence, kind, key in connection.execute(_TABLES):
+def read_tables(connection: Connection, oids: Sequence[int] | None = None) -> dict[TableId, SourceTable]:
+    """Every table of the database but the system's and single partitions, or those of ``oids``; without columns."""
+    found, serial = {}, next(_SERIALS)
+    refuses = connection.info.server_version >= _READS_GENERATED
+    rows = connection.execute(_TABLES, {"oids": list(oids) if oids is not None else None})
+    for oid, schema, name, identity, persistence, kind, key, generated_key, generated in rows:
         if "." not in schema:
             table = TableId(schema, name)
             usable = () if identity == NOTHING else tuple(key or ())
-            found[table] = SourceTable(oid, table, identity, persistence, kind, usable)
-    if all(one.kind != PARTITIONED for one in found.values()):
-        return found
-    leaves = read_leaves(connection)
-    return {table: replace(one, leaves=leaves.get(one.oid, ())) for table, one in found.items()}
+            found[table] = SourceTable(
+                oid, table, identity, persistence, kind, usable, (), bool(generated_key) and bool(usable),
+                refuses and generated, serial=serial,
+            )  # fmt: skip
+    partitioned = [one.oid for one in found.values() if one.kind == PARTITIONED]
+    leaves: dict[int, list[Leaf]] = {}
+    if partitioned:
+        for root, oid, schema, name, *more in connection.execute(_LEAVES, (partitioned,)):
+            leaves.setdefault(root, []).append(Leaf(oid, f"{quoted(schema)}.{quoted(name)}", *more))
+    return {table: replace(one, leaves=tuple(leaves.get(one.oid, ()))) for table, one in found.items()}
 
 
 def with_columns(connection: Connection, tables: Sequence[SourceTable]) -> list[SourceTable]:
@@ -188,13 +297,67 @@ def with_columns(connection: Connection, tables: Sequence[SourceTable]) -> list[
     return [replace(table, attributes=tuple(by_oid[table.oid])) for table in tables]
 
 
-def read_table(connection: Connection, table: TableId) -> SourceTable | None:
-    found = read_tables(connection).get(table)
-    return with_columns(connection, [found])[0] if found is not None else None
+def read_facts(connection: Connection, relations: Iterable[Relation]) -> CatalogFacts:
+    """What the catalog says about the relations that a piece of the log describes."""
+    described = {relation.id: relation for relation in relations}
+    types = {(column.type, column.modifier) for one in described.values() for column in one.columns}
+    with one_reading(connection):
+        serial = next(_SERIALS)
+        sources = with_columns(connection, list(read_tables(connection, list(described)).values()))
+        rows = connection.execute(_TYPES, ([kind for kind, _ in types], [modifier for _, modifier in types]))
+        known = {(kind, of): SourceType(base, modifier, text) for kind, of, base, modifier, text in rows}
+    by_oid = {source.oid: source for source in sources}
+    return CatalogFacts({oid: (serial, by_oid.get(oid)) for oid in described}, known)
 
 
-def read_type(connection: Connection, oid: int, modifier: int) -> SourceType:
-    """A type of a relation message, looked through domains. A type that is gone is unknown, so its values are text."""
-    row = connection.execute(_BASE, (oid, modifier, oid, modifier)).fetchone()
-    assert row is not None  # noqa: S101  # the recursion has its first row
-    return SourceType(int(row[0]), int(row[1]), str(row[2]))
+def wait_for_commits(connection: Connection, seconds: float) -> bool:
+    """Wait until no transaction that may be committing now is left: what is in the log by now is visible then. False
+    if that takes too long."""
+    running = [str(xid) for (xid,) in connection.execute(_RUNNING)]
+    until = time.monotonic() + seconds
+    while running:
+        row = connection.execute(_COMMITTING, (running,)).fetchone()
+        if row is None or not row[0]:
+            break
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def wait_for_writers(connection: Connection, source: SourceTable, seconds: float) -> list[int | None]:
+    """Wait until the transactions that have written to a table by now are over. Returns the processes of those that are
+    not in time; None for a prepared transaction."""
+    oids = [source.oid, *(leaf.oid for leaf in source.leaves)]
+    began = {writer for writer, _ in connection.execute(_WRITERS, (oids,))}
+    until = time.monotonic() + seconds
+    while left := [pid for writer, pid in connection.execute(_WRITERS, (oids,)) if writer in began]:
+        if time.monotonic() > until:
+            return left
+        time.sleep(0.02)
+    return []
+
+
+def unseen(connection: Connection, before: Iterable[Leaf], now: Sequence[Leaf]) -> str | None:
+    """What happened to rows between two readings that the stream does not report; None if nothing did."""
+    there, known = {leaf.oid: leaf for leaf in now}, {leaf.oid for leaf in before}
+    for leaf in before:
+        if leaf.oid not in there:
+            return f"its partition {leaf.name} was dropped or detached"
+        if there[leaf.oid].file != leaf.file:
+            # Some of its rows were there before: it was rewritten and not truncated. Taken for truncated where that
+            # cannot be known.
+            try:
+                query = _KEPT.format(name=there[leaf.oid].name, seen=int(leaf.seen))
+                row = connection.execute(query.encode()).fetchone()
+            except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable):
+                row = None
+            if row is None or row[0] is not True:
+                return f"its partition {leaf.name} was truncated"
+    for leaf in now:
+        if leaf.oid not in known and leaf.attached:
+            # One that was attached while it was empty has its rows from the stream.
+            row = connection.execute("SELECT pg_relation_size(%s::oid::regclass)", (leaf.oid,)).fetchone()
+            if row is not None and row[0]:
+                return f"the table {leaf.name} was attached to it as a partition, with rows"
+    return None

@@ -1,42 +1,115 @@
 """Connections to a PostgreSQL database, and the one place where its errors become Lakefeed's.
 
 Every session has the settings of SESSION, so that values are printed the same way everywhere: in the stream, in a copy,
-on the driver and in a Spark task. Passwords come from the connection string, PGPASSWORD or a password file, and are
-never part of a message.
+on the driver and in a Spark task. Every session also has limits (``Timeouts``): nothing of ours waits for a lock
+without an end, and a server that answers nothing is left. Passwords come from the connection string, PGPASSWORD or a
+password file, and are never part of a message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
+from psycopg import generators
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from lakefeed.errors import ConfigError, LakefeedError, SourceError, SourceSetupError, SourceUnavailableError
 
-Connection = psycopg.Connection[tuple[Any, ...]]
+RV = TypeVar("RV")
 
 SESSION = (
     "SET client_encoding = 'UTF8'; SET datestyle = 'ISO, MDY'; SET intervalstyle = 'postgres'; SET timezone = 'UTC';"
-    " SET extra_float_digits = 1; SET bytea_output = 'hex'; SET search_path = pg_catalog;"
-    " SET row_security = off; SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0"
+    " SET extra_float_digits = 1; SET bytea_output = 'hex'; SET search_path = pg_catalog; SET row_security = off"
 )
 """``search_path`` because regclass and its kin print a schema only where the path does not have it; ``row_security``
 because rows that a policy hides must be an error, not a shorter copy."""
 
-_REFUSED = (
-    "password", "authentication", "pg_hba.conf", "does not exist", "permission denied", "certificate",
-    "does not support SSL",  # and not "SSL" alone: the loss of a connection begins so, too
-)  # fmt: skip
 _SETUP = (
     psycopg.errors.InsufficientPrivilege,
     psycopg.errors.ObjectNotInPrerequisiteState,  # wal_level is not logical, for one
     psycopg.errors.ConfigurationLimitExceeded,  # all replication slots are in use
 )
+_REFUSED = (
+    "password", "authentication", "pg_hba.conf", "does not exist", "permission denied", "certificate",
+    "does not support SSL",  # and not "SSL" alone: the loss of a connection begins so, too
+)  # fmt: skip
 _CONNECT_SECONDS = 10
+_GRACE_SECONDS = 10.0
+_TRANSACTION_TIMEOUT = 170_000
+_KEEPALIVES = {
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Of one session, in seconds; 0 is no limit, on purpose. The server's or role's own settings do not count.
+
+    ``answer`` is how long the client waits for any answer to a statement, also from a server that is frozen.
+    """
+
+    lock: float = 2.0
+    statement: float = 60.0
+    idle_in_transaction: float = 60.0
+    transaction: float = 300.0
+    answer: float = 70.0
+
+
+CATALOG = Timeouts()
+READING = Timeouts(lock=10, statement=21_600, idle_in_transaction=21_600, transaction=21_600, answer=600)
+"""One chunk, or its plan, takes hours at most: a consumer that is slower has died. A server that is gone is noticed by
+``Line.listen``."""
+KEEPING = Timeouts(statement=10, idle_in_transaction=120, transaction=0, answer=20)
+"""Keeps an exported snapshot, and is asked every second: the server ends it if this process freezes."""
+SLOT = Timeouts(lock=600, statement=0, transaction=0)
+"""Making a slot waits for running transactions, which the server counts as locks; ``create_slot`` gives up earlier."""
+STREAM = Timeouts(lock=10, statement=0, idle_in_transaction=0, transaction=0)
+
+
+class Connection(psycopg.Connection[tuple[Any, ...]]):
+    """A connection whose statements come to an end: OperationalError if the server answers nothing in time."""
+
+    database: Database
+    answer_seconds: float = _CONNECT_SECONDS
+
+    def wait(self, gen: Generator[Any, Any, RV], interval: float = 0.1, timeout: float | None = None) -> RV:
+        def bounded() -> Generator[Any, Any, RV]:
+            until = time.monotonic() + self.answer_seconds
+            try:
+                wanted = next(gen)
+                while True:
+                    ready = yield wanted
+                    if not ready and time.monotonic() > until:
+                        self.pgconn.finish()  # in the middle of an answer it is of no use any more
+                        raise psycopg.OperationalError(f"the server answered nothing for {self.answer_seconds:.0f} s")
+                    wanted = gen.send(ready)
+            except StopIteration as end:
+                value: RV = end.value
+                return value
+
+        return super().wait(bounded(), interval) if timeout is None else super().wait(bounded(), interval, timeout)
+
+    def require_alive(self) -> None:
+        """OperationalError unless the server lets somebody in and answers."""
+        with self.database.connection("lakefeed") as other:
+            other.execute("SELECT 1")
+
+    def sever(self) -> None:
+        """Make whatever waits on it fail at once. Any thread; never raises."""
+        with suppress(psycopg.Error, OSError, ValueError), socket.socket(fileno=os.dup(self.pgconn.socket)) as other:
+            other.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +134,37 @@ class Database:
             f"{known.get('host', 'localhost')}:{known.get('port', 5432)}/{known.get('dbname', known.get('user', ''))}"
         )
 
-    def connect(self, name: str, *, replication: bool = False) -> Connection:
+    def connect(self, name: str, timeouts: Timeouts = CATALOG, *, replication: bool = False) -> Connection:
         """A connection of the caller's own, in autocommit mode. ``name`` is what pg_stat_activity shows."""
+        given = self.parameters
         wanted: dict[str, Any] = {"application_name": name[:63]}
-        if "connect_timeout" not in self.parameters:
+        wanted |= {key: value for key, value in _KEEPALIVES.items() if key not in given}
+        if "connect_timeout" not in given:
             wanted["connect_timeout"] = _CONNECT_SECONDS
         if replication:
             wanted["replication"] = "database"
+        limits = {
+            "lock_timeout": timeouts.lock,
+            "statement_timeout": timeouts.statement,
+            "idle_in_transaction_session_timeout": timeouts.idle_in_transaction,
+        }
         with self.errors():
-            connection = psycopg.connect(make_conninfo(self.dsn, **wanted), autocommit=True)
+            connection = Connection.connect(make_conninfo(self.dsn, **wanted), autocommit=True)
             try:
-                # Through libpq: a replication connection knows the simple query protocol only.
-                require(connection, SESSION)
+                connection.database, connection.answer_seconds = self, timeouts.answer
+                if connection.info.server_version >= _TRANSACTION_TIMEOUT:
+                    limits["transaction_timeout"] = timeouts.transaction
+                settings = "".join(f"; SET {setting} = '{seconds * 1000:.0f}ms'" for setting, seconds in limits.items())
+                require(connection, SESSION + settings)
             except BaseException:
                 connection.close()
                 raise
         return connection
 
     @contextmanager
-    def connection(self, name: str, *, replication: bool = False) -> Iterator[Connection]:
+    def connection(self, name: str, timeouts: Timeouts = CATALOG, *, replication: bool = False) -> Iterator[Connection]:
         """A connection for one block, with errors mapped."""
-        connection = self.connect(name, replication=replication)
+        connection = self.connect(name, timeouts, replication=replication)
         try:
             with self.errors():
                 yield connection
@@ -102,6 +185,7 @@ class Database:
         if isinstance(error, _SETUP):
             return SourceSetupError(message)
         if isinstance(error, psycopg.OperationalError):
+            # A refused connection has no SQLSTATE: libpq's text is all there is.
             if error.sqlstate is None and any(word in text for word in _REFUSED):
                 return SourceSetupError(message, remedy="Correct the connection string, or give the role the right.")
             return SourceUnavailableError(message)
@@ -110,12 +194,20 @@ class Database:
         return SourceError(message)
 
 
+def run(connection: Connection, sql: str) -> psycopg.pq.abc.PGresult:
+    """Run statements in the simple query protocol, the only one that a replication connection knows; the result of the
+    last one. psycopg.Error if one fails."""
+    connection.pgconn.send_query(sql.encode())
+    results: list[psycopg.pq.abc.PGresult] = connection.wait(generators.execute(connection.pgconn))
+    for result in results:
+        if result.status == psycopg.pq.ExecStatus.FATAL_ERROR:
+            raise psycopg.errors.error_from_result(result)
+    return results[-1]
+
+
 def require(connection: Connection, sql: str) -> list[tuple[str | None, ...]]:
-    """Run statements in the simple query protocol; the rows of the last one, as text. psycopg.Error if one fails."""
-    result = connection.pgconn.exec_(sql.encode())
-    if result.status not in (psycopg.pq.ExecStatus.COMMAND_OK, psycopg.pq.ExecStatus.TUPLES_OK):
-        raise psycopg.errors.error_from_result(result)
-    return rows_of(result)
+    """Run statements; the rows of the last one, as text. psycopg.Error if one fails."""
+    return rows_of(run(connection, sql))
 
 
 def rows_of(result: psycopg.pq.abc.PGresult) -> list[tuple[str | None, ...]]:
@@ -125,3 +217,50 @@ def rows_of(result: psycopg.pq.abc.PGresult) -> list[tuple[str | None, ...]]:
               for column in range(result.nfields))
         for row in range(result.ntuples)
     ]  # fmt: skip
+
+
+def read_identity(database: Database, names: Names) -> str:
+    """System identifier, timeline and database. A failover or a restore to a point in time begins a new timeline."""
+    with database.connection(names.slot, replication=True) as connection:
+        ((system, timeline, _, name),) = require(connection, "IDENTIFY_SYSTEM")
+    return f"system {system}, timeline {timeline}, database {name}"
+
+
+def quoted(name: str) -> str:
+    """An SQL identifier, safe for any name."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+_PREFIX = "lakefeed_"
+_LONGEST = 63
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The objects that one pipeline has in the source. Slot and publication have one name, in lower case with
+    underscores, as slots must.
+
+    A pipeline whose own name is not like that gets a digest behind it, so that no two pipelines can share a slot.
+    """
+
+    pipeline: str
+
+    @property
+    def slot(self) -> str:
+        clean = "".join(
+            letter if letter in "abcdefghijklmnopqrstuvwxyz0123456789_" else "_" for letter in self.pipeline
+        )
+        name = _PREFIX + clean
+        if clean == self.pipeline and len(name) <= _LONGEST:
+            return name
+        digest = hashlib.sha256(self.pipeline.encode()).hexdigest()[:8]
+        return f"{name[: _LONGEST - 9]}_{digest}"
+
+    @property
+    def publication(self) -> str:
+        return self.slot
+
+    @property
+    def readers(self) -> str:
+        """The application name of connections that read chunks."""
+        return f"{self.slot[:57]}_copy"

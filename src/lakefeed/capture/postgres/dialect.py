@@ -1,7 +1,7 @@
 # ruff: noqa: S608 (names in SQL are quoted; values are psycopg literals)
 """PostgresDialect: a PostgreSQL database or replica, for a role that may do nothing but SELECT.
 
-Rows come through COPY in binary form and give the same Arrow values as the log's (``form``). The snapshot of a log
+Rows come through COPY in binary form and give the same Arrow values as the log's (``binary``). The snapshot of a log
 source is read under the exported snapshot that its plan recorded (``SnapshotOrigin``), as long as that is alive; then
 every chunk is exact at its position. Without it, a chunk reads under a snapshot of its own and has a bracket.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +18,6 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 from psycopg import sql
-from psycopg.pq import ExecStatus
 
 from lakefeed.capture.dialect import (
     Bracket,
@@ -33,26 +32,15 @@ from lakefeed.capture.dialect import (
     key_rows,
 )
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.postgres.bracket import bracketed
-from lakefeed.capture.postgres.catalog import SourceTable, read_tables, sql_name, with_columns
-from lakefeed.capture.postgres.copyrows import CopyRows, read_copy
-from lakefeed.capture.postgres.database import Connection, Database, require
-from lakefeed.capture.postgres.form import Form, form_of
-from lakefeed.capture.postgres.names import quoted
-from lakefeed.capture.postgres.text import UnfitError
-from lakefeed.capture.postgres.types import SourceType
-from lakefeed.change.lsn import PostgresLsn
+from lakefeed.capture.postgres.binary import CopyRows, Form, form_of, read_copy
+from lakefeed.capture.postgres.catalog import SourceTable, one_reading, read_tables, sql_name, with_columns
+from lakefeed.capture.postgres.database import READING, Connection, Database, quoted, run
+from lakefeed.capture.postgres.snapshot import BEGIN, SnapshotOrigin, bracketed, import_snapshot, shows
+from lakefeed.capture.postgres.values import KEEP_AS_TEXT, SourceType
 from lakefeed.change.table import Column, TableId
 from lakefeed.change.watermark import KeyValue
 
-KEEP_AS_TEXT = "Add '{column}' to source.text_columns, which keeps that column as PostgreSQL prints it."
-"""The remedy for a value that does not fit its column."""
-
 _NAME = "lakefeed_poll"
-_BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_LIMIT = "SET LOCAL statement_timeout = '6h'"
-"""What one chunk may take, whatever the role's own limit is. A consumer that is slower than that has died. The other
-limits are those that every connection has (``database``)."""
 COUNTED_BYTES = 64 << 20
 """Tables up to this size are counted; of larger ones the catalog's estimate and a sample are good enough."""
 _SAMPLED_BLOCKS = 50
@@ -93,37 +81,10 @@ SELECT c.opcintype::int8, p.amopstrategy, format('OPERATOR(%%I.%%s)', n.nspname,
  WHERE c.opcdefault AND c.opcintype = ANY(%s) AND p.amopstrategy IN (1, 3, 5)
    AND c.opcnamespace <> 'pg_catalog'::regnamespace"""
 
-# The transaction's snapshot shows pg_class as of then; pg_relation_filenode and pg_partition_tree show it as of now.
-_CHANGED = """
-WITH RECURSIVE tree(part) AS (
-  SELECT %s::regclass::oid
-  UNION ALL SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.part
-              JOIN pg_class c ON c.oid = t.part AND c.relkind = 'p'),
-was AS (SELECT c.oid, c.relfilenode FROM tree t JOIN pg_class c ON c.oid = t.part),
-now AS (SELECT oid, coalesce(pg_relation_filenode(oid), 0) AS file
-          FROM (SELECT %s::regclass::oid UNION SELECT relid::oid FROM pg_partition_tree(%s::regclass)) AS p(oid))
-SELECT count(*) FROM was FULL JOIN now USING (oid) WHERE was.relfilenode IS DISTINCT FROM now.file"""
-
 _SIZE = """
 SELECT coalesce(sum(pg_relation_size(c.oid)), 0)::int8, coalesce(sum(greatest(c.reltuples, 0)), 0)::int8 FROM pg_class c
  WHERE c.relkind = 'r'
    AND (c.oid = %s::regclass OR c.oid IN (SELECT relid FROM pg_partition_tree(%s::regclass)))"""
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotOrigin:
-    """The exported snapshot of a plan: its name, what it contains, and where in the log it belongs."""
-
-    snapshot: str
-    content: str
-    position: PostgresLsn
-
-    def to_json(self) -> dict[str, str]:
-        return {"snapshot": self.snapshot, "content": self.content, "at": self.position.text()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> SnapshotOrigin:
-        return cls(data["snapshot"], data["content"], PostgresLsn.parse(data["at"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +103,7 @@ class PostgresDialect(Dialect):
 
     def connect(self) -> PostgresSession:
         database = Database(self.dsn)
-        connection = database.connect(self.application_name)
-        if connection.info.server_version >= 170_000:
-            with database.errors():  # before any transaction: inside one, its clock is running already
-                require(connection, "SET transaction_timeout = '6h'")
-        return PostgresSession(database, connection, self.text_columns)
+        return PostgresSession(database, database.connect(self.application_name, READING), self.text_columns)
 
     def quoted(self, name: str) -> str:
         return quoted(name)
@@ -181,7 +138,7 @@ class PostgresSession(Session):
         return {table: None if source.oid in may else "this role may not read it" for table, source in there.items()}
 
     def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
-        with self._database.errors():
+        with self._database.errors(), self._one_reading():
             there = read_tables(self._connection)
             wanted = [there[table] for table in tables if table in there]
             found = self._connection.execute(_PRIMARY_KEY, ([table.oid for table in wanted],)).fetchall()
@@ -221,14 +178,12 @@ class PostgresSession(Session):
         with self._database.errors():
             try:
                 if origin is None:
-                    require(self._connection, f"{_BEGIN}; {_LIMIT}")
+                    self._connection.execute(BEGIN)
                     yield None
-                elif self._imported(exported := SnapshotOrigin.from_json(origin)):
+                elif import_snapshot(self._connection, exported := SnapshotOrigin.from_json(origin)):
                     yield Bracket(exported.position, exported.position)
                 else:
-                    bracket = Bracket(*bracketed(self._connection))
-                    require(self._connection, _LIMIT)
-                    yield bracket
+                    yield Bracket(*bracketed(self._connection))
             finally:
                 with suppress(psycopg.Error):  # nothing was written
                     self._connection.execute("ROLLBACK")
@@ -263,34 +218,18 @@ class PostgresSession(Session):
     def close(self) -> None:
         self._connection.close()
 
-    def _imported(self, origin: SnapshotOrigin) -> bool:
-        """Read under the plan's snapshot, if it is there and the same: names are used again after a restart."""
-        try:
-            name = sql.Literal(origin.snapshot).as_string(None)
-            require(self._connection, f"{_BEGIN}; {_LIMIT}; SET TRANSACTION SNAPSHOT {name}")
-            row = self._connection.execute("SELECT pg_current_snapshot()::text").fetchone()
-            if row is not None and row[0] == origin.content:
-                return True
-        except psycopg.OperationalError as error:
-            if not isinstance(error, psycopg.errors.ObjectNotInPrerequisiteState):  # of a transaction that is over
-                raise
-        except psycopg.DatabaseError:  # no such snapshot
-            pass
-        self._connection.execute("ROLLBACK")
-        return False
+    def _one_reading(self) -> AbstractContextManager[None]:
+        """Inside a consistent read, the catalog is read in that."""
+        is_idle = self._connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        return one_reading(self._connection) if is_idle else nullcontext()
 
     def _read(self, query: Query, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with self._database.errors():
             # From here on the transaction has a lock on the table, so that what the server states stays true.
-            result = self._connection.pgconn.exec_(f"SELECT * FROM ({query.sql}) AS r LIMIT 0".encode())
-            if result.status != ExecStatus.TUPLES_OK:
-                raise psycopg.errors.error_from_result(result)
+            result = run(self._connection, f"SELECT * FROM ({query.sql}) AS r LIMIT 0")
             stated = [SourceType(result.ftype(index), result.fmod(index)) for index in range(len(schema))]
-            if query.source is not None:
-                name = sql_name(query.source.id)
-                row = self._connection.execute(_CHANGED, (name, name, name)).fetchone()
-                if row is None or row[0]:  # rewritten or attached: its rows of now are not those of the snapshot
-                    raise TableChangedError
+            if query.source is not None and not shows(self._connection, sql_name(query.source.id)):
+                raise TableChangedError
             forms = [form_of(one.name, one.type, kind) for one, kind in zip(schema, stated, strict=True)]
             copied = f"SELECT {', '.join(form.sql for form in forms)} FROM ({query.sql}) AS r"
             for rows in read_copy(self._connection, copied, piece_bytes=_PIECE_BYTES, piece_rows=_PIECE_ROWS):
@@ -323,8 +262,8 @@ def _batch(rows: CopyRows, forms: Sequence[Form], schema: pa.Schema) -> pa.Recor
     for form, values, one in zip(forms, rows.columns(len(forms)), schema, strict=True):
         try:
             arrays.append(form.read(values))
-        except UnfitError as error:
-            raise MisfitError(str(error), column=one.name, remedy=KEEP_AS_TEXT) from error
+        except MisfitError as error:
+            raise MisfitError(error.reason, column=one.name, remedy=KEEP_AS_TEXT) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

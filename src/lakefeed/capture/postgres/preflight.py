@@ -4,35 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lakefeed.capture.base import Finding, Level
-from lakefeed.capture.postgres.catalog import SourceTable, not_whole, read_tables, sql_name, with_columns
-from lakefeed.capture.postgres.database import Connection, Database
-from lakefeed.capture.postgres.names import Names, quoted
-from lakefeed.capture.postgres.publication import publication_statements, published, shortcomings
-from lakefeed.capture.postgres.slot import read_slot, slot_statement, usable_slot
+from lakefeed.capture.postgres.catalog import SourceTable, one_reading, read_tables, sql_name, with_columns
+from lakefeed.capture.postgres.database import Connection, Database, Names, quoted
+from lakefeed.capture.postgres.resume import (
+    Slot,
+    publication_statements,
+    published,
+    shortcomings,
+    slot_statement,
+    usable_slot,
+)
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, SourceSetupError, SourceUnavailableError
 
 Choose = Callable[[Mapping[TableId, SourceTable]], Sequence[TableId]]
-Problem = tuple[Level, str, str]
 
 OLDEST = 150_000
 _REFUSED_BY_DELTA = " ,;{}()\n\t="
 _ENCRYPTED = ("require", "verify-ca", "verify-full")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
+_SERVER = """
+SELECT current_user::text, (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
+       pg_is_in_recovery(), (SELECT count(*) FROM pg_replication_slots), (SELECT count(*) FROM pg_stat_replication),
+       current_setting('wal_level'), current_setting('max_slot_wal_keep_size'), current_setting('server_encoding'),
+       current_setting('max_replication_slots')::int4, current_setting('max_wal_senders')::int4"""
 
-@dataclass(frozen=True, slots=True)
-class _Server:
-    settings: Mapping[str, str]
-    version: int
-    user: str
-    replicates: bool
-    in_recovery: bool
-    slots_used: int
-    senders_used: int
+_PRIVILEGES = """
+SELECT c.oid::int8, has_table_privilege(c.oid, 'SELECT'),
+       c.relrowsecurity AND (c.relforcerowsecurity OR NOT pg_has_role(c.relowner, 'USAGE'))
+       AND NOT (SELECT rolbypassrls OR rolsuper FROM pg_roles WHERE rolname = current_user)
+  FROM pg_class c WHERE c.oid = ANY(%s)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,178 +50,123 @@ class CheckOptions:
 def check_source(database: Database, names: Names, choose: Choose, options: CheckOptions) -> tuple[Finding, ...]:
     """All findings. An unreachable server is an error and not a finding."""
     with database.connection(names.slot) as connection:
-        server = _server(connection)
-        found = [Finding(level=level, problem=problem, remedy=remedy) for level, problem, remedy in _of_server(server)]
-        found += [_finding(*one) for one in _of_transport(database, connection)]
-        found += [_finding(*one) for one in _of_slot(connection, names, server)]
+        slot, found = None, list[Finding]()
         try:
-            there = read_tables(connection)
-            chosen = choose(there)
+            slot = usable_slot(connection, names.slot)
+        except (SourceSetupError, SourceUnavailableError) as error:
+            found.append(Finding(level=Level.ERROR, problem=error.message, remedy=error.remedy))
+        found = [*_of_server(database, connection, names, slot), *found]
+        try:
+            with one_reading(connection):
+                there = read_tables(connection)
+                chosen = choose(there)
+                tables = with_columns(connection, [there[table] for table in chosen])
         except ConfigError as error:
             return (*found, Finding(level=Level.ERROR, problem=error.message, remedy=error.remedy))
-        tables = [there[table] for table in chosen]
-        found += _of_publication(connection, names, chosen, provision=options.provision)
-        found += _of_tables(connection, tables)
-        found += _without_before_images(connection, tables) if options.before_images else ()
-        found += _left_out(there, chosen)
+        found += _of_publication(connection, names, slot, chosen, provision=options.provision)
+        found += _of_tables(connection, tables, before_images=options.before_images)
+        # Tables of the schemas in question whose changes the log does not have: reported, not skipped in silence.
+        schemas = {table.schema for table in chosen or there}
+        for table, source in there.items():
+            if (refusal := source.refusal) is not None and table.schema in schemas:
+                problem = f"{table} is left out: {refusal[0]}"
+                found.append(Finding(level=Level.WARNING, problem=problem, remedy=refusal[1], table=table))
     return tuple(found)
 
 
-def _finding(level: Level, problem: str, remedy: str) -> Finding:
-    return Finding(level=level, problem=problem, remedy=remedy)
+def _of_server(database: Database, connection: Connection, names: Names, slot: Slot | None) -> Iterator[Finding]:
+    def error(problem: str, remedy: str) -> Finding:
+        return Finding(level=Level.ERROR, problem=problem, remedy=remedy)
 
+    def warning(problem: str, remedy: str) -> Finding:
+        return Finding(level=Level.WARNING, problem=problem, remedy=remedy)
 
-def _server(connection: Connection) -> _Server:
-    wanted = ("wal_level", "max_replication_slots", "max_wal_senders", "max_slot_wal_keep_size", "server_encoding")
-    rows: Any = connection.execute("SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", (list(wanted),))
-    row = connection.execute(
-        "SELECT current_user::text, (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),"
-        " pg_is_in_recovery(), (SELECT count(*) FROM pg_replication_slots), (SELECT count(*) FROM pg_stat_replication)"
-    ).fetchone()
+    row = connection.execute(_SERVER).fetchone()
     assert row is not None  # noqa: S101  # it has no condition
-    return _Server(dict(rows.fetchall()), connection.info.server_version, *row)
-
-
-def _of_server(server: _Server) -> Iterator[Problem]:
-    if server.version < OLDEST:
-        yield (
-            Level.ERROR,
-            f"PostgreSQL {server.version // 10000} is too old; 15 or newer is needed",
-            "Upgrade the server.",
-        )
-    if server.settings["wal_level"] != "logical":
-        problem = f"wal_level is {server.settings['wal_level']}; logical decoding needs logical"
-        yield Level.ERROR, problem, "ALTER SYSTEM SET wal_level = 'logical'; and restart the server."
-    if not server.replicates:
-        yield Level.ERROR, f"the role {server.user} may not replicate", f"ALTER ROLE {quoted(server.user)} REPLICATION;"
-    if server.in_recovery:
-        yield (
-            Level.ERROR,
-            "the server is a standby; the slot and publication are made on the primary",
-            "Use the primary.",
-        )
-    if server.settings["server_encoding"] not in ("UTF8", "SQL_ASCII"):
-        yield (
-            Level.WARNING,
-            f"the database's encoding is {server.settings['server_encoding']}",
-            "It is converted to UTF-8.",
-        )
-    if server.settings["max_slot_wal_keep_size"] == "-1":
+    user, replicates, in_recovery, slots_used, senders_used, wal_level, keep_size, encoding, slots, senders = row
+    version = connection.info.server_version
+    if version < OLDEST:
+        yield error(f"PostgreSQL {version // 10000} is too old; 15 or newer is needed", "Upgrade the server.")
+    if wal_level != "logical":
+        problem = f"wal_level is {wal_level}; logical decoding needs logical"
+        yield error(problem, "ALTER SYSTEM SET wal_level = 'logical'; and restart the server.")
+    if not replicates:
+        yield error(f"the role {user} may not replicate", f"ALTER ROLE {quoted(user)} REPLICATION;")
+    if in_recovery:
+        yield error("the server is a standby; the slot and publication are made on the primary", "Use the primary.")
+    if encoding not in ("UTF8", "SQL_ASCII"):
+        yield warning(f"the database's encoding is {encoding}", "It is converted to UTF-8.")
+    if keep_size == "-1":
         problem = "max_slot_wal_keep_size is unlimited: a pipeline that is stopped for long can fill the server's disk"
-        yield Level.WARNING, problem, "ALTER SYSTEM SET max_slot_wal_keep_size = '100GB'; SELECT pg_reload_conf();"
-
-
-def _of_transport(database: Database, connection: Connection) -> Iterator[Problem]:
-    """T27: ``prefer``, the default, falls back to plain text without a word."""
-    host = connection.info.host or "/"
-    mode = database.parameters.get("sslmode", "prefer")
+        yield warning(problem, "ALTER SYSTEM SET max_slot_wal_keep_size = '100GB'; SELECT pg_reload_conf();")
+    host, mode = connection.info.host or "/", database.parameters.get("sslmode", "prefer")
     if not host.startswith("/") and host not in _LOCAL and mode not in _ENCRYPTED:
-        yield Level.WARNING, f"sslmode={mode} does not insist on encryption", "Add sslmode=verify-full to source.dsn."
-
-
-def _of_slot(connection: Connection, names: Names, server: _Server) -> Iterator[Problem]:
-    try:
-        slot = usable_slot(connection, names.slot)
-    except (SourceSetupError, SourceUnavailableError) as error:
-        yield Level.ERROR, error.message, error.remedy
-        return
+        # T27: ``prefer``, the default, falls back to plain text without a word.
+        yield warning(f"sslmode={mode} does not insist on encryption", "Add sslmode=verify-full to source.dsn.")
     if slot is not None and slot.lost is not None:
-        yield (
-            Level.ERROR,
-            f"the slot {names.slot} was invalidated: {slot.lost}",
-            "Copy every table anew, after uninstall.",
-        )
+        problem = f"the slot {names.slot} was invalidated: {slot.lost}"
+        yield error(problem, "Copy every table again, after uninstall.")
     if slot is not None and slot.wal_status == "unreserved":
-        yield (
-            Level.WARNING,
-            f"the slot {names.slot} is about to lose its log",
-            "Run the pipeline now, or raise the limit.",
-        )
+        problem = f"the slot {names.slot} is about to lose its log"
+        yield warning(problem, "Run the pipeline now, or raise the limit.")
     needed = 1 if slot is not None else 2  # the slot itself, and a temporary one while a table is copied
-    for used, name in ((server.slots_used, "max_replication_slots"), (server.senders_used, "max_wal_senders")):
-        most = int(server.settings[name])
+    for used, most, name in ((slots_used, slots, "max_replication_slots"), (senders_used, senders, "max_wal_senders")):
         if used + needed > most:
-            problem = f"{name} is {most}, of which {used} are in use"
-            yield Level.ERROR, problem, f"ALTER SYSTEM SET {name} = {most + 4}; and restart the server."
-    if read_slot(connection, names.slot) is None and connection.info.server_version >= OLDEST:
-        yield from _pooler(connection)
-
-
-def _pooler(connection: Connection) -> Iterator[Problem]:
-    """A pooler in between answers SQL but has another backend behind each transaction."""
-    pids = {connection.execute("SELECT pg_backend_pid()").fetchone() for _ in range(3)}
-    if len(pids) > 1 or pids != {(connection.info.backend_pid,)}:
-        yield (
-            Level.ERROR,
-            "a connection pooler is in between; replication needs the server itself",
-            "Correct source.dsn.",
-        )
+            remedy = f"ALTER SYSTEM SET {name} = {most + 4}; and restart the server."
+            yield error(f"{name} is {most}, of which {used} are in use", remedy)
+    if slot is None and version >= OLDEST:
+        # A pooler in between answers SQL but has another backend behind each transaction.
+        pids = {connection.execute("SELECT pg_backend_pid()").fetchone() for _ in range(3)}
+        if pids != {(connection.info.backend_pid,)}:
+            problem = "a connection pooler is in between; replication needs the server itself"
+            yield error(problem, "Correct source.dsn.")
 
 
 def _of_publication(
-    connection: Connection, names: Names, chosen: Sequence[TableId], *, provision: bool
+    connection: Connection, names: Names, slot: Slot | None, chosen: Sequence[TableId], *, provision: bool
 ) -> Iterator[Finding]:
     """What ``prepare`` will make; without ``provision`` somebody else has to, so each statement is an error."""
     for one in shortcomings(connection, names.publication):
-        yield _finding(Level.ERROR, one.problem, one.remedy)
+        yield Finding(level=Level.ERROR, problem=one.problem, remedy=one.remedy)
     covered = published(connection, names.publication)
     level = Level.WARNING if provision else Level.ERROR
     missing = [table for table in chosen if covered is None or table not in covered]
     if covered is not None or not provision:
         for statement in publication_statements(names.publication, covered, missing):
-            yield _finding(level, f"{len(missing)} tables are not published yet", f"{statement};")
-    slot = read_slot(connection, names.slot)
+            yield Finding(level=level, problem=f"{len(missing)} tables are not published yet", remedy=f"{statement};")
     if provision and covered is None and slot is not None:
         problem = f"the publication {names.publication} was dropped, so that changes are in no stream since then"
-        remedy = "Start the pipeline: it is made again, and every table is copied anew. Or begin again: uninstall."
-        yield _finding(Level.WARNING, problem, remedy)
+        remedy = "Start the pipeline: it is made again, and every table is copied again. Or begin again: uninstall."
+        yield Finding(level=Level.WARNING, problem=problem, remedy=remedy)
     if not provision and slot is None:
-        statement = slot_statement(names.slot)
-        yield _finding(level, "there is no replication slot, and source.provision is off", f"{statement};")
+        problem = "there is no replication slot, and source.provision is off"
+        yield Finding(level=level, problem=problem, remedy=f"{slot_statement(names.slot)};")
 
 
-def _of_tables(connection: Connection, tables: list[SourceTable]) -> Iterator[Finding]:
-    for table in with_columns(connection, tables):
-        for level, problem, remedy in _of_table(connection, table):
-            yield Finding(level=level, problem=f"{table.id}: {problem}", remedy=remedy, table=table.id)
-
-
-def _of_table(connection: Connection, table: SourceTable) -> Iterator[Problem]:
-    name = sql_name(table.id)
-    row = connection.execute(
-        "SELECT has_table_privilege(%s::oid, 'SELECT'), c.relrowsecurity AND (c.relforcerowsecurity OR NOT"
-        " pg_has_role(c.relowner, 'USAGE')) AND NOT (SELECT rolbypassrls OR rolsuper FROM pg_roles"
-        " WHERE rolname = current_user) FROM pg_class c WHERE c.oid = %s",
-        (table.oid, table.oid),
-    ).fetchone()
-    if row is not None and not row[0]:
-        yield Level.ERROR, "this role may not read it", f"GRANT SELECT ON {name} TO CURRENT_USER;"
-    if row is not None and row[1]:
-        yield Level.ERROR, "row security hides rows of it from this role", "ALTER ROLE CURRENT_USER BYPASSRLS;"
-    if not table.key:
-        problem = "no key: rows are matched as a whole, and each update is a delete and an insert"
-        yield Level.WARNING, problem, f"ALTER TABLE {name} ADD PRIMARY KEY (…);"
-    for column in table.columns:
-        fixed = "".join("_" if letter in _REFUSED_BY_DELTA else letter for letter in column.name)
-        if fixed != column.name or column.name.lower().startswith("_lakefeed"):
-            better = fixed.lstrip("_") or "renamed"
-            remedy = f"ALTER TABLE {name} RENAME COLUMN {quoted(column.name)} TO {quoted(better)};"
-            yield Level.ERROR, f"lake tables refuse the column name '{column.name}'", remedy
-
-
-def _without_before_images(connection: Connection, tables: Sequence[SourceTable]) -> Iterator[Finding]:
+def _of_tables(connection: Connection, tables: list[SourceTable], *, before_images: bool) -> Iterator[Finding]:
+    """What this role may do is asked once for all tables."""
+    rows = connection.execute(_PRIVILEGES, ([table.oid for table in tables],))
+    granted = {oid: (reads, hidden) for oid, reads, hidden in rows}
     for table in tables:
-        lacking = not_whole(connection, table.oid)
-        if lacking:
-            problem = f"{table.id}: no before images, because its replica identity does not log old rows whole"
-            remedy = " ".join(f"ALTER TABLE {one} REPLICA IDENTITY FULL;" for one in lacking.values())
-            yield Finding(level=Level.WARNING, problem=problem, remedy=remedy, table=table.id)
-
-
-def _left_out(there: Mapping[TableId, SourceTable], chosen: Sequence[TableId]) -> Iterator[Finding]:
-    """Tables of the schemas in question whose changes PostgreSQL cannot tell: said, not skipped in silence."""
-    schemas = {table.schema for table in chosen or there}
-    for table, source in there.items():
-        if source.refusal is not None and table.schema in schemas:
-            reason, remedy = source.refusal
-            yield Finding(level=Level.WARNING, problem=f"{table} is left out: {reason}", remedy=remedy, table=table)
+        name, found = sql_name(table.id), list[tuple[Level, str, str]]()
+        reads, hidden = granted.get(table.oid, (True, False))
+        if not reads:
+            found.append((Level.ERROR, "this role may not read it", f"GRANT SELECT ON {name} TO CURRENT_USER;"))
+        if hidden:
+            problem = "row security hides rows of it from this role"
+            found.append((Level.ERROR, problem, "ALTER ROLE CURRENT_USER BYPASSRLS;"))
+        if not table.key:
+            problem = "no key: rows are matched as a whole, and each update is a delete and an insert"
+            found.append((Level.WARNING, problem, f"ALTER TABLE {name} ADD PRIMARY KEY (…);"))
+        for column in table.columns:
+            fixed = "".join("_" if letter in _REFUSED_BY_DELTA else letter for letter in column.name)
+            if fixed != column.name or column.name.lower().startswith("_lakefeed"):
+                better = fixed.lstrip("_") or "renamed"
+                remedy = f"ALTER TABLE {name} RENAME COLUMN {quoted(column.name)} TO {quoted(better)};"
+                found.append((Level.ERROR, f"lake tables refuse the column name '{column.name}'", remedy))
+        if before_images and (lacking := table.not_whole):
+            problem = "no before images, because its replica identity does not log old rows whole"
+            remedy = " ".join(f"ALTER TABLE {one} REPLICA IDENTITY FULL;" for one in lacking)
+            found.append((Level.WARNING, problem, remedy))
+        for level, problem, remedy in found:
+            yield Finding(level=level, problem=f"{table.id}: {problem}", remedy=remedy, table=table.id)

@@ -1,210 +1,95 @@
-# ruff: noqa: S608 (names in SQL are quoted; values are psycopg literals)
-"""The copy of one table: key ranges that any process can read on its own.
-
-Rows come through COPY in binary form (``form`` says of each column what that is) and give the same Arrow values as the
-stream's. While the snapshot of the plan is alive, every chunk imports it and is exact at its position. When it is gone
-(a restart), a chunk reads under a snapshot of its own and says between which positions that is (``bracket``).
-"""
+"""Which commits a read transaction has: under an exported snapshot exactly those up to its position, else a bracket."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import psycopg
-import pyarrow as pa
 from psycopg import sql
-from psycopg.pq import ExecStatus
 
-from lakefeed.capture.postgres.assemble import unfit
-from lakefeed.capture.postgres.bracket import bracketed
-from lakefeed.capture.postgres.catalog import sql_name
-from lakefeed.capture.postgres.copyrows import CopyRows, read_copy
-from lakefeed.capture.postgres.database import Connection, Database
-from lakefeed.capture.postgres.form import Form, form_of
-from lakefeed.capture.postgres.names import Names, quoted
-from lakefeed.capture.postgres.text import UnfitError
-from lakefeed.capture.postgres.types import SourceType
+from lakefeed.capture.postgres.catalog import wait_for_commits
+from lakefeed.capture.postgres.database import Connection
+from lakefeed.capture.postgres.resume import inserted
 from lakefeed.change.lsn import PostgresLsn
-from lakefeed.change.table import TableId, TableSchema
-from lakefeed.errors import LakefeedError, StateError, TableStoppedError
+from lakefeed.errors import SourceUnavailableError
 
-_PIECE_BYTES = 4 << 20
-_PIECE_ROWS = 16_384
-"""Small enough for the processor's caches: larger pieces were measured to be slower by half."""
+BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_COMMIT_SECONDS = 30.0
 
-Key = tuple[str, ...]
-"""Key values as PostgreSQL prints them."""
+# The transaction's snapshot shows pg_class as of then; pg_relation_filenode and pg_partition_tree show it as of now.
+_CHANGED = """
+WITH RECURSIVE tree(part) AS (
+  SELECT %(table)s::regclass::oid
+  UNION ALL SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.part
+              JOIN pg_class c ON c.oid = t.part AND c.relkind = 'p'),
+was AS (SELECT c.oid, c.relfilenode FROM tree t JOIN pg_class c ON c.oid = t.part),
+now AS (SELECT oid, coalesce(pg_relation_filenode(oid), 0) AS file
+          FROM (SELECT %(table)s::regclass::oid
+                UNION SELECT relid::oid FROM pg_partition_tree(%(table)s::regclass)) AS p(oid))
+SELECT count(*) FROM was FULL JOIN now USING (oid) WHERE was.relfilenode IS DISTINCT FROM now.file"""
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """The exported snapshot of a plan: its name, what it contains, and where in the log it belongs."""
+class SnapshotOrigin:
+    """The exported snapshot of a plan: its name, what it contains, and where in the log it belongs. Without a name
+    there was none, and chunks have brackets."""
 
     snapshot: str
     content: str
     position: PostgresLsn
 
-
-@dataclass(frozen=True, slots=True)
-class TableChunk:
-    """The rows with low < key <= high; None is open-ended. ``only``: a plain table, not its inheritance children."""
-
-    database: Database
-    names: Names
-    schema: TableSchema
-    origin: Origin
-    only: bool
-    low: Key | None = None
-    high: Key | None = None
-
-    @property
-    def table(self) -> TableId:
-        return self.schema.table
-
-    def open(self) -> TableChunkReader:
-        return TableChunkReader(self)
-
-    def to_json(self) -> Mapping[str, Any]:
-        origin = {"snapshot": self.origin.snapshot, "content": self.origin.content}
-        bounds = {"low": _listed(self.low), "high": _listed(self.high)}
-        return {
-            "schema": self.schema.to_json(),
-            **origin,
-            "at": self.origin.position.text(),
-            "only": self.only,
-            **bounds,
-        }
+    def to_json(self) -> dict[str, str]:
+        return {"snapshot": self.snapshot, "content": self.content, "at": self.position.text()}
 
     @classmethod
-    def from_json(cls, database: Database, names: Names, data: Mapping[str, Any]) -> TableChunk:
-        origin = Origin(data["snapshot"], data["content"], PostgresLsn.parse(data["at"]))
-        low, high = (tuple(data[name]) if data[name] is not None else None for name in ("low", "high"))
-        return cls(database, names, TableSchema.from_json(data["schema"]), origin, data["only"], low, high)
-
-    def select(self, columns: str) -> str:
-        return f"SELECT {columns} FROM {'ONLY ' if self.only else ''}{sql_name(self.table)}{self._where()}"
-
-    def _where(self) -> str:
-        key = f"({', '.join(map(quoted, self.schema.key))})"
-        conditions = [f"{key} > {self._literal(self.low)}"] if self.low is not None else []
-        conditions += [f"{key} <= {self._literal(self.high)}"] if self.high is not None else []
-        return f" WHERE {' AND '.join(conditions)}" if conditions else ""
-
-    def _literal(self, key: Key) -> str:
-        parts = [
-            f"{sql.Literal(value).as_string(None)}::{self.schema.column(name).source_type}"
-            for name, value in zip(self.schema.key, key, strict=True)
-        ]
-        return f"({', '.join(parts)})"
+    def from_json(cls, data: Mapping[str, Any]) -> SnapshotOrigin:
+        return cls(data["snapshot"], data["content"], PostgresLsn.parse(data["at"]))
 
 
-class TableChunkReader:
-    """An open chunk; see ``ChunkReader``."""
-
-    def __init__(self, chunk: TableChunk) -> None:
-        self._chunk = chunk
-        self._connection: Connection | None = None
-        self._bracket: tuple[PostgresLsn, PostgresLsn] | None = None
-
-    def __enter__(self) -> Self:
-        database = self._chunk.database
-        connection = database.connect(self._chunk.names.readers)
-        try:
-            with database.errors():
-                origin = self._chunk.origin
-                exact = _imported(connection, origin)
-                self._bracket = (origin.position, origin.position) if exact else bracketed(connection)
-        except BaseException:
-            connection.close()
-            raise
-        self._connection = connection
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        if self._connection is None:
-            raise StateError("a chunk is read inside its with block", remedy="Enter the reader first.")
-        with self._chunk.database.errors():
-            if not self._chunk.schema.columns:
-                yield _without_columns(self._connection, self._chunk)
-                return
-            forms = _forms(self._connection, self._chunk)
-            query = self._chunk.select(", ".join(form.sql for form in forms))
-            for rows in read_copy(self._connection, query, piece_bytes=_PIECE_BYTES, piece_rows=_PIECE_ROWS):
-                yield self._batch(rows, forms)
-
-    @property
-    def low(self) -> PostgresLsn:
-        return self._marks()[0]
-
-    @property
-    def high(self) -> PostgresLsn:
-        return self._marks()[1]
-
-    def _marks(self) -> tuple[PostgresLsn, PostgresLsn]:
-        if self._bracket is None:
-            raise StateError("a chunk has a bracket once it is open", remedy="Enter the reader first.")
-        return self._bracket
-
-    def _batch(self, rows: CopyRows, forms: Sequence[Form]) -> pa.RecordBatch:
-        schema = self._chunk.schema
-        arrays = []
-        for column, form, values in zip(schema.columns, forms, rows.columns(len(forms)), strict=True):
-            try:
-                arrays.append(form.read(values))
-            except UnfitError as error:
-                raise self._stopped(UnfitError(f"{column.name}: {error}")) from error
-        return pa.RecordBatch.from_arrays(arrays, schema=schema.arrow)
-
-    def _stopped(self, error: UnfitError) -> LakefeedError:
-        said = unfit(self._chunk.table, error)
-        return TableStoppedError(f"{said.table}: {said.reason}", table=str(said.table), remedy=said.remedy)
-
-
-def _imported(connection: Connection, origin: Origin) -> bool:
-    """Read under the plan's snapshot, if it is still there and still the same: names are used again after a restart."""
-    begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-    connection.execute(begin)
+def import_snapshot(connection: Connection, origin: SnapshotOrigin) -> bool:
+    """Begin a read transaction under an exported snapshot, if it is still there and still the same: names are used
+    again after a restart. False: no transaction is open."""
+    if not origin.snapshot:
+        return False
+    connection.execute(BEGIN)
     try:
         connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(origin.snapshot)))
         row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
         if row is not None and row[0] == origin.content:
             return True
-    except psycopg.errors.ObjectNotInPrerequisiteState:  # it is of a transaction that is over
-        pass
-    except psycopg.OperationalError:
-        raise
-    except psycopg.DatabaseError:  # no such snapshot
+    except (
+        psycopg.errors.ObjectNotInPrerequisiteState,  # it is of a transaction that is over
+        psycopg.errors.InvalidParameterValue,  # no such snapshot
+        psycopg.errors.UndefinedObject,
+    ):
         pass
     connection.execute("ROLLBACK")
     return False
 
 
-def _forms(connection: Connection, chunk: TableChunk) -> list[Form]:
-    """From now on the transaction has a lock on the table, so that what the server states here stays true."""
-    columns = chunk.schema.columns
-    result = connection.pgconn.exec_(f"{chunk.select(', '.join(map(quoted, chunk.schema.names)))} LIMIT 0".encode())
-    if result.status != ExecStatus.TUPLES_OK:
-        raise psycopg.errors.error_from_result(result)
-    stated = [SourceType(result.ftype(place), result.fmod(place)) for place in range(len(columns))]
-    return [form_of(column.name, column.type, kind) for column, kind in zip(columns, stated, strict=True)]
+def shows(connection: Connection, table: str) -> bool:
+    """Whether the transaction's snapshot has the rows of a table (its name as SQL) and of its partitions of now. One
+    that was rewritten or attached since would be read with the catalog of now and the rows of then: an ALTER TABLE that
+    rewrites leaves none to be seen."""
+    row = connection.execute(_CHANGED, {"table": table}).fetchone()
+    return row is not None and row[0] == 0
 
 
-def _without_columns(connection: Connection, chunk: TableChunk) -> pa.RecordBatch:
-    """A table of no columns can have rows."""
-    row = connection.execute(chunk.select("count(*)").encode()).fetchone()
-    rows: Any = pa.array([{}] * (row[0] if row else 0), pa.struct([]))
-    return pa.RecordBatch.from_struct_array(rows)
+def bracketed(connection: Connection) -> tuple[PostgresLsn, PostgresLsn]:
+    """Begin a read transaction, and say which commits it has: all up to the first position, none after the second.
 
-
-def _listed(key: Key | None) -> list[str] | None:
-    return list(key) if key is not None else None
+    By visibility and not by log position alone (T5): a commit is in the log before its rows become visible. So the
+    position that was read first is a low mark only once every transaction that might have been committing at that
+    moment is over; the high mark is read after the snapshot. SourceUnavailableError if they do not come to an end.
+    """
+    low = inserted(connection)
+    if not wait_for_commits(connection, _COMMIT_SECONDS):
+        raise SourceUnavailableError(
+            f"transactions that were active {_COMMIT_SECONDS:.0f} s ago are still active, so a copy cannot be dated",
+            remedy="Lakefeed tries again by itself; a long statement in pg_stat_activity is what it waits for.",
+        )
+    connection.execute(BEGIN)
+    connection.execute("SELECT pg_current_snapshot()")  # the first statement takes the snapshot
+    return low, inserted(connection)

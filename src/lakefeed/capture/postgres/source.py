@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 from lakefeed.capture.base import ChangeCapture
+from lakefeed.capture.builder import Limits
 from lakefeed.capture.postgres.capture import PostgresLog
 from lakefeed.capture.postgres.database import Database
-from lakefeed.capture.postgres.stream import Limits
 from lakefeed.errors import ConfigError
 
 _MECHANISMS = ("log",)

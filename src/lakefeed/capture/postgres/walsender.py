@@ -1,7 +1,9 @@
-"""Walsender: the replication connection, read by a thread of its own so that the server always gets its answers.
+"""Walsender: the replication connection, as a LogReader. What it reads comes in pieces with whole messages.
 
-The thread reads while there is room, and tells the server every few seconds how far it may forget, also while the
-consumer is busy. It never confirms anything by itself: ``confirm`` is the only thing that moves the slot.
+The bytes come in two ways, the same to their user. ``SocketWire`` reads the socket itself once libpq has connected and
+authenticated. ``LibpqWire`` asks libpq for one message after another; it is for connections that libpq encrypts, and
+costs more CPU (docs/decisions/0009-socket.md). The catalog is asked on a second connection, once for all relations that
+a piece describes, and the answer travels inside the piece: the decoder asks nobody.
 """
 
 from __future__ import annotations
@@ -11,197 +13,420 @@ import struct
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Protocol
 
+import numpy as np
 import psycopg
+from psycopg.pq import ExecStatus
 
-from lakefeed.capture.postgres.database import Database
-from lakefeed.capture.postgres.message import EPOCH_MICROSECONDS, Run
-from lakefeed.capture.postgres.names import Names, quoted
-from lakefeed.capture.postgres.readiness import wait_readable
-from lakefeed.capture.postgres.wire import Arrival, Idle, open_wire
+from lakefeed.capture.postgres.catalog import CatalogFacts, read_facts, wait_for_commits
+from lakefeed.capture.postgres.database import STREAM, Connection, Database, Names, quoted, run
+from lakefeed.capture.postgres.pgoutput import PIECE_BYTES, Run, WalPiece, joined, make_run, run_of
+from lakefeed.capture.postgres.resume import head, read_slot
+from lakefeed.capture.postgres.values import EPOCH_MICROSECONDS
+from lakefeed.capture.postgres.wire import BOTH, COMPLETE, DONE, ERROR, READY, Line, error_of, is_plain, wait_ready
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.errors import LakefeedError, PositionLostError, SourceUnavailableError
 
-_ROOM_BYTES = 64 << 20
-_STATUS_SECONDS = 5.0  # wal_sender_timeout is 60 s by default, and 10 s is about the least that anybody sets
+HEADER_BYTES = 25
+"""Before each message of the log: w, start, end, time."""
+_LOG, _KEEPALIVE = ord("w"), ord("k")
+_KEEPALIVE_BYTES = 18
+_OBJECT_BYTES = 200  # what Python needs for each message, however short
+_ARRIVAL_BYTES = 8 << 20
+_START_SECONDS = 60.0
+_STATUS_SECONDS = 1.0  # an idle server says by itself only now and then how far it has come
 _BURST = 500
 GULP_SECONDS = 0.02
 """With a backlog over TCP, a pause between reads lets the buffers fill: the walsender wakes up less often and is nearly
 twice as fast. On a unix socket the same pause is harmful."""
-_GONE = ("has already been removed", "can no longer get changes", "does not exist", "invalidated")
 _CLOSE_SECONDS = 2.0
 _FREE_SECONDS = 3.0
 """How long to wait for a slot that a connection of before still has: the server notices its end a little later."""
+_ASK_SECONDS = 0.01
+_ANSWER_SECONDS = 1.0
+_VISIBLE_SECONDS = 2.0
+
+# The wait event is spelled in two ways, by version.
+_ACTIVITY = """
+SELECT wait_event ILIKE 'WalSenderWaitForWal', (extract(epoch FROM clock_timestamp()) * 1000000)::int8
+  FROM pg_stat_activity WHERE pid = %s"""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The server has nothing more up to ``position``, it said at ``sent_us`` (its clock, microseconds since 1970)."""
+
+    position: PostgresLsn
+    sent_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What has come: messages of the log; ``idle`` if the last word was that there is nothing more now."""
+
+    run: Run | None = None
+    idle: Idle | None = None
+    asked: bool = False
+    """The server wants to hear from us."""
+    messages: int = 0
+    ended: bool = False
+    """The server has ended the stream."""
+
+
+class Wire(Protocol):
+    """Belongs to one thread. Everything may raise psycopg.Error."""
+
+    def start(self, command: str) -> None:
+        """Send START_REPLICATION; the stream has begun when this returns."""
+
+    def read(self) -> Arrival:
+        """What has come by now, without a wait; several MB at most."""
+
+    def write(self, message: bytes) -> None: ...
+
+    def finish(self, seconds: float) -> None:
+        """End the stream from here, and wait that long for the server to let go of the slot."""
+
+    def close(self) -> None:
+        """Let go of everything that is not the connection's. Never raises."""
+
+
+def open_wire(connection: Connection) -> Wire:
+    """The fastest wire for a connection that has just been made."""
+    return SocketWire(connection) if is_plain(connection) else LibpqWire(connection)
+
+
+class SocketWire:
+    """For connections that are not encrypted."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._line = Line(connection)
+
+    def start(self, command: str) -> None:
+        self._line.send(b"Q", command.encode() + b"\0")
+        until = time.monotonic() + _START_SECONDS
+        while time.monotonic() < until:
+            frames = self._line.wait(until)
+            for index in range(len(frames)):  # "ready" after an error of before may be among them
+                if frames.kind(index) == ERROR:
+                    raise error_of(frames.body(index))
+                if frames.kind(index) == BOTH:
+                    self._line.put_back(frames.after(index))
+                    return
+        raise psycopg.OperationalError(f"the server did not start the stream within {_START_SECONDS:.0f} s")
+
+    def read(self) -> Arrival:
+        frames = self._line.received()
+        if not len(frames):
+            return Arrival()
+        others = frames.others()
+        for index in others:
+            if frames.kind(index) == ERROR:
+                raise error_of(frames.body(index))
+        begins, ends = frames.data_bodies()
+        inner = frames.data[begins]
+        log = inner == _LOG
+        messages = run_of(frames.data, begins[log] + HEADER_BYTES, ends[log]) if log.any() else None
+        idle, asked = None, False
+        for index in np.flatnonzero(inner == _KEEPALIVE).tolist():
+            idle, wants = _keepalive(frames.data[begins[index] : ends[index]].tobytes())
+            asked = asked or wants
+        if len(log) and log[-1]:
+            idle = None
+        ended = any(frames.kind(index) in (DONE, COMPLETE) for index in others)
+        return Arrival(messages, idle, asked, len(begins), ended)
+
+    def write(self, message: bytes) -> None:
+        self._line.send(b"d", message)
+
+    def finish(self, seconds: float) -> None:
+        self._line.send(b"c", b"")
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            # The slot is free when the command is complete, not when the stream has ended.
+            frames = self._line.wait(until)
+            if any(frames.kind(index) == READY for index in frames.others()):
+                return
+
+    def close(self) -> None:
+        self._line.close()
+
+
+def _keepalive(message: bytes) -> tuple[Idle | None, bool]:
+    if len(message) < _KEEPALIVE_BYTES:
+        return None, False
+    position, sent, wants = struct.unpack_from(">Qq?", message, 1)
+    return Idle(PostgresLsn(position), sent + EPOCH_MICROSECONDS), bool(wants)
+
+
+class LibpqWire:
+    """For connections that only libpq can decrypt."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._pgconn = connection.pgconn
+
+    def start(self, command: str) -> None:
+        run(self._connection, command)
+        self._pgconn.nonblocking = 1  # a server that takes nothing must not keep us
+
+    def read(self) -> Arrival:
+        """Libpq's own buffer holds some dozen messages only, so it is filled again and again until there is no more."""
+        taken: list[bytes] = []
+        size, seen, filled_at = 0, 0, -1
+        idle, asked, ended = None, False, False
+        while size < _ARRIVAL_BYTES:
+            count, data = self._pgconn.get_copy_data(1)
+            if count == 0 and filled_at < seen:
+                filled_at = seen
+                self._pgconn.consume_input()
+                continue
+            if count < 0:
+                result = self._pgconn.get_result()
+                if result is not None and result.status == ExecStatus.FATAL_ERROR:
+                    raise psycopg.errors.error_from_result(result)
+                ended = True
+            if count <= 0:
+                break
+            seen += 1
+            if data[0] == _LOG:
+                taken.append(data)  # type: ignore[arg-type]  # a memoryview, which join takes as well
+                size += count + _OBJECT_BYTES
+                idle = None
+            elif data[0] == _KEEPALIVE:
+                idle, wants = _keepalive(bytes(data))
+                asked = asked or wants
+        messages = make_run(taken, skip=HEADER_BYTES) if taken else None
+        return Arrival(messages, idle, asked, seen, ended)
+
+    def write(self, message: bytes) -> None:
+        self._pgconn.put_copy_data(message)
+        self._pgconn.flush()
+
+    def finish(self, seconds: float) -> None:
+        self._pgconn.put_copy_end()
+        self._pgconn.flush()
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            count, _ = self._pgconn.get_copy_data(1)
+            if count < 0:
+                # The slot is free when the command is complete, not when the stream has ended.
+                while not self._pgconn.is_busy() and self._pgconn.get_result() is not None:
+                    pass
+                return
+            if count == 0:
+                wait_ready((self._pgconn.socket,), 0.1)
+                self._pgconn.consume_input()
+
+    def close(self) -> None:
+        pass
 
 
 class Walsender:
-    """A stream of pgoutput messages strictly after ``after``; ``confirmed`` is where the slot is."""
+    """See ``LogReader``: the messages strictly after ``after``. ``confirm`` is the only thing that moves the slot."""
 
-    def __init__(self, database: Database, names: Names, after: PostgresLsn, confirmed: PostgresLsn) -> None:
+    def __init__(self, database: Database, names: Names, after: PostgresLsn) -> None:
         self._database = database
-        self._connection = database.connect(names.slot, replication=True)
-        self._wire = open_wire(self._connection)
-        self._gulps = not (self._connection.info.host or "/").startswith("/")
+        self._names = names
+        self._busy = threading.Lock()
+        self._asked = False
+        self._reported = PostgresLsn(0)
+        self._reported_at = 0.0
+        self._failed = self._is_settled = False
+        self.gulping = False
+        """There is a backlog: that nothing comes for a moment does not mean that nothing is there."""
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)  # a full pipe wakes as well as one byte more
-        self._changed = threading.Condition()
-        self._runs: list[Run] = []
-        self._bytes = 0
-        self._idle_at: Idle | None = None
-        self._error: LakefeedError | None = None
-        self._confirmed = confirmed  # and not ``after``: reading on confirms nothing
-        self._told = PostgresLsn(0)
-        self._told_at = 0.0
-        self._asked = False
-        self._stopping = False
-        self.gulping = False
-        """There is a backlog: that nothing comes for GULP_SECONDS does not mean that nothing is there."""
+        self._catalog = database.connect(names.slot)
         try:
-            self._start(names, after)
+            with database.errors():
+                slot = read_slot(self._catalog, names.slot)
+            # Where the slot is, and not ``after``: reading on confirms nothing.
+            self._confirmed = slot.confirmed if slot is not None else PostgresLsn(0)
+            self._connection = database.connect(names.slot, STREAM, replication=True)
+        except BaseException:
+            self._catalog.close()
+            raise
+        self._wire = open_wire(self._connection)
+        self._gulps = not (self._connection.info.host or "/").startswith("/")
+        try:
+            self._start(after)
         except BaseException:
             self._release()
             raise
-        self._thread = threading.Thread(target=self._work, name="lakefeed-walsender", daemon=True)
-        self._thread.start()
 
     @property
     def pid(self) -> int:
         """The server's process."""
         return int(self._connection.info.backend_pid)
 
-    def take(self, wait_seconds: float) -> tuple[list[Run], Idle | None]:
-        """Messages that have come; and if the server has nothing more now, up to where."""
-        with self._changed:
-            if not self._runs and self._error is None and wait_seconds > 0:
-                self._changed.wait(wait_seconds)
-            if not self._runs and self._error is not None:
-                raise self._error
-            runs, self._runs, self._bytes = self._runs, [], 0
-            idle_at, self._idle_at = self._idle_at, None
-            self._changed.notify_all()
-            return runs, idle_at
+    def read(self, wait_seconds: float) -> WalPiece | None:
+        with self._busy:
+            try:
+                arrival = self._settled() if wait_seconds <= 0 else self._next(wait_seconds)
+                return self._piece(arrival) if arrival is not None else None
+            except psycopg.Error as error:
+                self._failed = True
+                raise self._mapped(error) from error
+
+    def size(self, piece: WalPiece) -> int:
+        return piece.run.data.nbytes if piece.run is not None else 0
+
+    def beat(self) -> None:
+        with self._busy, self._database.errors():
+            self._report()
+
+    def wake(self) -> None:
+        with suppress(OSError):
+            os.write(self._wake_write, b"x")
 
     def confirm(self, position: PostgresLsn) -> None:
-        """The server may forget up to ``position``; it is told soon."""
+        """The server may forget up to ``position``; it is told within a second."""
         self._confirmed = max(self._confirmed, position)
-
-    def ask(self) -> None:
-        """Make the server say how far it has come."""
-        self._asked = True
-        self._wake()
 
     def close(self) -> None:
         """Tell the server the last confirmed position, then leave the slot. Never raises."""
-        self._stopping = True
-        self._wake()
-        with self._changed:
-            self._changed.notify_all()
-        self._thread.join(_CLOSE_SECONDS * 2)
-        with suppress(psycopg.Error):
-            self._leave()
-        self._release()
+        if self._busy.acquire(timeout=0.1):
+            with suppress(psycopg.Error):
+                if not self._failed:
+                    self._reported_at = 0.0
+                    self._report()
+                    self._wire.finish(_CLOSE_SECONDS)
+            self._release()
+        else:  # a read hangs, and fails now
+            self._connection.sever()
+            self._catalog.sever()
 
     def _release(self) -> None:
         self._wire.close()
-        with suppress(psycopg.Error):
-            self._connection.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        for connection in (self._connection, self._catalog):
+            with suppress(psycopg.Error):
+                connection.close()
+        for end in (self._wake_read, self._wake_write):
+            os.close(end)
 
-    def _start(self, names: Names, after: PostgresLsn) -> None:
-        publication = quoted(names.publication).replace("'", "''")
-        sql = (
-            f"START_REPLICATION SLOT {quoted(names.slot)} LOGICAL {after.text()}"
+    def _start(self, after: PostgresLsn) -> None:
+        publication = quoted(self._names.publication).replace("'", "''")
+        command = (
+            f"START_REPLICATION SLOT {quoted(self._names.slot)} LOGICAL {after.text()}"
             f" (proto_version '1', publication_names '{publication}')"
         )
         until = time.monotonic() + _FREE_SECONDS
         while True:
             try:
-                self._wire.start(sql)
-            except psycopg.Error as error:
-                if not isinstance(error, psycopg.errors.ObjectInUse) or time.monotonic() > until:
+                self._wire.start(command)
+            except psycopg.errors.ObjectInUse as error:
+                if time.monotonic() > until:
                     raise self._mapped(error) from error
                 time.sleep(0.05)
+            except psycopg.Error as error:
+                raise self._mapped(error) from error
             else:
                 return
 
-    def _work(self) -> None:
-        try:
-            while not self._stopping:
-                self._tell()
-                if self._bytes >= _ROOM_BYTES:
-                    with self._changed:
-                        self._changed.wait(0.1)
-                    continue
-                arrival = self._wire.read()
-                self._keep(arrival)
-                if arrival.ended:
-                    raise SourceUnavailableError(f"{self._database}: the server ended the replication stream")
+    def _next(self, wait_seconds: float) -> Arrival | None:
+        """What comes within that time, and with a backlog as much as is decoded at once; None if nothing does, or
+        somebody called ``wake``."""
+        until = time.monotonic() + wait_seconds
+        while True:
+            self._report()
+            arrival = self._wire.read()
+            if arrival.messages:
+                runs = [arrival.run] if arrival.run is not None else []
                 self.gulping = arrival.messages >= _BURST and self._gulps
-                if self.gulping:
+                while arrival.messages >= _BURST and self._gulps and not arrival.ended:
+                    if sum(one.data.nbytes for one in runs) >= PIECE_BYTES:
+                        break
                     time.sleep(GULP_SECONDS)
-                elif arrival.messages == 0:
-                    self._sleep()
-        except psycopg.Error as error:
-            self._fail(self._mapped(error))
-        except LakefeedError as error:
-            self._fail(error)
-        except BaseException as error:  # noqa: BLE001  # told to the consumer, who would wait for ever otherwise
-            self._fail(_failed(self._database, error))
+                    self._asked = self._asked or arrival.asked
+                    arrival = self._wire.read()
+                    runs += [arrival.run] if arrival.run is not None else []
+                return replace(arrival, run=joined(runs) if runs else None, messages=1)
+            if arrival.ended:
+                raise SourceUnavailableError(f"{self._database}: the server ended the replication stream")
+            left = until - time.monotonic()
+            if left <= 0:
+                return None
+            ready = wait_ready((self._connection.pgconn.socket, self._wake_read), min(left, 1.0))
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4096)
+                return None
 
-    def _keep(self, arrival: Arrival) -> None:
+    def _settled(self) -> Arrival | None:
+        """What comes next; None if the server has said that nothing more is in its log up to its head of now. How far
+        it has come is handed out before that.
+
+        The server answers, then looks how far the log is flushed, then decodes or sleeps: so one that sleeps after an
+        answer has sent everything, and what is still on its way comes before an answer that it gives after that, also
+        where the log ends inside a record. Answers to earlier questions do not count, which their time tells.
+        """
+        if self._is_settled:
+            self._is_settled = False
+            return None
+        target, (_, since_us) = head(self._catalog), self._activity()
+        asleep = False
+        until = time.monotonic() + _ANSWER_SECONDS
+        while time.monotonic() < until:
+            self._asked = True
+            arrival = self._next(_ASK_SECONDS)
+            if arrival is None:
+                continue
+            if arrival.run is not None or arrival.idle is None:
+                return arrival
+            answered = arrival.idle.sent_us > since_us
+            if arrival.idle.position >= target or (answered and asleep):
+                self._is_settled = True
+                return arrival
+            if answered:
+                asleep, since_us = self._activity()
+        return Arrival()
+
+    def _activity(self) -> tuple[bool, int]:
+        """Whether the walsender waits for more log, and the time now by the server's clock."""
+        row = self._catalog.execute(_ACTIVITY, (self.pid,)).fetchone()
+        return (row[0] is True, int(row[1])) if row is not None else (False, 0)
+
+    def _piece(self, arrival: Arrival) -> WalPiece:
         self._asked = self._asked or arrival.asked
-        if not arrival.messages:
-            return
-        with self._changed:
-            if arrival.run is not None:
-                self._runs.append(arrival.run)
-                self._bytes += arrival.run.data.nbytes
-                self._idle_at = None
-            self._idle_at = arrival.idle or self._idle_at
-            self._changed.notify_all()
+        facts, described = CatalogFacts(), arrival.run.relations() if arrival.run is not None else []
+        if described:
+            facts = read_facts(self._catalog, described)
+            # A commit is in the log before the catalog shows it: a column that the catalog does not have was added a
+            # moment ago, or was renamed or dropped since.
+            live = {
+                oid: {column.name for column in source.columns}
+                for oid, (_, source) in facts.tables.items()
+                if source is not None
+            }
+            if any(column.name not in live.get(one.id, {column.name}) for one in described for column in one.columns):
+                wait_for_commits(self._catalog, _VISIBLE_SECONDS)
+                facts = read_facts(self._catalog, described)
+        return WalPiece(arrival.run, facts, arrival.idle.position if arrival.idle is not None else None)
 
-    def _sleep(self) -> None:
-        """Until something comes, somebody wants something, or it is time to report."""
-        ready = wait_readable(self._connection.pgconn.socket, self._wake_read, seconds=1.0)
-        if self._wake_read in ready:
-            os.read(self._wake_read, 4096)
-
-    def _tell(self) -> None:
-        """Standby status update: written, flushed and applied up to what was confirmed."""
+    def _report(self) -> None:
+        """Standby status update: written, flushed and applied up to what was confirmed. The server is asked to answer,
+        so that its silence is noticed."""
         now = time.monotonic()
-        if not (self._asked or self._confirmed > self._told or now - self._told_at >= _STATUS_SECONDS):
+        late = now - self._reported_at >= _STATUS_SECONDS
+        if not (self._asked or late or self._confirmed > self._reported):
             return
-        asked, self._asked = self._asked, False
+        asked, self._asked = self._asked or late, False
         position = self._confirmed
         micros = time.time_ns() // 1000 - EPOCH_MICROSECONDS
         value = position.value
         self._wire.write(struct.pack(">cQQQqB", b"r", value, value, value, micros, int(asked)))
-        self._told, self._told_at = position, now
-
-    def _leave(self) -> None:
-        if self._error is not None:
-            return
-        self._told_at = 0.0
-        self._tell()
-        self._wire.finish(_CLOSE_SECONDS)
+        self._reported, self._reported_at = position, now
 
     def _mapped(self, error: psycopg.Error) -> LakefeedError:
-        if any(words in str(error) for words in _GONE):
+        """A slot or a log that is gone is PositionLostError, by its SQLSTATE; of an invalidated slot the server says
+        no more than that it is not in the right state."""
+        lost = isinstance(error, (psycopg.errors.UndefinedObject, psycopg.errors.UndefinedFile))
+        if isinstance(error, psycopg.errors.ObjectNotInPrerequisiteState):
+            with suppress(psycopg.Error):
+                slot = read_slot(self._catalog, self._names.slot)
+                lost = slot is None or slot.lost is not None
+        if lost:
             return PositionLostError(f"{self._database}: {str(error).splitlines()[0]}")
         return self._database.mapped(error)
-
-    def _fail(self, error: LakefeedError) -> None:
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
-
-    def _wake(self) -> None:
-        with suppress(OSError):
-            os.write(self._wake_write, b"x")
-
-
-def _failed(database: Database, error: BaseException) -> LakefeedError:
-    failed = SourceUnavailableError(f"{database}: reading the replication stream failed: {error!r}")
-    failed.__cause__ = error
-    return failed

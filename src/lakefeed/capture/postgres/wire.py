@@ -1,210 +1,206 @@
-"""The bytes of a replication connection: a command sent, then messages of COPY BOTH in both directions.
+"""A connection's socket, read past libpq between two commands of its own.
 
-Two ways, the same to their user. ``SocketWire`` reads the socket itself once libpq has connected and authenticated, and
-finds the messages in what has come. ``LibpqWire`` asks libpq for one message after another; it is for connections that
-libpq encrypts, and costs more CPU (docs/decisions/0009-socket.md).
+Libpq takes a few KB from the socket at a time and makes an object of every message; here as much is taken at once as
+has come (docs/decisions/0009-socket.md has the figures). Only for connections that are not encrypted, and only while
+libpq waits for nothing: whoever speaks here listens until the server is ready again, or closes the connection.
+
+Frames of the protocol: a kind (1 byte), a length (int32), a body. Format: PostgreSQL documentation, "Message Formats".
+A length counts itself and the body, not the kind.
 """
 
 from __future__ import annotations
 
+import os
+import select
+import socket
 import struct
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import psycopg
-from psycopg.pq import ExecStatus
 
 from lakefeed.capture.postgres.database import Connection
-from lakefeed.capture.postgres.frames import BOTH, COMPLETE, DONE, ERROR, READY, Frames, error_of
-from lakefeed.capture.postgres.line import Line, is_plain
-from lakefeed.capture.postgres.message import EPOCH_MICROSECONDS, Run, make_run, run_of
-from lakefeed.capture.postgres.readiness import wait_readable
-from lakefeed.change.lsn import PostgresLsn
+from lakefeed.capture.postgres.values import PAD, Bytes, Ints
+from lakefeed.errors import DecodeError
 
-HEADER_BYTES = 25
-"""Before each message of the log: w, start, end, time."""
-_LOG, _KEEPALIVE = ord("w"), ord("k")
-_KEEPALIVE_BYTES = 18
-_OBJECT_BYTES = 200  # what Python needs for each message, however short
-_PIECE_BYTES = 8 << 20
-_WAIT_SECONDS = 60.0
+DATA, BOTH, OUT, DONE, COMPLETE, ERROR, READY = (ord(letter) for letter in "dWHcCEZ")
+_HEAD = 5
+_ROOM_BYTES = 4 << 20
+_READY_FRAME = bytes([READY, 0, 0, 0, 5])
+_LENGTH = struct.Struct(">i")
+_SEND_SECONDS = 10.0
+SILENCE_SECONDS = 30.0
+"""After so long without a byte in the middle of a COPY the server is asked on another connection whether it lives."""
+_CLOSED = "server closed the connection unexpectedly"
+
+
+def wait_ready(files: tuple[int, ...], seconds: float, event: int = select.POLLIN) -> list[int]:
+    """Those that can be read, or are closed; none if the time is over. By poll: select refuses descriptors from 1024
+    on, which a process with many files has."""
+    waiting = select.poll()
+    for file in files:
+        waiting.register(file, event)
+    return [file for file, _ in waiting.poll(max(0.0, seconds) * 1000)]
+
+
+def is_plain(connection: Connection) -> bool:
+    """Nobody but libpq can read a connection that it encrypts."""
+    return not (connection.pgconn.ssl_in_use or connection.pgconn.used_gssapi)
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
-    """The server has nothing more up to ``position``, it said at ``sent_us`` (its clock, microseconds since 1970)."""
+class Frames:
+    """Whole frames one after another: ``starts`` is where each begins and, behind the last, where it ends."""
 
-    position: PostgresLsn
-    sent_us: int
+    data: Bytes
+    starts: Ints
 
+    def __len__(self) -> int:
+        return len(self.starts) - 1
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """What has come: messages of the log; ``idle`` if the last word was that there is nothing more now."""
+    def kind(self, index: int) -> int:
+        return int(self.data[self.starts[index]])
 
-    run: Run | None = None
-    idle: Idle | None = None
-    asked: bool = False
-    """The server wants to hear from us."""
-    messages: int = 0
-    ended: bool = False
-    """The server has ended the stream."""
+    def body(self, index: int) -> bytes:
+        return self.data[self.starts[index] + _HEAD : self.starts[index + 1]].tobytes()
 
+    def data_bodies(self) -> tuple[Ints, Ints]:
+        """Where the bodies of the frames with COPY data begin and end."""
+        chosen = self.data[self.starts[:-1]] == DATA
+        return self.starts[:-1][chosen] + _HEAD, self.starts[1:][chosen]
 
-class Wire(Protocol):
-    """Belongs to one thread. Everything may raise psycopg.Error."""
+    def others(self) -> list[int]:
+        """The frames that are something else than COPY data."""
+        found: list[int] = np.flatnonzero(self.data[self.starts[:-1]] != DATA).tolist()
+        return found
 
-    def start(self, command: str) -> None:
-        """Send START_REPLICATION; the stream has begun when this returns."""
-
-    def read(self) -> Arrival:
-        """What has come by now, without a wait; several MB at most."""
-
-    def write(self, message: bytes) -> None: ...
-
-    def finish(self, seconds: float) -> None:
-        """End the stream from here, and wait that long for the server to let go of the slot."""
-
-    def close(self) -> None:
-        """Let go of everything that is not the connection's. Never raises."""
+    def after(self, index: int) -> bytes:
+        """All the bytes behind one of them."""
+        return self.data[self.starts[index + 1] : self.starts[-1]].tobytes()
 
 
-def open_wire(connection: Connection) -> Wire:
-    """The fastest wire for a connection that has just been made."""
-    return SocketWire(connection) if is_plain(connection) else LibpqWire(connection)
+class Inbox:
+    """Bytes as they come, handed out in whole frames. ``closed``: no more will come."""
 
+    def __init__(self) -> None:
+        self._room = bytearray(_ROOM_BYTES)
+        self.size = 0
+        """Bytes that are here."""
+        self.closed = False
 
-class SocketWire:
-    """For connections that are not encrypted."""
+    @property
+    def is_over(self) -> bool:
+        """Nothing more is to be waited for: the last bytes look like those of a server that is ready, or it is gone."""
+        tail = self.size - len(_READY_FRAME) - 1
+        return self.closed or (tail >= 0 and self._room[tail : self.size - 1] == _READY_FRAME)
 
-    def __init__(self, connection: Connection) -> None:
-        self._line = Line(connection)
-
-    def start(self, command: str) -> None:
-        self._line.query(command)
-        while True:
-            frames = self._line.wait(time.monotonic() + _WAIT_SECONDS)
-            for index in range(len(frames)):  # "ready" after an error of before may be among them
-                if frames.kind(index) == ERROR:
-                    raise error_of(frames.body(index))
-                if frames.kind(index) == BOTH:
-                    self._line.put_back(frames.after(index))
-                    return
-
-    def read(self) -> Arrival:
-        frames = self._line.received()
-        if not len(frames):
-            return Arrival()
-        others = frames.others()
-        for index in others:
-            if frames.kind(index) == ERROR:
-                raise error_of(frames.body(index))
-        return _arrival(frames, ended=any(frames.kind(index) in (DONE, COMPLETE) for index in others))
-
-    def write(self, message: bytes) -> None:
-        self._line.send(b"d", message)
-
-    def finish(self, seconds: float) -> None:
-        self._line.send(b"c", b"")
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            # The slot is free when the command is complete, not when the stream has ended.
-            frames = self._line.wait(until)
-            if any(frames.kind(index) == READY for index in frames.others()):
+    def fill(self, source: socket.socket) -> None:
+        """Take what is there, as far as there is room."""
+        view = memoryview(self._room)
+        while self.size < len(self._room):
+            try:
+                count = source.recv_into(view[self.size :])
+            except BlockingIOError:
                 return
+            except OSError as error:
+                raise psycopg.OperationalError(str(error)) from error
+            if count == 0:
+                self.closed = True
+                return
+            self.size += count
 
-    def close(self) -> None:
-        self._line.close()
+    def take(self) -> Frames:
+        """The whole frames; what begins another stays here. DecodeError for a length that cannot be."""
+        at, length = 0, _LENGTH.unpack_from
+        starts = [0]
+        while at + _HEAD <= self.size:
+            (size,) = length(self._room, at + 1)
+            if size < 4:
+                raise DecodeError(f"the replication stream has a frame of {size} bytes")
+            at += 1 + size
+            if at > self.size:  # make room for one frame that is larger than all there was
+                self._room.extend(bytes(max(0, at - starts[-1] - len(self._room))))
+                break
+            starts.append(at)
+        end = starts[-1]
+        data = np.zeros(end + PAD, np.uint8)
+        data[:end] = np.frombuffer(self._room, np.uint8, end)
+        self._room[: self.size - end] = self._room[end : self.size]
+        self.size -= end
+        return Frames(data, np.array(starts, np.int64))
+
+    def put_back(self, data: bytes) -> None:
+        """Bytes that belong before what is here."""
+        self._room = bytearray(data) + self._room
+        self.size += len(data)
 
 
-def _arrival(frames: Frames, *, ended: bool) -> Arrival:
-    begins, ends = frames.data_bodies()
-    inner = frames.data[begins]
-    log = inner == _LOG
-    run = run_of(frames.data, begins[log] + HEADER_BYTES, ends[log]) if log.any() else None
-    idle, asked = None, False
-    for index in np.flatnonzero(inner == _KEEPALIVE).tolist():
-        idle, wants = _keepalive(frames.data[begins[index] : ends[index]].tobytes())
-        asked = asked or wants
-    if len(log) and log[-1]:
-        idle = None
-    return Arrival(run, idle, asked, len(begins), ended)
-
-
-def _keepalive(message: bytes) -> tuple[Idle | None, bool]:
-    if len(message) < _KEEPALIVE_BYTES:
-        return None, False
-    position, sent, wants = struct.unpack_from(">Qq?", message, 1)
-    return Idle(PostgresLsn(position), sent + EPOCH_MICROSECONDS), bool(wants)
-
-
-class LibpqWire:
-    """For connections that only libpq can decrypt."""
+class Line:
+    """Belongs to one thread. Everything may raise psycopg.OperationalError."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._pgconn = connection.pgconn
+        self._socket = socket.socket(fileno=os.dup(connection.pgconn.socket))  # libpq's own is libpq's to close
+        self._socket.setblocking(False)
+        self._inbox = Inbox()
 
-    def start(self, command: str) -> None:
-        result = self._pgconn.exec_(command.encode())
-        if result.status != ExecStatus.COPY_BOTH:
-            raise psycopg.errors.error_from_result(result)
+    def send(self, kind: bytes, body: bytes) -> None:
+        left = memoryview(kind + struct.pack(">i", len(body) + 4) + body)
+        while left:
+            try:
+                left = left[self._socket.send(left) :]
+            except BlockingIOError:
+                if not wait_ready((self._socket.fileno(),), _SEND_SECONDS, select.POLLOUT):
+                    raise psycopg.OperationalError("the server takes no more messages") from None
+            except OSError as error:
+                raise psycopg.OperationalError(f"{_CLOSED} ({error})") from error
 
-    def read(self) -> Arrival:
-        """Libpq's own buffer holds some dozen messages only, so it is filled again and again until there is no more."""
-        taken: list[bytes] = []
-        size, seen, filled_at = 0, 0, -1
-        idle, asked = None, False
-        while size < _PIECE_BYTES:
-            count, data = self._pgconn.get_copy_data(1)
-            if count == 0 and filled_at < seen:
-                filled_at = seen
-                self._pgconn.consume_input()
-                continue
-            if count < 0:
-                return Arrival(_run(taken), idle, asked, seen, ended=self._ended())
-            if count == 0:
-                break
-            seen += 1
-            if data[0] == _LOG:
-                taken.append(data)  # type: ignore[arg-type]  # a memoryview, which join takes as well
-                size += count + _OBJECT_BYTES
-                idle = None
-            elif data[0] == _KEEPALIVE:
-                idle, wants = _keepalive(bytes(data))
-                asked = asked or wants
-        return Arrival(_run(taken), idle, asked, seen)
+    def received(self) -> Frames:
+        """What has come by now, several MB at most."""
+        self._inbox.fill(self._socket)
+        frames = self._inbox.take()
+        if not len(frames) and self._inbox.closed:
+            raise psycopg.OperationalError(_CLOSED)
+        return frames
 
-    def write(self, message: bytes) -> None:
-        self._pgconn.put_copy_data(message)
-        self._pgconn.flush()
+    def wait(self, until: float) -> Frames:
+        """What comes next; nothing if the time is over."""
+        frames = self.received()
+        while not len(frames) and (left := until - time.monotonic()) > 0:
+            wait_ready((self._socket.fileno(),), left)
+            frames = self.received()
+        return frames
 
-    def finish(self, seconds: float) -> None:
-        self._pgconn.put_copy_end()
-        self._pgconn.flush()
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            count, _ = self._pgconn.get_copy_data(1)
-            if count < 0:
-                # The slot is free when the command is complete, not when the stream has ended.
-                while not self._pgconn.is_busy() and self._pgconn.get_result() is not None:
-                    pass
-                return
-            if count == 0:
-                wait_readable(self._pgconn.socket, seconds=0.1)
-                self._pgconn.consume_input()
+    def listen(self, least_bytes: int) -> Frames:
+        """About that much or more, or what comes until the server is ready again. It may be silent for as long as a
+        query takes to its first row, but only while it answers on another connection."""
+        while True:
+            self._inbox.fill(self._socket)
+            if self._inbox.size >= least_bytes or self._inbox.is_over:
+                frames = self.received()
+                if len(frames):
+                    return frames
+            if not wait_ready((self._socket.fileno(),), SILENCE_SECONDS):
+                self._connection.require_alive()
+
+    def put_back(self, data: bytes) -> None:
+        """Bytes that are to be received again."""
+        self._inbox.put_back(data)
 
     def close(self) -> None:
-        pass
-
-    def _ended(self) -> bool:
-        result = self._pgconn.get_result()
-        if result is not None and result.status == ExecStatus.FATAL_ERROR:
-            raise psycopg.errors.error_from_result(result)
-        return True
+        """The connection goes on, or is its owner's to close."""
+        self._socket.close()
 
 
-def _run(messages: list[bytes]) -> Run | None:
-    return make_run(messages, skip=HEADER_BYTES) if messages else None
+def error_of(body: bytes) -> psycopg.Error:
+    """An ErrorResponse as psycopg's exception for its SQLSTATE."""
+    fields = {part[:1].decode(): part[1:].decode("utf-8", "replace") for part in body.split(b"\0") if part}
+    text = f"{fields.get('S', 'ERROR')}:  {fields.get('M', '')}"
+    if "D" in fields:
+        text += f"\nDETAIL:  {fields['D']}"
+    try:
+        kind = psycopg.errors.lookup(fields.get("C", ""))
+    except KeyError:
+        kind = psycopg.OperationalError
+    return kind(text)

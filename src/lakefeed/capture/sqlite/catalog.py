@@ -1,4 +1,4 @@
-"""What SQLite says of its tables: columns, key, unique indexes. Read-only."""
+"""What SQLite's catalog has of its tables: columns, key, unique indexes. Read-only."""
 
 from __future__ import annotations
 
@@ -78,19 +78,12 @@ class SourceTable:
         return not self.key and not self.indexed and not self.without_rowid
 
 
-def capturable(connection: sqlite3.Connection) -> dict[str, bool]:
-    """Names of the tables that can be captured → whether they are WITHOUT ROWID."""
-    return {row[1]: bool(row[4]) for row in _tables(connection) if refusal(row[1], row[2]) is None}
+def all_tables(connection: sqlite3.Connection) -> dict[TableId, str | None]:
+    """What looks like a table → why it is never captured; None if it can be."""
+    return {TableId(SCHEMA, row[1]): _refusal(row[1], row[2]) for row in _tables(connection)}
 
 
-def refusals(connection: sqlite3.Connection) -> dict[str, str]:
-    """Names of what looks like a table but is never captured → why."""
-    reasons = {row[1]: refusal(row[1], row[2]) for row in _tables(connection)}
-    return {name: reason for name, reason in reasons.items() if reason is not None}
-
-
-def refusal(name: str, kind: str) -> str | None:
-    """Why something that PRAGMA table_list names is not captured; None if it can be."""
+def _refusal(name: str, kind: str) -> str | None:
     if name.lower().startswith(OWN_PREFIX):
         return "it belongs to Lakefeed itself"
     if name.lower().startswith("sqlite_"):
@@ -105,18 +98,25 @@ def refusal(name: str, kind: str) -> str | None:
     return reasons.get(kind, f"it is a {kind}, not a table")
 
 
+def _tables(connection: sqlite3.Connection, name: str | None = None) -> list[Row]:
+    condition = "schema = 'main'" if name is None else "schema = 'main' AND name = ?"
+    query = f"SELECT * FROM pragma_table_list WHERE {condition}"  # noqa: S608  # the condition is ours
+    return connection.execute(query, () if name is None else (name,)).fetchall()
+
+
 def read_table(connection: sqlite3.Connection, name: str) -> SourceTable | None:
     """The table called ``name`` (exactly, as the catalog spells it), or None if there is none to capture."""
-    kinds = capturable(connection)
-    if name not in kinds:
+    listed = _tables(connection, name)
+    if not listed or _refusal(name, listed[0][2]) is not None:
         return None
+    without_rowid = bool(listed[0][4])
     sql = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone()
     info = connection.execute(f"PRAGMA main.table_xinfo({quoted(name)})").fetchall()
     visible = [row for row in info if row[6] != 1]
     columns = tuple(SourceColumn(row[1], row[2], bool(row[3]), row[4], row[6] in (2, 3)) for row in visible)
     key = tuple(row[1] for row in sorted(visible, key=lambda row: int(row[5])) if row[5])
     indexes = connection.execute(f"PRAGMA main.index_list({quoted(name)})").fetchall()
-    alias = len(key) == 1 and not kinds[name] and not any(row[3] == "pk" for row in indexes)
+    alias = len(key) == 1 and not without_rowid and not any(row[3] == "pk" for row in indexes)
     free = next((word for word in _ROWID_NAMES if word not in {column.name.lower() for column in columns}), None)
     conflicts, opaque = _conflicts(connection, indexes, {column.name: column for column in columns})
     return SourceTable(
@@ -124,9 +124,9 @@ def read_table(connection: sqlite3.Connection, name: str) -> SourceTable | None:
         sql=sql[0],
         columns=columns,
         key=key,
-        rowid=None if kinds[name] else (key[0] if alias else free),
+        rowid=None if without_rowid else (key[0] if alias else free),
         key_is_rowid=alias,
-        without_rowid=kinds[name],
+        without_rowid=without_rowid,
         conflicts=conflicts,
         opaque=opaque,
         indexed=bool(indexes),
@@ -142,10 +142,6 @@ def default_value(default: str) -> str:
     return "'" + text.replace('""', '"').replace("'", "''") + "'"
 
 
-def _tables(connection: sqlite3.Connection) -> list[Row]:
-    return connection.execute("SELECT * FROM pragma_table_list WHERE schema = 'main'").fetchall()
-
-
 def _conflicts(
     connection: sqlite3.Connection, indexes: list[Row], columns: dict[str, SourceColumn]
 ) -> tuple[tuple[UniqueIndex, ...], tuple[str, ...]]:
@@ -158,17 +154,15 @@ def _conflicts(
             opaque.append(name)
         elif origin != "pk" or any(row[4] != "BINARY" or is_untyped(columns[row[2]].declared) for row in parts):
             # The key's own index matters only if two different values can be equal in it ('a' and 'A', 1 and 1.0).
-            where = _condition(connection, name) if partial else None
+            where = None
+            if partial:  # what follows the column list in its CREATE statement
+                query = "SELECT sql FROM sqlite_master WHERE type = 'index' AND name = ?"
+                (sql,) = connection.execute(query, (name,)).fetchone()
+                depth = 0
+                for token in _TOKEN.finditer(sql):
+                    depth += {"(": 1, ")": -1}.get(token[0], 0)
+                    if token[0] == ")" and depth == 0:
+                        where = re.sub(r"^\s*WHERE\b", "", sql[token.end() :], flags=re.IGNORECASE).strip()
+                        break
             followed.append(UniqueIndex(tuple((row[2], row[4]) for row in parts), where))
     return tuple(followed), tuple(opaque)
-
-
-def _condition(connection: sqlite3.Connection, index: str) -> str:
-    """The WHERE of a partial index: what follows the column list in its CREATE statement."""
-    sql = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'index' AND name = ?", (index,)).fetchone()[0]
-    depth = 0
-    for token in _TOKEN.finditer(sql):
-        depth += {"(": 1, ")": -1}.get(token[0], 0)
-        if token[0] == ")" and depth == 0:
-            return re.sub(r"^\s*WHERE\b", "", sql[token.end() :], flags=re.IGNORECASE).strip()
-    return "1"  # no column list is no CREATE INDEX that SQLite would have accepted

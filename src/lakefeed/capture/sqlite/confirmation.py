@@ -8,12 +8,11 @@ small transactions, and never wait long for a lock: what could not be written no
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 
-from lakefeed.capture.sqlite.database import Database, transaction
-from lakefeed.capture.sqlite.file import OpenedFile
-from lakefeed.capture.sqlite.meta import put, read_head
-from lakefeed.capture.sqlite.names import Names
+from lakefeed.capture.sqlite.database import Database, OpenedFile, transaction
+from lakefeed.capture.sqlite.meta import Names, put, read_head
 from lakefeed.change.position import SqliteSequence
 from lakefeed.errors import StateError
 
@@ -23,89 +22,84 @@ _PRUNED_ROWS = 5_000  # in one transaction: a few milliseconds
 _BUDGET_SECONDS = 0.1
 _CLOSING_SECONDS = 2.0
 _LOCK_SECONDS = 0.25
+_KEPT = ("confirmed", "verified")
 
 
 class Confirmations:
-    """Owned by one capture; its own connection, opened when first needed.
+    """Owned by one resume point; its own connection, opened when first needed. Any thread.
 
     Written to is only the ``file`` that the capture reads: in another one the position means something else.
+    ``verified`` (see Meta) is noted by whoever reads the log and kept on the same occasion.
     """
 
     def __init__(self, database: Database, file: OpenedFile, names: Names) -> None:
         self._database = Database(database.path, min(_LOCK_SECONDS, database.busy_timeout_seconds))
         self._file = file
         self._names = names
+        self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._wanted: SqliteSequence | None = None
         self._written: SqliteSequence | None = None
-        self._verified = 0
         self._written_at = float("-inf")
+        self.verified = 0
 
-    def confirm(self, position: SqliteSequence, verified: int) -> None:
-        """Note a position; write it if it is time to. ``verified`` (see Meta) is kept on the same occasion."""
-        self._verified = max(self._verified, verified)
-        if self._wanted is None or position > self._wanted:
-            self._wanted = position
-        rows = self._wanted.sequence - (self._written.sequence if self._written else 0)
-        if time.monotonic() - self._written_at >= _EVERY_SECONDS or rows >= _EVERY_ROWS:
-            self._write(_BUDGET_SECONDS)
+    def confirm(self, position: SqliteSequence) -> None:
+        """Note a position; write it if it is time to."""
+        with self._lock:
+            if self._wanted is None or position > self._wanted:
+                self._wanted = position
+            rows = self._wanted.sequence - (self._written.sequence if self._written else 0)
+            if time.monotonic() - self._written_at >= _EVERY_SECONDS or rows >= _EVERY_ROWS:
+                self._write(self._wanted, _BUDGET_SECONDS)
 
     def settle(self) -> None:
         """While the source is quiet: write what is left, as soon as it is time to."""
-        if self._wanted != self._written and time.monotonic() - self._written_at >= _EVERY_SECONDS:
-            self._write(_BUDGET_SECONDS)
+        with self._lock:
+            is_due = time.monotonic() - self._written_at >= _EVERY_SECONDS
+            if self._wanted is not None and self._wanted != self._written and is_due:
+                self._write(self._wanted, _BUDGET_SECONDS)
 
     def close(self) -> None:
         """Write what is left. Idempotent."""
-        try:
-            if self._wanted != self._written and self._file.is_there:
-                self._write(_CLOSING_SECONDS)
-        finally:
-            self._wanted = self._written = None
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+        with self._lock:
+            try:
+                if self._wanted is not None and self._wanted != self._written and self._file.is_there:
+                    self._write(self._wanted, _CLOSING_SECONDS)
+            finally:
+                self._wanted = self._written = None
+                if self._connection is not None:
+                    self._connection.close()
+                    self._connection = None
 
-    def _write(self, budget_seconds: float) -> None:
-        position = self._wanted
-        if position is None:
-            return
+    def _write(self, position: SqliteSequence, budget_seconds: float) -> None:
+        """Save the position, then prune. What a lock keeps from being written now is written next time.
+
+        The confirmed row itself stays in the log, so that numbers only grow.
+        """
+        log, meta, until = self._names.log, self._names.meta, time.monotonic() + budget_seconds
         with self._database.errors():
             try:
                 if self._connection is None:
                     self._connection = self._database.connect("rw")
+                connection = self._connection
                 self._file.require()
-                self._save(self._connection, position)
-                self._prune(self._connection, budget_seconds)
+                with transaction(connection, "IMMEDIATE"):
+                    head = read_head(connection, self._names)
+                    if position > head:
+                        # Pruning beyond the head would make the log count from 1 again.
+                        self._wanted = self._written
+                        raise StateError(f"cannot confirm {position}: the log's head is {head}")
+                    kept = dict(connection.execute(f"SELECT key, value FROM {meta} WHERE key IN (?, ?)", _KEPT))
+                    confirmed = max(position, SqliteSequence.parse(kept["confirmed"]))
+                    verified = max(self.verified, int(kept["verified"]))
+                    put(connection, self._names, {"confirmed": confirmed.text(), "verified": verified})
+                self._written, self._written_at = position, time.monotonic()
+                while time.monotonic() < until:
+                    (low,) = connection.execute(f"SELECT min(seq) FROM {log}").fetchone()
+                    if low is None or low >= confirmed.sequence:
+                        return
+                    limit = min(confirmed.sequence, low + _PRUNED_ROWS)
+                    connection.execute(f"DELETE FROM {log} WHERE seq < ?", (limit,))
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                     raise
-
-    def _save(self, connection: sqlite3.Connection, position: SqliteSequence) -> None:
-        with transaction(connection, "IMMEDIATE"):
-            head = read_head(connection, self._names)
-            if position > head:
-                # Pruning beyond the head would make the log count from 1 again.
-                self._wanted = self._written
-                raise StateError(f"cannot confirm {position}: the log's head is {head}")
-            kept = SqliteSequence.parse(self._value(connection, "confirmed"))
-            verified = max(self._verified, int(self._value(connection, "verified")))
-            newest = position if position > kept else kept
-            put(connection, self._names, {"confirmed": newest.text(), "verified": verified})
-        self._written = position
-        self._written_at = time.monotonic()
-
-    def _value(self, connection: sqlite3.Connection, key: str) -> str:
-        row = connection.execute(f"SELECT value FROM {self._names.meta} WHERE key = ?", (key,)).fetchone()
-        return str(row[0])
-
-    def _prune(self, connection: sqlite3.Connection, budget_seconds: float) -> None:
-        """Delete what is before the confirmed row; that row itself stays, so that numbers only grow."""
-        confirmed = SqliteSequence.parse(self._value(connection, "confirmed")).sequence
-        until = time.monotonic() + budget_seconds
-        while time.monotonic() < until:
-            (low,) = connection.execute(f"SELECT min(seq) FROM {self._names.log}").fetchone()
-            if low is None or low >= confirmed:
-                return
-            limit = min(confirmed, low + _PRUNED_ROWS)
-            connection.execute(f"DELETE FROM {self._names.log} WHERE seq < ?", (limit,))

@@ -1,7 +1,7 @@
-"""Connections to a SQLite file, and the one place where its errors become Lakefeed's.
+"""Connections to a SQLite file, which file it is, and the one place where SQLite's errors become Lakefeed's.
 
-Every connection is in autocommit mode with explicit BEGINs, has the busy timeout set, and never changes the file's
-journal mode.
+Every connection is in autocommit mode with explicit BEGINs, has the busy timeout set, so that nothing waits for a lock
+without an end, and never changes the file's journal mode.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.parse import quote
 
 from lakefeed.errors import LakefeedError, SourceSetupError, SourceUnavailableError, StateError
@@ -123,6 +123,40 @@ def transaction(connection: sqlite3.Connection, kind: Literal["DEFERRED", "IMMED
         yield
         connection.execute("COMMIT")
     except BaseException:
-        with suppress(sqlite3.Error):  # the first error is the one to tell
+        with suppress(sqlite3.Error):  # the first error is the one to report
             connection.execute("ROLLBACK")
         raise
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedFile:
+    """Which file it is that was opened: a path may lead to another one later.
+
+    Whoever restores or compacts a database puts the new file in the old one's stead by a rename. A connection stays
+    with the old file, which nobody writes to any more, and SQLite does not report it. Make this before the file is
+    opened: a file that is replaced in between is then reported, and not overlooked.
+    """
+
+    path: str
+    inode: tuple[int, int] | None
+
+    @classmethod
+    def at(cls, path: str) -> Self:
+        try:
+            found = Path(path).stat()
+        except OSError:
+            return cls(path, None)
+        return cls(path, (found.st_dev, found.st_ino))
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the path still leads to it."""
+        return self.inode is not None and self == OpenedFile.at(self.path)
+
+    def require(self) -> None:
+        """SourceUnavailableError unless it is there: once the file is opened again, its position is checked."""
+        if not self.is_there:
+            raise SourceUnavailableError(
+                f"{self.path} is not the file any more that was opened: it was replaced or removed",
+                remedy="Lakefeed opens the new file by itself; if there is none, put it back.",
+            )

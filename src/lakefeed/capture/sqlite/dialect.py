@@ -18,21 +18,21 @@ from typing import Any
 
 import pyarrow as pa
 
+from lakefeed.capture.builder import Spill
 from lakefeed.capture.dialect import Bracket, DescribedTable, Dialect, Horizon, Query, Session
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.sqlite.aside import put_aside
-from lakefeed.capture.sqlite.catalog import SCHEMA, SourceTable, capturable, read_table, refusals
-from lakefeed.capture.sqlite.database import Database, opened_file, quoted
+from lakefeed.capture.sqlite.catalog import SCHEMA, SourceTable, all_tables, read_table
+from lakefeed.capture.sqlite.database import Database, OpenedFile, opened_file, quoted
 from lakefeed.capture.sqlite.fetch import portions
-from lakefeed.capture.sqlite.file import OpenedFile
-from lakefeed.capture.sqlite.meta import read_head
-from lakefeed.capture.sqlite.names import Names
+from lakefeed.capture.sqlite.meta import Names, read_head
 from lakefeed.capture.sqlite.shape import rowid_column, table_schema
-from lakefeed.capture.sqlite.values import MismatchError, is_untyped, misfit, stores_numbers, text_form, to_arrow
+from lakefeed.capture.sqlite.values import is_untyped, misfit, stores_numbers, text_form, to_arrow
 from lakefeed.change.table import Column, TableId
 from lakefeed.change.watermark import KeyValue
 from lakefeed.errors import SourceSetupError
 
+MEMORY_BYTES = 64 << 20
+"""Of what is read at once, because writers without WAL wait meanwhile. What is more goes to a temporary file."""
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 
 
@@ -93,8 +93,7 @@ class SqliteSession(Session):
 
     def tables(self) -> Mapping[TableId, str | None]:
         with self._database.errors():
-            found: dict[TableId, str | None] = {TableId(SCHEMA, name): None for name in capturable(self._connection)}
-            return found | {TableId(SCHEMA, name): reason for name, reason in refusals(self._connection).items()}
+            return all_tables(self._connection)
 
     def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
         with self._database.errors():
@@ -111,10 +110,12 @@ class SqliteSession(Session):
             yield from self._batches(query, schema)
             return
         # A writer in rollback-journal mode waits while a read is under way, so the caller does not draw it out.
-        with put_aside(self._batches(query, schema)) as kept:
-            if query.ends_read and self._connection.in_transaction:
-                self._connection.execute("COMMIT")
-            yield from kept
+        kept = Spill(memory_bytes=MEMORY_BYTES)
+        for batch in self._batches(query, schema):
+            kept.append(batch)
+        if query.ends_read and self._connection.in_transaction:
+            self._connection.execute("COMMIT")
+        yield from kept
 
     @contextmanager
     def consistent(self, origin: Mapping[str, Any] | None = None) -> Iterator[Bracket | None]:
@@ -187,8 +188,8 @@ def _batch(columns: list[list[Any]], schema: pa.Schema, exact: frozenset[str]) -
             raise MisfitError("a blob or text that is no UTF-8", column=field.name)
         try:
             arrays.append(to_arrow(values, field.type))
-        except MismatchError as error:
-            raise MisfitError(column=field.name) from error
+        except MisfitError as error:
+            raise error.of(field.name) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

@@ -1,6 +1,6 @@
 """Rows of a query in portions that fit into memory, whatever the size of a value.
 
-SQLite tells the size of a row only by giving the row. So rows are taken in short runs, their texts and blobs are
+SQLite gives the size of a row only with the row. So rows are taken in short runs, their texts and blobs are
 weighed, and a portion ends when it has enough rows or bytes. A run is shortened where rows are large.
 """
 
@@ -83,7 +83,7 @@ class _Pile:
 
 
 class _Runs:
-    """The cursor of a query, made anew where text cannot be decoded."""
+    """The cursor of a query, made again where text cannot be decoded."""
 
     def __init__(self, connection: sqlite3.Connection, sql: str, parameters: Sequence[Any]) -> None:
         self._connection = connection
@@ -96,7 +96,8 @@ class _Runs:
         try:
             run = self._cursor.fetchmany(rows)
         except sqlite3.OperationalError as error:
-            if not _is_undecodable(error) or self._connection.text_factory is lenient_text:
+            # SQLite's own errors have a code. One without is Python's: text that is no UTF-8.
+            if hasattr(error, "sqlite_errorcode") or self._connection.text_factory is lenient_text:
                 raise
             self._connection.text_factory = lenient_text
             rest = f"SELECT * FROM ({self._sql}) LIMIT -1 OFFSET {self._done}"  # noqa: S608  # the query is ours
@@ -112,8 +113,3 @@ def _weight(values: Sequence[Any]) -> int:
         return sum(map(len, filter(None, values)))
     except TypeError:
         return sum(len(value) for value in values if isinstance(value, str | bytes))
-
-
-def _is_undecodable(error: sqlite3.OperationalError) -> bool:
-    """Python's module says so when text is not valid UTF-8."""
-    return str(error).startswith("Could not decode to UTF-8")

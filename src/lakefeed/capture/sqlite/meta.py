@@ -1,24 +1,148 @@
 # ruff: noqa: S608 (names in SQL are quoted by database.quoted; values are bound)
-"""The pipeline's own memory inside the source: who the database is, what is captured, how far it is confirmed."""
+"""What one pipeline has inside the source: its objects and their names, and what its meta table remembers.
+
+    _lakefeed_<pipeline>_log          the change log, all tables in one order
+    _lakefeed_<pipeline>_pending      index over its few unresolved candidates (see triggers)
+    _lakefeed_<pipeline>_meta         key → value: identity, format, confirmed sequence, captured tables
+    _lakefeed_<pipeline>_vacuum       one row with a high rowid and no key: VACUUM renumbers it, which shows that it ran
+    _lakefeed_<pipeline>_<n>_<event>  the triggers of captured table number n
+
+Two pipelines can live in one database. No name can belong to two of them: a trigger's name ends in number and event,
+so that pipelines ``a`` and ``a_1`` stay apart.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from typing import Any
 
-from lakefeed.capture.sqlite.captured import Captured, State
-from lakefeed.capture.sqlite.names import CANDIDATE, MARK, NOW, OLD_ROW, Names
+from lakefeed.capture.log import Announced
+from lakefeed.capture.sqlite.database import quoted
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.position import SqliteSequence
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import SourceSetupError
 
+EVENTS = ("bi", "bu", "bd", "ai", "au", "ad")
+"""before insert, before update, before delete, after insert, after update, after delete"""
+
+CANDIDATE = 0
+"""Operation in the log: the key of a row that REPLACE may be about to remove. Never delivered."""
+OLD_ROW = 7
+"""Operation in the log: a row that is about to be changed. Its change makes it a before image; never delivered else."""
+MARK = 9
+"""Operation in the log: a schema or notice to announce here, as JSON in c0, or just a position (NULL)."""
+
+NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+"""Milliseconds since 1970 in SQL that every supported SQLite knows."""
+
 FORMAT = 1
 _TABLE = "table/"
 _HIGH_ROWID = 1000
+_NOTICES = {notice.__name__: notice for notice in (TableDropped, RecopyNeeded, TableBlocked)}
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """``log``, ``meta``, ``vacuum`` and ``pending`` are quoted, to be used as SQL."""
+
+    pipeline: str
+
+    @property
+    def log_name(self) -> str:
+        return f"_lakefeed_{self.pipeline}_log"
+
+    @property
+    def meta_name(self) -> str:
+        return f"_lakefeed_{self.pipeline}_meta"
+
+    @property
+    def vacuum_name(self) -> str:
+        return f"_lakefeed_{self.pipeline}_vacuum"
+
+    @property
+    def log(self) -> str:
+        return quoted(self.log_name)
+
+    @property
+    def meta(self) -> str:
+        return quoted(self.meta_name)
+
+    @property
+    def vacuum(self) -> str:
+        return quoted(self.vacuum_name)
+
+    @property
+    def pending(self) -> str:
+        return quoted(f"_lakefeed_{self.pipeline}_pending")
+
+    def trigger(self, number: int, event: str) -> str:
+        return f"_lakefeed_{self.pipeline}_{number}_{event}"
+
+    def is_trigger(self, name: str) -> bool:
+        return re.fullmatch(rf"_lakefeed_{re.escape(self.pipeline)}_\d+_({'|'.join(EVENTS)})", name) is not None
+
+
+class State(Enum):
+    LIVE = "live"
+    BLOCKED = "blocked"
+    """No rows are delivered until the table is prepared again."""
+    DROPPED = "dropped"
+    """The table is gone; what was logged before is still delivered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """One captured table. ``number`` marks its rows in the log and is never used twice.
+
+    ``slots`` are the log columns (c0, c1 …) of ``schema.columns``, in the same order. A slot belongs to one column
+    for good, through renames, which is why it is also the column's stable id. ``sql`` is the CREATE statement as it
+    was when the triggers were last checked. ``before_images``: the triggers log rows as they were, too. ``scanned``:
+    the rows that were there before the triggers are known to fit ``schema``.
+    """
+
+    number: int
+    schema: TableSchema
+    slots: tuple[int, ...]
+    next_slot: int
+    rowid_key: bool
+    sql: str
+    state: State = State.LIVE
+    before_images: bool = False
+    scanned: bool = True
+
+    @property
+    def table(self) -> TableId:
+        return self.schema.table
+
+    @property
+    def name(self) -> str:
+        return self.schema.table.name
+
+    @property
+    def slot_of(self) -> dict[str, int]:
+        return dict(zip(self.schema.names, self.slots, strict=True))
+
+    @property
+    def key_slots(self) -> tuple[int, ...]:
+        return tuple(self.slot_of[name] for name in self.schema.key)
+
+    def with_state(self, state: State) -> Captured:
+        return replace(self, state=state)
+
+    def to_json(self) -> dict[str, Any]:
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        return {**plain, "schema": self.schema.to_json(), "state": self.state.value}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Captured:
+        schema, state = TableSchema.from_json(data["schema"]), State(data["state"])
+        return cls(**{**data, "schema": schema, "slots": tuple(data["slots"]), "state": state})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +159,10 @@ class Meta:
         """The capture of ``table`` that is in force, if there is one."""
         return next((one for one in self.tables if one.table == table and one.state is not State.DROPPED), None)
 
+    def is_live(self, table: TableId) -> bool:
+        captured = self.captured(table)
+        return captured is not None and captured.state is State.LIVE
+
     def is_right(self, schema_version: int, *, before_images: bool) -> bool:
         """Whether the triggers were made for this very schema, and log what is asked for."""
         there = [one for one in self.tables if one.state is not State.DROPPED]
@@ -43,12 +171,14 @@ class Meta:
 
 def load_meta(connection: sqlite3.Connection, names: Names) -> Meta | None:
     """None if nothing was ever prepared for this pipeline."""
-    if not _exists(connection, names.meta_name):
+    query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN (?, ?)"
+    there = {name for (name,) in connection.execute(query, (names.meta_name, names.log_name))}
+    if names.meta_name not in there:
         return None
-    if not _exists(connection, names.log_name):
+    if names.log_name not in there:
         raise SourceSetupError(
             f"the change log {names.log_name} is gone although its meta table is there",
-            remedy="Run `lakefeed uninstall`, which removes the rest, and let the pipeline snapshot anew.",
+            remedy="Run `lakefeed uninstall`, then `lakefeed sync`, which copies every table again.",
         )
     values = dict(connection.execute(f"SELECT key, value FROM {names.meta}").fetchall())
     if values["format"] != FORMAT:
@@ -67,9 +197,15 @@ def load_meta(connection: sqlite3.Connection, names: Names) -> Meta | None:
 
 
 def create_meta(connection: sqlite3.Connection, names: Names) -> None:
-    """The empty log and meta, with a first row in the log, so that there is a position from the start."""
-    for statement in names.create():
-        connection.execute(statement)
+    """The empty log and meta, with a first row in the log, so that there is a position from the start.
+
+    The log's columns have no type, so that values are kept exactly as they are. There is no AUTOINCREMENT, which
+    would leave sqlite_sequence behind for ever; instead the newest row is never pruned, so that numbers only grow.
+    """
+    connection.execute(f"CREATE TABLE {names.meta} (key TEXT PRIMARY KEY, value) WITHOUT ROWID")
+    connection.execute(f"CREATE TABLE {names.log} (seq INTEGER PRIMARY KEY, tab INTEGER, op INTEGER, ts INTEGER, c0)")
+    connection.execute(f"CREATE INDEX {names.pending} ON {names.log} (tab) WHERE op = {CANDIDATE}")
+    connection.execute(f"CREATE TABLE {names.vacuum} (x)")
     add_mark(connection, names)
     first = read_head(connection, names)
     values = {"format": FORMAT, "identity": str(uuid.uuid4()), "next_number": 1}
@@ -114,14 +250,14 @@ def schema_version(connection: sqlite3.Connection) -> int:
 
 
 def read_head(connection: sqlite3.Connection, names: Names) -> SqliteSequence:
-    """The newest place in the log. A commit boundary, because SQLite shows committed transactions only."""
+    """The newest position in the log. A commit boundary, because SQLite shows committed transactions only."""
     row = connection.execute(
         f"SELECT seq, ts FROM {names.log} WHERE op NOT IN ({CANDIDATE}, {OLD_ROW}) ORDER BY seq DESC LIMIT 1"
     ).fetchone()
     if row is None:
         raise SourceSetupError(
             f"the change log {names.log_name} is empty, which it never is by itself",
-            remedy="Run `lakefeed uninstall` and let the pipeline snapshot anew.",
+            remedy="Run `lakefeed uninstall`, then `lakefeed sync`, which copies every table again.",
         )
     return SqliteSequence(*row)
 
@@ -133,47 +269,30 @@ def add_mark(
     schema: TableSchema | None = None,
     notice: TableNotice | None = None,
 ) -> None:
-    """Write an announcement into the log: it is delivered once its place is read, again if that is not confirmed."""
-    content = {"schema": schema and schema.to_json(), "notice": notice and _notice_json(notice)}
-    text = json.dumps(content) if schema or notice else None
+    """Write an announcement into the log: it is delivered when it is read, and again if that is not confirmed."""
+    text = None
+    if schema or notice:
+        told = notice and {"kind": type(notice).__name__, **asdict(notice), "table": str(notice.table)}
+        text = json.dumps({"schema": schema and schema.to_json(), "notice": told})
     connection.execute(f"INSERT INTO {names.log} (op, ts, c0) SELECT {MARK}, {NOW}, ?", (text,))
 
 
-def read_marks(
-    connection: sqlite3.Connection, names: Names, after: int, upto: int
-) -> tuple[tuple[TableSchema, ...], tuple[TableNotice, ...]]:
-    """Schemas (the last of each table) and notices announced in (after, upto]."""
+def read_marks(connection: sqlite3.Connection, names: Names, after: int, upto: int) -> Announced | None:
+    """Schemas (the last of each table) and notices announced in (after, upto]; None if there is no mark at all."""
     rows = connection.execute(
-        f"SELECT c0 FROM {names.log} WHERE seq > ? AND seq <= ? AND op = {MARK} AND c0 IS NOT NULL ORDER BY seq",
-        (after, upto),
+        f"SELECT c0 FROM {names.log} WHERE seq > ? AND seq <= ? AND op = {MARK} ORDER BY seq", (after, upto)
     ).fetchall()
-    contents = [json.loads(text) for (text,) in rows]
-    schemas = [TableSchema.from_json(content["schema"]) for content in contents if content["schema"]]
-    notices = [_notice(content["notice"]) for content in contents if content["notice"]]
-    return tuple({schema.table: schema for schema in schemas}.values()), tuple(dict.fromkeys(notices))
-
-
-def _notice_json(notice: TableNotice) -> dict[str, Any]:
-    data: dict[str, Any] = {"kind": type(notice).__name__, "table": str(notice.table)}
-    if isinstance(notice, RecopyNeeded | TableBlocked):
-        data["reason"] = notice.reason
-    if isinstance(notice, RecopyNeeded):
-        data["columns"] = notice.columns
-    if isinstance(notice, TableBlocked):
-        data["remedy"] = notice.remedy
-    return data
-
-
-def _notice(data: dict[str, Any]) -> TableNotice:
-    table = TableId.parse(data["table"])
-    if data["kind"] == TableDropped.__name__:
-        return TableDropped(table)
-    if data["kind"] == RecopyNeeded.__name__:
-        columns = data.get("columns")  # marks of an older version have none
-        return RecopyNeeded(table, data["reason"], tuple(columns) if columns is not None else None)
-    return TableBlocked(table, data["reason"], data["remedy"])
-
-
-def _exists(connection: sqlite3.Connection, name: str) -> bool:
-    found = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone()
-    return found is not None
+    if not rows:
+        return None
+    schemas: dict[TableId, TableSchema] = {}
+    notices: dict[TableNotice, None] = {}
+    for content in (json.loads(text) for (text,) in rows if text is not None):
+        if content["schema"]:
+            schema = TableSchema.from_json(content["schema"])
+            schemas[schema.table] = schema
+        if content["notice"]:
+            data = {**content["notice"], "table": TableId.parse(content["notice"]["table"])}
+            if data.get("columns") is not None:  # marks of an older version have none
+                data["columns"] = tuple(data["columns"])
+            notices[_NOTICES[data.pop("kind")](**data)] = None
+    return Announced(tuple(schemas.values()), tuple(notices))

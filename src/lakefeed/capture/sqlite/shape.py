@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from lakefeed.capture.sqlite.captured import Captured
+from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.sqlite.catalog import SourceColumn, SourceTable
 from lakefeed.capture.sqlite.database import quoted
-from lakefeed.capture.sqlite.values import MismatchError, arrow_type, misfit, text_form, to_arrow
+from lakefeed.capture.sqlite.meta import Captured
+from lakefeed.capture.sqlite.values import arrow_type, misfit, text_form, to_arrow
 from lakefeed.change.table import Column, TableSchema
 from lakefeed.errors import TableStoppedError
 
@@ -52,8 +53,8 @@ def table_schema(source: SourceTable) -> TableSchema:
     return TableSchema(source.id, _columns(source), key_columns(source))
 
 
-def new_capture(source: SourceTable, number: int, mixed: frozenset[str] = frozenset()) -> Captured:
-    """A capture from scratch. ``mixed`` are columns that hold values which their declared type does not fit."""
+def new_capture(source: SourceTable, number: int, *, before_images: bool) -> Captured:
+    """A capture from scratch. What the rows hold that are there already is not known yet."""
     if not source.key and source.rowid is None:
         raise TableStoppedError(
             f"table {source.id} has no key, and its columns hide every name of the rowid",
@@ -66,18 +67,31 @@ def new_capture(source: SourceTable, number: int, mixed: frozenset[str] = frozen
             table=str(source.id),
             remedy="Leave the table out.",
         )
-    columns = [
-        replace(column, id=f"{number}.{slot}", type=pa.string() if column.name in mixed else column.type)
-        for slot, column in enumerate(_columns(source))
-    ]
-    schema = TableSchema(source.id, tuple(columns), key_columns(source))
-    count = len(columns)
-    return Captured(number, schema, tuple(range(count)), count, not source.key, source.sql)
+    columns = tuple(replace(column, id=f"{number}.{slot}") for slot, column in enumerate(_columns(source)))
+    schema, slots = TableSchema(source.id, columns, key_columns(source)), tuple(range(len(columns)))
+    return Captured(
+        number,
+        schema,
+        slots,
+        len(columns),
+        rowid_key=not source.key,
+        sql=source.sql,
+        before_images=before_images,
+        scanned=False,
+    )
 
 
 def reshape(old: Captured, source: SourceTable, names: Mapping[int, str]) -> Reshaped:
     """The same capture over the table as it is now. ``names`` tells what each slot's column is called now."""
-    kept = _kept(old, source, names)
+    # Columns are only ever appended, so one that comes before a column it used to follow was dropped and added again.
+    slot_by_name = {names.get(slot, name): slot for name, slot in old.slot_of.items()}
+    index_of = {slot: index for index, slot in enumerate(old.slots)}
+    kept: dict[str, int] = {}
+    last = -1
+    for column in source.columns:
+        found = slot_by_name.get(column.name)
+        if found is not None and index_of[found] > last:
+            kept[column.name], last = found, index_of[found]
     before = dict(zip(old.slots, old.schema.columns, strict=True))
     slots, columns, added, doubted = [], [], [], dict[str, str]()
     next_slot = old.next_slot
@@ -126,34 +140,15 @@ def as_text(captured: Captured, mixed: frozenset[str]) -> Captured:
 
 
 def _columns(source: SourceTable) -> tuple[Column, ...]:
-    own = [_column(column, source) for column in source.columns]
-    if source.key:
-        return tuple(own)
-    return (Column(rowid_column(source), pa.int64(), nullable=False, source_type="INTEGER"), *own)
-
-
-def _column(column: SourceColumn, source: SourceTable) -> Column:
-    in_key = column.name in source.key and (source.key_is_rowid or source.without_rowid)
-    return Column(
-        column.name, arrow_type(column.declared), nullable=not (column.not_null or in_key), source_type=column.declared
-    )
-
-
-def _kept(old: Captured, source: SourceTable, names: Mapping[int, str]) -> dict[str, int]:
-    """Column → slot for those that were there before.
-
-    Columns are only ever appended, so one that comes before a column it used to follow was dropped and added again.
-    """
-    slot_by_name = {names.get(slot, name): slot for name, slot in old.slot_of.items()}
-    order = {slot: place for place, slot in enumerate(old.slots)}
-    kept: dict[str, int] = {}
-    last = -1
+    """Those of the table; ahead of them the rowid, where it is the key."""
+    columns = []
+    if not source.key:
+        columns.append(Column(rowid_column(source), pa.int64(), nullable=False, source_type="INTEGER"))
     for column in source.columns:
-        slot = slot_by_name.get(column.name)
-        if slot is not None and order[slot] > last:
-            kept[column.name] = slot
-            last = order[slot]
-    return kept
+        in_key = column.name in source.key and (source.key_is_rowid or source.without_rowid)
+        nullable = not (column.not_null or in_key)
+        columns.append(Column(column.name, arrow_type(column.declared), nullable, column.declared))
+    return tuple(columns)
 
 
 def _added(column: SourceColumn) -> tuple[Column, str | None]:
@@ -170,7 +165,7 @@ def _added(column: SourceColumn) -> tuple[Column, str | None]:
         (value,) = scratch.execute("SELECT c FROM t").fetchone()
     try:
         value = to_arrow([value], plain.type)[0].as_py()
-    except MismatchError:
+    except MisfitError:
         return replace(plain, type=pa.string(), default=text_form(value)), None
     if isinstance(value, bytes):
         return plain, f"the new column {column.name} has a blob as its default, so existing rows have values in it"
@@ -198,4 +193,4 @@ def _grows(short: str, long: str) -> bool:
 
 def _common(a: str, b: str) -> int:
     """How many characters both begin with."""
-    return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next((index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -30,11 +30,13 @@ Five facts of SQLite shape them.
 from __future__ import annotations
 
 import re
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from lakefeed.capture.sqlite.captured import Captured
-from lakefeed.capture.sqlite.catalog import SourceTable, UniqueIndex, default_value
+from lakefeed.capture.sqlite.catalog import SourceTable, default_value
 from lakefeed.capture.sqlite.database import quoted
-from lakefeed.capture.sqlite.names import CANDIDATE, NOW, OLD_ROW, Names
+from lakefeed.capture.sqlite.meta import CANDIDATE, EVENTS, NOW, OLD_ROW, Captured, Names
 from lakefeed.change.batch import Operation
 
 # Candidates that nobody has resolved may belong to a statement around this one (a user's trigger on the same table),
@@ -42,7 +44,43 @@ from lakefeed.change.batch import Operation
 _CANDIDATES_KEPT = 16
 _VICTIM = "_lakefeed_victim"  # an alias that no table of the user has
 _FOUND = re.compile(r"/\*<\*/(.*?)/\*>\*/", re.DOTALL)
+_FIXED_COLUMNS = 4  # of the log: seq, tab, op, ts
 _SLOT = re.compile(r"""/\*(\d+)\*/(?:\(SELECT |NEW\.)"((?:[^"]|"")*)\"""")
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A trigger that is there: on which table, with which text."""
+
+    table: str
+    sql: str
+
+
+def read_triggers(connection: sqlite3.Connection, names: Names) -> dict[str, Installed]:
+    """This pipeline's triggers, by name."""
+    rows = connection.execute("SELECT name, tbl_name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+    return {name: Installed(table, sql) for name, table, sql in rows if names.is_trigger(name)}
+
+
+def triggers_of(triggers: Mapping[str, Installed], names: Names, number: int) -> dict[str, Installed]:
+    """Those of one captured table, by event."""
+    found = {event: triggers.get(names.trigger(number, event)) for event in EVENTS}
+    return {event: installed for event, installed in found.items() if installed is not None}
+
+
+def install(connection: sqlite3.Connection, names: Names, source: SourceTable, captured: Captured) -> None:
+    """Make the table's triggers what they should be, and the log wide enough for them."""
+    have = len(connection.execute(f"PRAGMA table_info({names.log})").fetchall()) - _FIXED_COLUMNS
+    for slot in range(have, captured.next_slot):
+        connection.execute(f"ALTER TABLE {names.log} ADD COLUMN c{slot}")
+    remove(connection, names, captured.number)
+    for statement in trigger_statements(names, source, captured).values():
+        connection.execute(statement)
+
+
+def remove(connection: sqlite3.Connection, names: Names, number: int) -> None:
+    for event in EVENTS:
+        connection.execute(f"DROP TRIGGER IF EXISTS {quoted(names.trigger(number, event))}")
 
 
 def slot_names(trigger: str) -> dict[int, str]:
@@ -75,20 +113,26 @@ class _Writer:
         self._mine = f"op = {CANDIDATE} AND tab = {captured.number}"
 
     def statements(self) -> dict[str, str]:
-        resolve = self._resolve()
+        old, resolve, no_victim = self._old_key, self._resolve(), self._no_victim()
+        changed = " OR ".join(f"NOT ({_identical(f'OLD.{name}', f'NEW.{name}')})" for name in self._key)
+        image = self._image(f"CASE WHEN {changed} THEN {int(Operation.INSERT)} ELSE {int(Operation.UPDATE)} END")
+        ends = f"CASE WHEN {changed} THEN {self._gone(old)} ELSE {self._there('NEW')} END"
+        # The key of a new row may be a rowid that SQLite has yet to choose. A row that is there may have this one.
+        not_given = [f"NEW.{self._key[0]} = -1"] if self._source.key_is_rowid or self._captured.rowid_key else []
         bodies = {
             "ai": ("AFTER INSERT", [*resolve, self._image(str(int(Operation.INSERT)))]),
-            "au": ("AFTER UPDATE", [*self._no_victim(), *resolve, *self._update()]),
-            "ad": ("AFTER DELETE", [*self._before(self._gone(self._old_key)), self._delete("1"), *self._no_victim()]),
-            "bi": ("BEFORE INSERT", self._candidates(self._other_than("NEW", self._not_given()))),
+            "au": ("AFTER UPDATE", [*no_victim, *resolve, *self._before(ends), self._delete(f"({changed})"), image]),
+            "ad": ("AFTER DELETE", [*self._before(self._gone(old)), self._delete("1"), *no_victim]),
+            "bi": ("BEFORE INSERT", self._candidates(self._other_than("NEW", not_given))),
             "bu": ("BEFORE UPDATE", [*self._candidates(self._other_than("OLD", [])), *self._old_row()]),
             "bd": ("BEFORE DELETE", self._old_row()),
         }
-        return {event: self._create(event, when, body) for event, (when, body) in bodies.items() if body}
-
-    def _create(self, event: str, when: str, body: list[str]) -> str:
-        name = quoted(self._names.trigger(self._captured.number, event))
-        return f"CREATE TRIGGER {name} {when} ON {self._table} BEGIN\n{';'.join(body)};\nEND"
+        return {
+            event: f"CREATE TRIGGER {quoted(self._names.trigger(self._captured.number, event))} {when} ON {self._table}"
+            f" BEGIN\n{';'.join(body)};\nEND"
+            for event, (when, body) in bodies.items()
+            if body
+        }
 
     def _insert(self, operation: str, slots: list[str], values: list[str], rest: str) -> str:
         """An INSERT into the log; ``rest`` is what follows the SELECT list."""
@@ -162,12 +206,6 @@ class _Writer:
             return []
         return [f"DELETE FROM {self._names.log} WHERE {self._mine} AND {self._logged()}"]
 
-    def _update(self) -> list[str]:
-        changed = " OR ".join(f"NOT ({_identical(f'OLD.{name}', f'NEW.{name}')})" for name in self._key)
-        image = self._image(f"CASE WHEN {changed} THEN {int(Operation.INSERT)} ELSE {int(Operation.UPDATE)} END")
-        ends = f"CASE WHEN {changed} THEN {self._gone(self._old_key)} ELSE {self._there('NEW')} END"
-        return [*self._before(ends), self._delete(f"({changed})"), image]
-
     def _delete(self, condition: str) -> str:
         rest = f"WHERE {condition} AND {self._known(self._old_key)} AND {self._gone(self._old_key)}"
         return self._insert(str(int(Operation.DELETE)), self._key_slots, self._old_key, rest)
@@ -187,73 +225,59 @@ class _Writer:
         """SQL: a row of the table is not the very one of the statement, by its key."""
         return " OR ".join([*(f"NOT ({_identical(name, f'{itself}.{name}')})" for name in self._key), *unless])
 
-    def _not_given(self) -> list[str]:
-        """SQL: the new row's key is a rowid that SQLite has yet to choose. A row that is there may have this one."""
-        return [f"NEW.{self._key[0]} = -1"] if self._source.key_is_rowid or self._captured.rowid_key else []
-
     def _candidates(self, other: str) -> list[str]:
-        """Log the keys of rows that conflict with the new one."""
+        """Log the keys of rows that conflict with the new one, and the rest of them where before images are wanted."""
         if not self._source.conflicts:
             return []
-        log = self._names.log
-        where = f"({other}) AND {self._known(list(self._key))}"
-        found = [
-            self._candidate(f"FROM {self._table} WHERE {self._conflict(index)} AND {where}")
-            for index in self._source.conflicts
-        ]
+        log, statements = self._names.log, []
+        declared = {column.name: column for column in self._source.columns}
+        for index in self._source.conflicts:
+            same = []
+            for name, collation in index.columns:
+                stored, column = f"NEW.{quoted(name)}", declared[name]
+                if column.not_null and column.default is not None:  # which REPLACE puts where NULL is not allowed
+                    stored = f"coalesce({stored}, {default_value(column.default)})"
+                same.append(f"{quoted(name)} = {stored} COLLATE {quoted(collation)}")
+            # The line break ends a comment that the condition may end with.
+            conflict = " AND ".join([*same, f"({index.where}\n)"] if index.where else same)
+            found = f"FROM {self._table} WHERE {conflict} AND ({other}) AND {self._known(list(self._key))}"
+            if self._captured.before_images:
+                names = ", ".join(f"{name} AS {name}" for name in dict.fromkeys((*self._locator, *self._key)))
+                rest = f"FROM (SELECT {names} /*<*/{found}/*>*/) AS {_VICTIM}, {self._scope()}"
+                values = self._values(_VICTIM, self._here(_VICTIM))
+                statements.append(self._insert(str(CANDIDATE), self._slots, values, rest))
+            else:
+                statements.append(self._insert(str(CANDIDATE), self._key_slots, list(self._key), found))
         old = f"DELETE FROM {log} WHERE {self._mine} AND seq <= (SELECT max(seq) FROM {log}) - {_CANDIDATES_KEPT}"
-        return [old, *found]
-
-    def _candidate(self, found: str) -> str:
-        """Log a candidate's key, and the rest of it where a before image may be asked for."""
-        if not self._captured.before_images:
-            return self._insert(str(CANDIDATE), self._key_slots, list(self._key), found)
-        names = ", ".join(f"{name} AS {name}" for name in dict.fromkeys((*self._locator, *self._key)))
-        rest = f"FROM (SELECT {names} /*<*/{found}/*>*/) AS {_VICTIM}, {self._scope()}"
-        return self._insert(str(CANDIDATE), self._slots, self._values(_VICTIM, self._here(_VICTIM)), rest)
+        return [old, *statements]
 
     def _resolve(self) -> list[str]:
-        """Turn candidates that are gone into deletes, one for each row."""
+        """Turn candidates that are gone into deletes, one for each row, each behind its before image if that is wanted."""
         if not self._source.conflicts:
             return []
-        log = self._names.log
+        log, before, delete = self._names.log, int(Operation.BEFORE), int(Operation.DELETE)
         victims = [f"{log}.{slot}" for slot in self._key_slots]
         gone = f"{self._mine} AND {self._gone(victims)}"
-        # Mostly there are no candidates: this is looked at for each one only, GROUP BY would cost every insert.
-        same = " AND ".join(f"twin.{slot} IS {log}.{slot}" for slot in self._key_slots)
-        twins = f"twin.op = {CANDIDATE} AND twin.tab = {self._captured.number} AND {same}"
-        once = f"FROM {log} WHERE {gone} AND {log}.seq = (SELECT max(twin.seq) FROM {log} AS twin WHERE {twins})"
-        delete = self._insert(str(int(Operation.DELETE)), self._key_slots, victims, once)
-        told = self._pairs(gone) if self._captured.before_images else [delete]
-        return [*told, f"DELETE FROM {log} WHERE {gone}"]
-
-    def _pairs(self, gone: str) -> list[str]:
-        """For each victim its before image and its delete. One may be a candidate twice: the newest entry is right."""
-        log, before, delete = self._names.log, int(Operation.BEFORE), int(Operation.DELETE)
-        newest = f"SELECT max(seq) FROM {log} WHERE {self._mine} GROUP BY {', '.join(self._key_slots)}"
-        values = [
-            f"{log}.{slot}" if slot in self._key_slots else f"CASE kind WHEN {before} THEN {log}.{slot} END"
-            for slot in self._slots
-        ]
-        kinds = f"(SELECT {before} AS kind UNION ALL SELECT {delete})"
-        pairs = f"FROM {log}, {kinds} WHERE {gone} ORDER BY {log}.seq, kind = {delete}"
-        return [
-            f"DELETE FROM {log} WHERE {self._mine} AND seq NOT IN ({newest})",
-            self._insert("kind", self._slots, values, pairs),
-        ]
-
-    def _conflict(self, index: UniqueIndex) -> str:
-        same = [f"{quoted(name)} = {self._stored(name)} COLLATE {quoted(how)}" for name, how in index.columns]
-        # The line break ends a comment that the condition may end with.
-        return " AND ".join([*same, f"({index.where}\n)"] if index.where else same)
-
-    def _stored(self, name: str) -> str:
-        """SQL: what the new row will have in a column. REPLACE puts the default where NULL is not allowed."""
-        column = next(one for one in self._source.columns if one.name == name)
-        given = f"NEW.{quoted(name)}"
-        if not column.not_null or column.default is None:
-            return given
-        return f"coalesce({given}, {default_value(column.default)})"
+        if self._captured.before_images:
+            # A row may be a candidate twice: the newest entry is right.
+            newest = f"SELECT max(seq) FROM {log} WHERE {self._mine} GROUP BY {', '.join(self._key_slots)}"
+            values = [
+                f"{log}.{slot}" if slot in self._key_slots else f"CASE kind WHEN {before} THEN {log}.{slot} END"
+                for slot in self._slots
+            ]
+            kinds = f"(SELECT {before} AS kind UNION ALL SELECT {delete})"
+            pairs = f"FROM {log}, {kinds} WHERE {gone} ORDER BY {log}.seq, kind = {delete}"
+            once = [
+                f"DELETE FROM {log} WHERE {self._mine} AND seq NOT IN ({newest})",
+                self._insert("kind", self._slots, values, pairs),
+            ]
+        else:
+            # Mostly there are no candidates: this is evaluated for each one only, GROUP BY would cost every insert.
+            same = " AND ".join(f"twin.{slot} IS {log}.{slot}" for slot in self._key_slots)
+            twins = f"twin.op = {CANDIDATE} AND twin.tab = {self._captured.number} AND {same}"
+            rest = f"FROM {log} WHERE {gone} AND {log}.seq = (SELECT max(twin.seq) FROM {log} AS twin WHERE {twins})"
+            once = [self._insert(str(delete), self._key_slots, victims, rest)]
+        return [*once, f"DELETE FROM {log} WHERE {gone}"]
 
 
 def _identical(a: str, b: str) -> str:

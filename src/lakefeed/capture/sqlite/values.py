@@ -25,6 +25,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from lakefeed.capture.fit import MisfitError
+
 EXACT = 2**53
 """The largest integer up to which every integer has a double of its own."""
 
@@ -34,10 +36,6 @@ _FITS: dict[pa.DataType, frozenset[type]] = {
     pa.string(): frozenset({str, type(None)}),
     pa.binary(): frozenset({bytes, type(None)}),
 }
-
-
-class MismatchError(Exception):
-    """A value that its column's type cannot hold. Internal: whoever decodes turns it into a decision."""
 
 
 def arrow_type(declared: str) -> pa.DataType:
@@ -53,10 +51,6 @@ def arrow_type(declared: str) -> pa.DataType:
         return pa.string()
     if any(word in name for word in ("REAL", "FLOA", "DOUB")):
         return pa.float64()
-    return _numeric(name)
-
-
-def _numeric(name: str) -> pa.DataType:
     if "BOOL" in name:
         return pa.int64()
     return pa.string() if "DATE" in name or "TIME" in name else pa.float64()
@@ -89,18 +83,18 @@ def misfit(kind: pa.DataType, value: str) -> str | None:
 
 
 def to_arrow(values: Sequence[Any], kind: pa.DataType) -> pa.Array[Any]:
-    """A column of Python values as Arrow. MismatchError if one of them does not fit exactly."""
+    """A column of Python values as Arrow. MisfitError if one of them does not fit exactly."""
     # The set of types is taken in C; Arrow alone would turn 1.0 into 1 and text into bytes without a word.
     if not _FITS[kind].issuperset(set(map(type, values))):
         if kind == pa.string():
             return pa.array([text_form(value) for value in values], kind)
-        raise MismatchError
+        raise MisfitError
     try:
         return pa.array(values, kind)
     except UnicodeEncodeError:
         return pa.array([text_form(value) for value in values], kind)
     except pa.ArrowInvalid as error:
-        raise MismatchError from error
+        raise MisfitError from error
 
 
 def text_form(value: Any) -> str | None:
@@ -110,16 +104,12 @@ def text_form(value: Any) -> str | None:
     if isinstance(value, bytes):
         return f"X'{value.hex().upper()}'"
     if isinstance(value, str):
-        return _text(value)
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # not UTF-8 in the database: lenient_text kept the bytes in surrogates
+            return text_form(value.encode("utf-8", "surrogateescape"))
+        return value
     return repr(value)
-
-
-def _text(value: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # not UTF-8 in the database: lenient_text kept the bytes in surrogates
-        return text_form(value.encode("utf-8", "surrogateescape")) or ""
-    return value
 
 
 def lenient_text(data: bytes) -> str:

@@ -1,0 +1,280 @@
+"""LogCapture: the ChangeCapture of every source that has a log, built from the seams in ``log``.
+
+    ResumePoint.start → LogReader → Decoder → ChangeSetBuilder → change sets, cut at commits
+                                     SchemaFacts.due ↗
+
+A change set is cut at a commit as soon as one of these holds: nothing more has come, it has enough rows or bytes, or
+its first change has waited long enough. A transaction of any size passes: it is decoded piece by piece, and the builder
+spills what is too much for memory. A change set that was cut can be read for as long as somebody refers to it, whatever
+was confirmed, trimmed or closed meanwhile.
+
+Threads: see ChangeCapture. The catalog side has one session, which is used by one call at a time; ``close`` cancels
+what runs on it. The stream side has the reader. Neither waits for the other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic
+
+from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
+from lakefeed.capture.builder import ChangeSetBuilder, Limits
+from lakefeed.capture.dialect import Dialect, Session
+from lakefeed.capture.log import Check, Decoder, P, Piece, ResumePoint, SchemaFacts
+from lakefeed.capture.select import is_literal, is_wanted, match_tables
+from lakefeed.capture.snapshot import TableChunk, plan_chunks
+from lakefeed.change.change_set import ChangeSet
+from lakefeed.change.position import Position
+from lakefeed.change.table import TableId, TableSchema
+from lakefeed.errors import ConfigError, SourceChangedError, SourceSetupError, StateError
+
+_CLOSE_SECONDS = 3.0
+_MORE_SECONDS = 0.02
+"""How long a change set that has something waits for more before it is cut."""
+
+
+class LogCapture(ChangeCapture, Generic[P, Piece]):
+    """One database, one pipeline. ``tables`` are patterns (see ``select``); the rest are the seams of ``log``."""
+
+    def __init__(
+        self,
+        position: type[P],
+        capabilities: Capabilities,
+        *,
+        tables: Sequence[str],
+        dialect: Dialect,
+        resume: ResumePoint[P, Piece],
+        decoder: Callable[[], Decoder[P, Piece]],
+        facts: SchemaFacts | None = None,
+        check: Check | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.kind = position.kind
+        self.capabilities = capabilities
+        self._position = position
+        self._patterns = tuple(tables)
+        self._dialect = dialect
+        self._resume = resume
+        self._decoder = decoder
+        self._facts = facts or SchemaFacts()
+        self._check = check
+        self._limits = limits or Limits()
+        self._session: Session | None = None
+        self._stream: _Stream[P, Piece] | None = None
+        self._confirmed_at: float | None = None
+        self._lock = threading.Lock()  # of the fields above, for moments only
+        self._catalog_lock = threading.Lock()  # of the session, while a call uses it
+
+    def open(self) -> None:
+        with self._lock:
+            if self._session is None:
+                self._resume.open()
+                try:
+                    self._session = self._dialect.connect()
+                except BaseException:
+                    self._resume.close()
+                    raise
+
+    def close(self) -> None:
+        with self._lock:
+            session, self._session = self._session, None
+            stream, self._stream = self._stream, None
+        try:
+            if stream is not None:
+                stream.close()
+        finally:
+            if session is not None:
+                session.cancel()
+            self._resume.close()
+            # The call that was cancelled returns first. One that hangs all the same keeps its session and loses it later.
+            if session is not None and self._catalog_lock.acquire(timeout=_CLOSE_SECONDS):
+                try:
+                    session.close()
+                finally:
+                    self._catalog_lock.release()
+
+    def identity(self) -> str | None:
+        self._require_open()
+        return None if self._resume.find() is None else self._resume.identity()
+
+    def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:
+        self._require_open()
+        found = self._resume.find()
+        if position is not None:
+            self._resume.require(self._own(position))
+        if found is None:
+            return Continuity.FRESH
+        self._facts.expect(tables)
+        return Continuity.RESUMED
+
+    def recall(self, schemas: Sequence[TableSchema]) -> None:
+        self._facts.recall(schemas)
+
+    def discover(self) -> tuple[TableSchema, ...]:
+        with self._catalog() as session:
+            described = session.describe(self.choose(session.tables()))
+            return tuple(self._facts.read(session, described).values())
+
+    def wants(self, table: TableId) -> bool:
+        return is_wanted(
+            self._patterns, table, default_schema=self._dialect.default_schema, folds_case=self._dialect.folds_case
+        )
+
+    def choose(self, there: Mapping[TableId, str | None]) -> tuple[TableId, ...]:
+        """The tables of a catalog that the patterns match. ConfigError for one that is named and cannot be captured."""
+        folds, schema = self._dialect.folds_case, self._dialect.default_schema
+        refused = {table: reason for table, reason in there.items() if reason is not None}
+        for pattern in filter(is_literal, self._patterns):
+            for table, reason in refused.items():
+                if is_wanted([pattern], table, default_schema=schema, folds_case=folds):
+                    raise ConfigError(f"'{pattern}' cannot be captured: {reason}")
+        usable = [table for table in there if table not in refused]
+        return match_tables(self._patterns, usable, default_schema=schema, folds_case=folds)
+
+    def prepare(self, tables: Sequence[TableId]) -> Position:
+        with self._catalog() as session:
+            position = self._resume.create(tables)
+            self._facts.prepared(session, tables)
+            if (stream := self._stream) is not None:
+                for table in tables:
+                    stream.builder.unblock(table)
+            return position
+
+    def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
+        with self._catalog() as session:
+            origin = self._resume.origin(table)
+            described = session.describe([table])
+            if table not in described:
+                raise SourceSetupError(
+                    f"there is no table {table}", remedy="Correct source.tables, or create the table."
+                )
+            schema = self._facts.read(session, described)[table]
+            whole = TableChunk(self._dialect, described[table], schema, origin=origin)
+            chunks, rows = plan_chunks(session, whole, chunk_rows)
+            return SnapshotPlan(schema, chunks, rows)
+
+    def copied(self, table: TableId) -> None:
+        with self._catalog_lock:
+            self._resume.copied(table)
+
+    def chunk(self, data: Mapping[str, Any]) -> TableChunk:
+        return TableChunk.from_json(self._dialect, data)
+
+    def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
+        self._require_open()
+        start = self._resume.find() if after is None else self._own(after)
+        if start is None:
+            raise SourceSetupError(
+                "nothing is prepared in this database for the pipeline",
+                remedy="Run `lakefeed sync`, which prepares it; if it was prepared, this is another database.",
+            )
+        stream = self._stream
+        if stream is None or stream.builder.position != start:
+            if stream is not None:
+                stream.close()
+            self._resume.require(start)
+            self._facts.rewind(start)
+            stream = _Stream(self._resume, self._decoder(), self._facts, start, self._limits)
+            with self._lock:
+                is_open, self._stream = self._session is not None, stream
+            if not is_open:  # closed meanwhile, by another thread
+                stream.close()
+        return self._change_sets(stream, wait_seconds)
+
+    def _change_sets(self, stream: _Stream[P, Piece], wait_seconds: float) -> Iterator[ChangeSet]:
+        try:
+            while (change_set := stream.next(wait_seconds)) is not None:
+                if stream.builder.is_empty:
+                    self._facts.delivered(stream.builder.position)
+                yield change_set
+        except GeneratorExit:
+            raise
+        except BaseException:
+            with self._lock:  # the next call of ``live`` starts again
+                self._stream = None if self._stream is stream else self._stream
+            stream.close()
+            raise
+
+    def confirm(self, position: Position) -> None:
+        own = self._own(position)
+        self._require_open()
+        stream = self._stream
+        (self._resume if stream is None else stream.reader).confirm(own)
+        if stream is not None and (at := stream.builder.time_of(own)) is not None:
+            self._confirmed_at = at
+
+    def lag(self) -> Lag:
+        return self._resume.lag(self._confirmed_at)
+
+    def check(self) -> tuple[Finding, ...]:
+        return self._check(self.choose) if self._check is not None else ()
+
+    def uninstall(self) -> tuple[str, ...]:
+        with self._catalog():
+            with self._lock:
+                stream, self._stream = self._stream, None
+            if stream is not None:
+                stream.close()
+            return self._resume.drop()
+
+    def _require_open(self) -> None:
+        if self._session is None:
+            raise StateError("the capture is not open", remedy="Call open first.")
+
+    @contextmanager
+    def _catalog(self) -> Iterator[Session]:
+        with self._catalog_lock:
+            session = self._session
+            if session is None:
+                raise StateError("the capture is not open", remedy="Call open first.")
+            yield session
+
+    def _own(self, position: Position) -> P:
+        if not isinstance(position, self._position):
+            raise SourceChangedError(f"{position.encode()} is a position of another kind of source, not of {self.kind}")
+        return position
+
+
+class _Stream(Generic[P, Piece]):
+    """One reader with its decoder and builder. ``close`` may come from any thread."""
+
+    def __init__(
+        self,
+        resume: ResumePoint[P, Piece],
+        decoder: Decoder[P, Piece],
+        facts: SchemaFacts,
+        start: P,
+        limits: Limits,
+    ) -> None:
+        self.reader = resume.start(start)
+        self.builder = ChangeSetBuilder(start, limits)
+        self._resume = resume
+        self._decoder = decoder
+        self._facts = facts
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        self._closed.set()
+        self.reader.close()
+
+    def next(self, wait_seconds: float) -> ChangeSet | None:
+        """What comes next, a heartbeat if nothing does in time, None once the stream is closed."""
+        builder, until = self.builder, time.monotonic() + wait_seconds
+        while not self._closed.is_set():
+            wait = 0.0
+            if wait_seconds > 0:
+                is_waiting = builder.is_empty and not builder.in_transaction
+                wait = max(until - time.monotonic(), 0.001) if is_waiting else _MORE_SECONDS
+            piece = self.reader.read(wait)
+            if piece is not None:
+                builder.add(self._decoder.decode(piece))
+            if (announced := self._facts.due(builder.reached)) is not None:
+                builder.announce(announced)
+            if builder.is_ready(more=piece is not None):
+                return builder.cut()
+            if piece is None and time.monotonic() >= until:
+                return builder.heartbeat(self._resume.ahead_bytes(builder.position, builder.reached))
+        return None

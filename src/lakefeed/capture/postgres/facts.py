@@ -1,0 +1,254 @@
+"""TableFacts: from what the stream and the catalog say about a table to its layout, and what they do not say.
+
+The stream gives names, types and the replica identity as they were at that position of the log; column numbers, NOT
+NULL and the primary key come from the catalog, which was read later. Numbers only ever grow and dropped ones stay in
+the catalog, so names and order tell nearly always which column is which; where they do not, that is reported, and the
+table is copied again.
+
+The stream describes a table only before a row of it, and says nothing of a table that is not published. So a table that
+was dropped, or changed with no row since, or whose changes or partitions the stream leaves out, also while no process
+ran, is found by reading the catalog (``compare``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lakefeed.capture.postgres.catalog import (
+    FULL,
+    CatalogFacts,
+    SourceColumn,
+    SourceTable,
+    column_of,
+    unseen,
+)
+from lakefeed.capture.postgres.database import Connection
+from lakefeed.capture.postgres.pgoutput import Layout, Relation, Resolved
+from lakefeed.capture.postgres.resume import Coverage, head, inserted
+from lakefeed.capture.postgres.values import SourceType
+from lakefeed.capture.schema import DeliveredSchemas, Stated
+from lakefeed.change.change_set import RecopyNeeded, TableDropped
+from lakefeed.change.lsn import PostgresLsn
+from lakefeed.change.table import TableId, TableSchema
+
+_INVISIBLE = 10_000  # beyond every attribute number (1600 columns at most)
+_FLUSH_SECONDS = 1.0
+"""A commit that nobody waits for (``synchronous_commit = off``) is visible up to 3 * wal_writer_delay before it is in
+the log that the stream reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """A captured table at the last reading: what puts it into the publication, None if its changes were not published
+    then, and how it was, None if it was not there."""
+
+    member: int | None
+    source: SourceTable | None
+
+
+class TableFacts:
+    """``resolve`` belongs to the stream's thread and asks nobody. The others belong to one thread at a time, which may
+    be another one."""
+
+    def __init__(self, text_columns: Sequence[str]) -> None:
+        self.schemas: DeliveredSchemas[PostgresLsn] = DeliveredSchemas()
+        self._text_columns = tuple(text_columns)
+        self._newest: dict[int, SourceTable] = {}
+        self._captured: dict[TableId, _Captured] = {}
+
+    def recall(self, schemas: Iterable[TableSchema]) -> None:
+        """What was delivered by an earlier process. Ids of columns have the relation's oid in them."""
+        for schema in schemas:
+            first = schema.columns[0].id if schema.columns else None
+            if first:
+                self.schemas.learn(schema.table, int(first.partition(".")[0]), schema.at_version(0))
+
+    def learn(self, source: SourceTable) -> TableSchema:
+        """A table as it is when it is prepared or copied."""
+        schema = source.schema(self._text_columns)
+        self._newest[source.oid] = source
+        self.schemas.learn(source.id, source.oid, schema)
+        return schema
+
+    def resolve(self, relation: Relation, facts: CatalogFacts) -> Resolved:
+        """What a relation message means. The catalog is the newest that is known, be it from a copy."""
+        if "." in relation.schema:
+            return Resolved(None)
+        table = TableId(relation.schema, relation.name)
+        serial, source = facts.tables.get(relation.id, (0, None))
+        newest = self._newest.get(relation.id)
+        if newest is not None and newest.serial > serial:
+            source = newest
+        before = self.schemas.known(table)
+        last = before.schema if before is not None and before.life == relation.id else None
+        names = [column.name for column in relation.columns]
+        if source is None and last is not None and tuple(names) == last.names:
+            return Resolved(Layout(relation.id, last))  # dropped since; its last rows are still to come
+        numbers, stale_reason = match_columns(names, last, source)
+        by_number = {column.number: column for column in source.attributes} if source is not None else {}
+        key = _key(relation, source)
+        frame = SourceTable(relation.id, table, relation.identity, "p", "r", key)
+        columns = []
+        for column, number in zip(relation.columns, numbers, strict=True):
+            known = by_number.get(number)
+            kind = facts.types.get((column.type, column.modifier), SourceType(column.type, column.modifier))
+            not_null, missing = (known.not_null, known.missing) if known else (False, None)
+            stated = SourceColumn(number, column.name, not_null, kind, missing=missing)
+            columns.append(column_of(frame, stated, self._text_columns))
+        schema = TableSchema(table, tuple(columns), key)
+        refusal = source.refusal if source is not None else None
+        stated_table = Stated(relation.id, schema, refusal, stale_reason, _not_known(source))
+        delivered, announced = self.schemas.change(stated_table)
+        # The stream says what the identity of a partitioned table is, but rows are logged by that of their partition.
+        leaves = source.leaves if source is not None else ()
+        whole = relation.identity != FULL or all(leaf.identity == FULL for leaf in leaves)
+        return Resolved(Layout(relation.id, delivered, whole), announced)
+
+    def expect(
+        self,
+        connection: Connection,
+        there: Mapping[TableId, SourceTable],
+        tables: Sequence[TableId],
+        coverage: Coverage,
+    ) -> None:
+        """The pipeline has ``tables``, beside those that it is known to have.
+
+        One whose changes the publication leaves out has missed some; one may be gone. What is known of a table from
+        before a connection was lost stays: ``compare`` compares with that.
+        """
+        for table in tables:
+            if table not in self._captured:
+                self._begin(table, there.get(table), coverage)
+            if table in there and (gap := coverage.gap(table)) is not None:
+                self._captured[table] = replace(self._captured[table], member=None)
+                self.schemas.later(_flushed(connection), RecopyNeeded(table, gap))
+        self._find_dropped(connection, there)
+
+    def prepared(self, sources: Iterable[SourceTable], coverage: Coverage) -> None:
+        """These are copied from now on: nothing of before is to be reported about them."""
+        for source in sources:
+            self._begin(source.id, source, coverage)
+
+    def compare(
+        self,
+        connection: Connection,
+        there: Mapping[TableId, SourceTable],
+        sources: Sequence[SourceTable],
+        coverage: Coverage,
+    ) -> None:
+        """Compare all tables there are (``there``), the columns of ``sources`` and what is published with before."""
+        self._find_dropped(connection, there)
+        for table, before in self._captured.items():
+            source = there[table]
+            gap = coverage.gap(table)
+            now = _Captured(coverage.member(table) if gap is None else None, source)
+            if gap is None and before.member not in (None, now.member):
+                gap = "it was taken out of the publication and put back"
+            reason = gap if before.member is not None else None
+            if reason is None and before.source is not None and before.source.oid == source.oid:
+                reason = unseen(connection, before.source.leaves, source.leaves)
+            self._captured[table] = now
+            if reason is not None and not self.schemas.is_due_later(table):
+                # Only behind the reading: a copy of before would not have what a new partition has.
+                self.schemas.later(_flushed(connection), RecopyNeeded(table, reason))
+        stated = []
+        for source in sources:
+            schema, before_one = source.schema(self._text_columns), self.schemas.known(source.id)
+            last = before_one.schema if before_one is not None else None
+            _, stale_reason = match_columns(schema.names, last, source)
+            stated.append(Stated(source.oid, schema, source.refusal, stale_reason, _not_known(source)))
+        self.schemas.observe(stated, lambda: _flushed(connection))
+
+    def _begin(self, table: TableId, source: SourceTable | None, coverage: Coverage) -> None:
+        member = coverage.member(table) if coverage.gap(table) is None else None
+        self._captured[table] = _Captured(member, source)
+        self.schemas.begin(table)
+
+    def _find_dropped(self, connection: Connection, there: Mapping[TableId, SourceTable]) -> None:
+        """The stream says nothing of a table that was dropped."""
+        for table in [table for table in self._captured if table not in there]:
+            del self._captured[table]
+            self.schemas.later(_flushed(connection), TableDropped(table))
+
+
+def match_columns(
+    names: Sequence[str], before: TableSchema | None, source: SourceTable | None
+) -> tuple[tuple[int, ...], str | None]:
+    """The attribute number of each column; and why existing rows may have other values than these numbers say.
+
+    ``before`` is the last schema of the same relation that was delivered, ``source`` the catalog as it is now.
+    """
+    was = {column.name: int((column.id or ".0").partition(".")[2]) for column in before.columns} if before else {}
+    if source is None:
+        unknown = range(_INVISIBLE, _INVISIBLE + len(names))
+        return tuple(was.get(name, number) for name, number in zip(names, unknown, strict=True)), None
+    now = {column.name: column.number for column in source.columns}
+    as_before, as_now = list(names) == list(was), list(names) == list(now)
+    if as_before and not as_now:
+        numbers = tuple(was.values())
+    else:
+        numbers = tuple(now.values()) if as_now else _guessed(names, source)
+    if not was:
+        return numbers, None
+    found = dict(zip(names, numbers, strict=True))
+    # A column that was there before and is there still was there all the time.
+    if (set(was.values()) & set(now.values())) - set(found.values()):
+        return numbers, "its columns changed while it was being copied"
+    if list(found) == list(was) and list(found.values()) != list(was.values()):
+        return numbers, "a column was dropped and added again under the same name"
+    newest = max(was.values(), default=0)
+    gone = [one.number for one in source.attributes if one.dropped and one.number > newest]
+    for name, number in found.items():
+        swapped = name in was and was[name] != number and list(found) != list(now)
+        replaced = name not in was and number in now.values() and any(one < number for one in gone)
+        if swapped or (replaced and number > newest):
+            return numbers, f"which column {name} was when its rows were written is not known any more"
+    return numbers, None
+
+
+def _guessed(names: Sequence[str], source: SourceTable) -> tuple[int, ...]:
+    """By name first, by order for the rest. Of the names only those whose numbers grow, as attribute numbers do: a name
+    that was given to another column does not."""
+    live = {column.name: column.number for column in source.columns}
+    by_name: list[int | None] = []
+    last = 0
+    for name in names:
+        number = live.get(name)
+        by_name.append(number if number is not None and number > last else None)
+        last = by_name[-1] or last
+    free = [column.number for column in source.attributes if column.number not in by_name]
+    found: list[int] = []
+    for number in by_name:
+        low = found[-1] if found else 0
+        found.append(number or next((one for one in free if one > low), low + _INVISIBLE))
+    return tuple(found)
+
+
+def _key(relation: Relation, source: SourceTable | None) -> tuple[str, ...]:
+    names = [column.name for column in relation.columns]
+    if relation.identity == FULL:  # marks every column, so the key is the catalog's (T2)
+        return source.key if source is not None and set(source.key) <= set(names) else ()
+    marked = {column.name for column in relation.columns if column.in_identity}
+    in_order = source.key if source is not None and set(source.key) == marked else ()
+    return in_order or tuple(name for name in names if name in marked)
+
+
+def _not_known(source: SourceTable | None) -> dict[str, str]:
+    """Columns whose value in existing rows nobody can tell: those with a default that is not kept as a value, and NOT
+    NULL without one, whose rows were rewritten, as for an identity column."""
+    return {
+        f"{source.oid}.{one.number}": f"existing rows have values in the new column {one.name}, by its default"
+        for one in (source.attributes if source is not None else ())
+        if source is not None and (one.missing is not None or one.has_default or one.not_null)
+    }
+
+
+def _flushed(connection: Connection) -> PostgresLsn:
+    """A position behind every commit that is visible now, where a record ends: the stream comes to no other."""
+    written = inserted(connection)
+    until = time.monotonic() + _FLUSH_SECONDS
+    while (flushed := head(connection)) < written and time.monotonic() < until:
+        time.sleep(0.02)
+    return min(written, flushed)

@@ -1,0 +1,175 @@
+"""BackgroundReader: reads a log in a thread of its own, so that the server always gets its answers.
+
+The thread reads while there is room, keeps the connection alive while there is none, hands errors over to the
+consumer, and notices silence: a server that has answered nothing for ``silence_seconds`` is SourceUnavailableError,
+whether the connection looks open or a call hangs. It confirms nothing by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Generic, Protocol, TypeVar
+
+from lakefeed.change.position import Position
+from lakefeed.errors import LakefeedError, SourceUnavailableError
+
+At = TypeVar("At", bound=Position)
+Piece = TypeVar("Piece")
+InAt = TypeVar("InAt", bound=Position, contravariant=True)
+
+ROOM_BYTES = 64 << 20
+SILENCE_SECONDS = 30.0
+CLOSE_SECONDS = 4.0
+_READ_SECONDS = 1.0
+_FULL_SECONDS = 0.1
+
+
+class PushedLog(Protocol[InAt, Piece]):
+    """A log whose server sends by itself. ``read`` and ``beat`` belong to the background thread, the others to any."""
+
+    def read(self, wait_seconds: float) -> Piece | None:
+        """What has come; None if nothing did within ``wait_seconds``. SourceUnavailableError where the connection is
+        lost. Returns within about a second. With ``wait_seconds`` 0, None means that nothing more is in the log up to
+        its head of now; a reader that does not know that yet may return a piece of no size."""
+
+    def size(self, piece: Piece) -> int:
+        """About how many bytes of memory a piece needs; 0 if it has no changes in it."""
+
+    def beat(self) -> None:
+        """Keep the connection alive while nobody reads: called every moment while too many pieces are unread."""
+
+    def wake(self) -> None:
+        """Make a ``read`` that waits return now."""
+
+    def confirm(self, position: InAt) -> None:
+        """Tell the server in-band, soon."""
+
+    def close(self) -> None:
+        """End the connection; a ``read`` under way returns or raises within seconds."""
+
+
+class BackgroundReader(Generic[At, Piece]):
+    """A LogReader over a PushedLog, which it owns from here on. ``read`` and ``take`` belong to one thread at a time;
+    ``close`` may be called from any and returns within CLOSE_SECONDS, whatever hangs.
+
+    ``silence_seconds``: None for a log that answers every read by itself (a file, a table).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reader: PushedLog[At, Piece],
+        *,
+        room_bytes: int = ROOM_BYTES,
+        silence_seconds: float | None = SILENCE_SECONDS,
+    ) -> None:
+        self._name = name
+        self._reader = reader
+        self._room_bytes = room_bytes
+        self._silence_seconds = silence_seconds
+        self._changed = threading.Condition()
+        self._pieces: list[Piece] = []
+        self._taken: deque[Piece] = deque()
+        self._unread_bytes = 0
+        self._heard_at = time.monotonic()
+        self._error: LakefeedError | None = None
+        self._stopping = False
+        self._asked = self._answered = 0  # reads that must say whether there is more
+        self.is_drained = False
+        """The last ``take(0)`` has everything that was in the log when it was called."""
+        self._thread = threading.Thread(target=self._work, name=f"lakefeed-{name}", daemon=True)
+        self._thread.start()
+
+    def read(self, wait_seconds: float) -> Piece | None:
+        """See ``LogReader.read``."""
+        if not self._taken:
+            if self.is_drained and wait_seconds <= 0:
+                self.is_drained = False
+                return None
+            self._taken.extend(self.take(wait_seconds))
+        return self._taken.popleft() if self._taken else None
+
+    def take(self, wait_seconds: float) -> list[Piece]:
+        """The pieces that have come, in order; none if nothing does within ``wait_seconds``. What came before an
+        error is handed out before the error is raised. With ``wait_seconds`` 0 it waits for as long as it takes to
+        know: either pieces with something in them (``size``) have come, or ``is_drained`` is set."""
+        with self._changed:
+            if wait_seconds <= 0:
+                self._asked += 1
+                self._reader.wake()
+            asked, until = self._asked, time.monotonic() + wait_seconds
+            self.is_drained = False
+            while self._error is None and not self._stopping:
+                left = until - time.monotonic() if wait_seconds > 0 else _READ_SECONDS
+                if left <= 0 or self._unread_bytes or (wait_seconds > 0 and self._pieces):
+                    break
+                if wait_seconds <= 0 and self._answered >= asked:
+                    self.is_drained = True
+                    break
+                self._changed.wait(min(left, _READ_SECONDS))
+                self._check_silence()  # also where the thread hangs in a call
+            if not self._pieces and self._error is not None:
+                raise self._error
+            pieces, self._pieces, self._unread_bytes = self._pieces, [], 0
+            self._changed.notify_all()
+            return pieces
+
+    def confirm(self, position: At) -> None:
+        """Tell the server in-band, soon."""
+        self._reader.confirm(position)
+
+    def close(self) -> None:
+        """End the thread, then the connection. Idempotent; never raises."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._reader.wake()
+        self._thread.join(CLOSE_SECONDS / 2)
+        self._reader.close()
+
+    def _work(self) -> None:
+        try:
+            while not self._stopping:
+                if self._unread_bytes >= self._room_bytes:
+                    self._reader.beat()
+                    with self._changed:
+                        self._changed.wait(_FULL_SECONDS)
+                    self._heard_at = time.monotonic()  # nobody listened: that is no silence of the server's
+                    continue
+                asked = self._asked
+                piece = self._reader.read(0.0 if asked > self._answered else _READ_SECONDS)
+                with self._changed:
+                    if piece is not None:
+                        self._heard_at = time.monotonic()
+                        self._pieces.append(piece)
+                        self._unread_bytes += self._reader.size(piece)
+                        self._changed.notify_all()
+                    elif asked > self._answered:
+                        self._heard_at, self._answered = time.monotonic(), asked
+                        self._changed.notify_all()
+                    else:
+                        self._check_silence()
+        except LakefeedError as error:
+            self._fail(error)
+        except BaseException as error:  # noqa: BLE001  # handed to the consumer, who would wait without an end otherwise
+            failed = SourceUnavailableError(f"{self._name}: reading the log failed: {error!r}")
+            failed.__cause__ = error
+            self._fail(failed)
+
+    def _check_silence(self) -> None:
+        """Under the condition's lock."""
+        silent = time.monotonic() - self._heard_at
+        if self._silence_seconds is not None and silent >= self._silence_seconds and self._error is None:
+            self._error = SourceUnavailableError(
+                f"{self._name}: the server has answered nothing for {silent:.0f} s, although the connection is open",
+                remedy="Lakefeed connects again by itself. If this stays, check the server and what is in between.",
+            )
+            self._stopping = True
+            self._changed.notify_all()
+
+    def _fail(self, error: LakefeedError) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()

@@ -1,0 +1,237 @@
+# ruff: noqa: S608 (names in SQL are quoted by database.quoted; values are bound)
+"""The ResumePoint of SQLite: triggers and a change log in the source, and how far the log is confirmed."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+from lakefeed.capture.base import Lag
+from lakefeed.capture.dialect import DescribedTable, Session
+from lakefeed.capture.log import ResumePoint, SchemaFacts
+from lakefeed.capture.sqlite.catalog import SCHEMA, SourceTable, read_table
+from lakefeed.capture.sqlite.confirmation import Confirmations
+from lakefeed.capture.sqlite.database import Database, OpenedFile, quoted, transaction
+from lakefeed.capture.sqlite.drift import follow_schema, recapture
+from lakefeed.capture.sqlite.log import LogPiece, SqliteLogReader
+from lakefeed.capture.sqlite.meta import (
+    OLD_ROW,
+    Names,
+    State,
+    add_mark,
+    create_meta,
+    forget_table,
+    load_meta,
+    put_table,
+    put_verified,
+    read_head,
+    schema_version,
+)
+from lakefeed.capture.sqlite.shape import as_text, mixed_columns
+from lakefeed.capture.sqlite.triggers import read_triggers, remove
+from lakefeed.change.batch import Operation
+from lakefeed.change.position import SqliteSequence
+from lakefeed.change.table import TableId, TableSchema
+from lakefeed.errors import PositionLostError, SourceSetupError, StateError, TableStoppedError
+
+
+class SqliteFacts(SchemaFacts):
+    """The change log knows the shape of each of its rows; what the catalog has counts only for tables not captured."""
+
+    def __init__(self, database: Database, names: Names) -> None:
+        self._database = database
+        self._names = names
+
+    def read(self, session: Session, described: Mapping[TableId, DescribedTable]) -> Mapping[TableId, TableSchema]:  # noqa: ARG002
+        with self._database.connection() as connection:
+            meta = load_meta(connection, self._names)
+        captured = {table: meta.captured(table) if meta else None for table in described}
+        return {table: one.schema if one else described[table].schema for table, one in captured.items()}
+
+
+class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
+    """See ``ResumePoint``. Each call has a connection of its own but ``confirm``, which keeps one."""
+
+    def __init__(self, database: Database, names: Names, *, before_images: bool) -> None:
+        self._database = database
+        self._names = names
+        self._before_images = before_images
+        self._file = OpenedFile.at(database.path)
+        self._confirmations = Confirmations(database, self._file, names)
+
+    def open(self) -> None:
+        self._file = OpenedFile.at(self._database.path)
+        self._confirmations = Confirmations(self._database, self._file, self._names)
+
+    def close(self) -> None:
+        self._confirmations.close()
+
+    def find(self) -> SqliteSequence | None:
+        with self._connected() as connection:
+            meta = load_meta(connection, self._names)
+        return None if meta is None else meta.confirmed
+
+    def identity(self) -> str:
+        with self._connected() as connection:
+            meta = load_meta(connection, self._names)
+        assert meta is not None  # noqa: S101  # ``find`` was asked first
+        return meta.identity
+
+    def create(self, tables: Sequence[TableId]) -> SqliteSequence:
+        """Capture ``tables`` from here on, those that are captured already as before. Returns the log's head.
+
+        A blocked table starts again. Writes nothing if there is nothing to do. The write lock is held while triggers
+        are made, and not while tables are scanned.
+        """
+        names, before_images = self._names, self._before_images
+        with self._connected("rw") as connection:
+            while True:
+                meta = follow_schema(connection, names, self._confirmations.verified, before_images=before_images)
+                if meta is not None and all(map(meta.is_live, tables)):
+                    break
+                with transaction(connection, "IMMEDIATE"):
+                    meta = load_meta(connection, names)
+                    if meta is None:
+                        create_meta(connection, names)
+                    elif not meta.is_right(schema_version(connection), before_images=before_images):
+                        continue  # it changed in between
+                    for table in tables:
+                        if meta is None or not meta.is_live(table):
+                            source = self._source(connection, table)
+                            for old in meta.tables if meta else ():
+                                if old.table == table:
+                                    remove(connection, names, old.number)
+                                    forget_table(connection, names, old.number)
+                            recapture(connection, names, source, before_images=before_images)
+                            add_mark(connection, names)
+                    put_verified(connection, names)
+                break
+            head = read_head(connection, names)  # before the scan: what is written meanwhile comes by the log
+            self._scan(connection, tables)
+            return head
+
+    def _scan(self, connection: sqlite3.Connection, tables: Sequence[TableId]) -> None:
+        """Find columns of new captures that hold values of several types, and make them text.
+
+        From the triggers on every value is in the log, so that one pass is enough, and it needs no lock.
+        """
+        meta = load_meta(connection, self._names)
+        mixed: dict[int, frozenset[str]] = {}
+        for captured in meta.tables if meta else ():
+            if captured.table in tables and not captured.scanned and captured.state is State.LIVE:
+                with transaction(connection, "DEFERRED"):
+                    source = read_table(connection, captured.name)
+                    mixed[captured.number] = mixed_columns(connection, source) if source else frozenset()
+        if not mixed:
+            return
+        with transaction(connection, "IMMEDIATE"):
+            meta = load_meta(connection, self._names)
+            for captured in meta.tables if meta else ():
+                if captured.number in mixed:
+                    text = as_text(captured, mixed[captured.number])
+                    put_table(connection, self._names, replace(text, scanned=True))
+                    if text != captured:
+                        add_mark(connection, self._names, schema=text.schema)
+
+    def _source(self, connection: sqlite3.Connection, table: TableId) -> SourceTable:
+        source = read_table(connection, table.name) if table.schema == SCHEMA else None
+        if source is None:
+            raise SourceSetupError(f"there is no table {table} that can be captured", remedy="Correct source.tables.")
+        return source
+
+    def origin(self, table: TableId) -> Mapping[str, Any]:
+        """The name of the log, whose head is what a chunk's read transaction sees."""
+        with self._connected() as connection, transaction(connection, "DEFERRED"):
+            meta = load_meta(connection, self._names)
+            source = self._source(connection, table)
+            captured = meta.captured(table) if meta else None
+            if captured is None:
+                raise StateError(f"{table} is copied before its changes are captured", remedy="Call prepare first.")
+            if source.nullable_key:
+                nulls = " OR ".join(f"{quoted(name)} IS NULL" for name in source.key)
+                if connection.execute(f"SELECT 1 FROM {quoted(source.name)} WHERE {nulls} LIMIT 1").fetchone():
+                    raise TableStoppedError(
+                        f"{table} has rows with NULL in its key ({', '.join(source.key)})",
+                        table=str(table),
+                        remedy=f"DELETE FROM {quoted(source.name)} WHERE {nulls}; or give them a key; then sync again.",
+                    )
+        self.create([table])  # in line with the schema of now, and scanned
+        return {"pipeline": self._names.pipeline}
+
+    def require(self, position: SqliteSequence) -> None:
+        """PositionLostError, with the reason, unless everything after ``position`` is in the log."""
+        log = self._names.log
+        with self._connected() as connection, transaction(connection, "DEFERRED"):
+            if load_meta(connection, self._names) is None:
+                return  # the flow has more to say about that than we do
+            head = read_head(connection, self._names)
+            row = connection.execute(f"SELECT ts FROM {log} WHERE seq = ?", (position.sequence,)).fetchone()
+            (first,) = connection.execute(f"SELECT min(seq) FROM {log}").fetchone()
+        if position > head:
+            raise PositionLostError(
+                f"the database is behind: its log ends at {head}, the pipeline has read up to {position}"
+                " (was an older copy restored?)"
+            )
+        if row is not None and row[0] != position.stamp:
+            raise PositionLostError(
+                f"the log's entry {position.sequence} is not the one that was read (its time is {row[0]}, not"
+                f" {position.stamp}): an older copy was restored and has been written to since"
+            )
+        if first > position.sequence + 1:
+            raise PositionLostError(
+                f"the log begins at {first}: entries after {position.sequence} were pruned, so some changes are gone"
+            )
+        if row is None and first <= position.sequence:
+            raise PositionLostError(f"the log's entry {position.sequence} is missing: the log has been tampered with")
+
+    def start(self, after: SqliteSequence) -> SqliteLogReader:
+        return SqliteLogReader(
+            self._database, self._file, self._names, after, self._confirmations, before_images=self._before_images
+        )
+
+    def confirm(self, position: SqliteSequence) -> None:
+        self._confirmations.confirm(position)
+
+    def lag(self, confirmed_at: float | None) -> Lag:  # noqa: ARG002  # the log itself has the times
+        log = self._names.log
+        with self._database.connection() as connection, transaction(connection, "DEFERRED"):
+            meta = load_meta(connection, self._names)
+            if meta is None:
+                return Lag()
+            confirmed = meta.confirmed.sequence
+            head = read_head(connection, self._names).sequence
+            rows = max(0, head - confirmed)
+            if any(one.before_images for one in meta.tables):
+                # Before images, and old rows that never became one, are no changes.
+                old = f"seq > ? AND seq <= ? AND op IN ({int(Operation.BEFORE)}, {OLD_ROW})"
+                rows -= connection.execute(f"SELECT count(*) FROM {log} WHERE {old}", (confirmed, head)).fetchone()[0]
+            oldest = connection.execute(
+                f"SELECT ts FROM {log} WHERE seq > ? ORDER BY seq LIMIT 1", (confirmed,)
+            ).fetchone()
+        return Lag(rows=rows, seconds=max(0.0, time.time() - oldest[0] / 1000) if rows and oldest else 0.0)
+
+    def drop(self) -> tuple[str, ...]:
+        """Remove all that this pipeline has in the source, and nothing else."""
+        names = self._names
+        self._confirmations.close()
+        with self._connected("rw") as connection, transaction(connection, "IMMEDIATE"):
+            triggers = sorted(read_triggers(connection, names))
+            own = (names.log_name, names.meta_name, names.vacuum_name)
+            query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN (?, ?, ?) ORDER BY name"
+            tables = [name for (name,) in connection.execute(query, own)]
+            for name in triggers:
+                connection.execute(f"DROP TRIGGER {quoted(name)}")
+            for name in tables:
+                connection.execute(f"DROP TABLE {quoted(name)}")
+        return (*triggers, *tables)
+
+    @contextmanager
+    def _connected(self, mode: Literal["ro", "rw"] = "ro") -> Iterator[sqlite3.Connection]:
+        self._file.require()
+        with self._database.connection(mode) as connection:
+            self._file.require()  # it may have been replaced in between
+            yield connection

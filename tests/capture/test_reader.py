@@ -1,0 +1,125 @@
+"""The background reader alone, on a log that is a list."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from lakefeed.capture.reader import BackgroundReader
+from lakefeed.change.position import Position
+from lakefeed.errors import PositionLostError, SourceUnavailableError
+
+
+class ListReader:
+    """Gives what is in ``log``; ``hang`` makes the next read hang until the reader is closed."""
+
+    def __init__(self, log: list[str], size: int = 1) -> None:
+        self.log = log
+        self.bytes = size
+        self.beats = 0
+        self.reads = 0
+        self.fail: Exception | None = None
+        self.hang = False
+        self.closed = threading.Event()
+        self._woken = threading.Event()
+
+    def read(self, wait_seconds: float) -> str | None:
+        self.reads += 1
+        if self.hang:
+            self.closed.wait()
+        if self.log:
+            return self.log.pop(0)
+        if self.fail is not None:
+            raise self.fail
+        self._woken.wait(wait_seconds)
+        self._woken.clear()
+        return None
+
+    def size(self, piece: str) -> int:
+        return self.bytes
+
+    def beat(self) -> None:
+        self.beats += 1
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def confirm(self, position: Position) -> None: ...
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_pieces_come_in_order_and_before_the_error() -> None:
+    reader = ListReader(["a", "b"])
+    reader.fail = PositionLostError("gone")
+    background = BackgroundReader("test", reader)
+    taken: list[str] = []
+    while len(taken) < 2:
+        taken += background.take(5)
+    assert taken == ["a", "b"]
+    with pytest.raises(PositionLostError):
+        background.take(5)
+    background.close()
+
+
+def test_without_a_wait_none_means_that_the_log_has_no_more() -> None:
+    reader = ListReader([])
+    background = BackgroundReader("test", reader)
+    for number in range(50):
+        reader.log.append(str(number))
+        assert background.take(0) == [str(number)]
+    assert background.take(0) == []
+    background.close()
+
+
+def test_it_reads_no_further_than_there_is_room_and_keeps_the_connection_alive() -> None:
+    reader = ListReader([str(number) for number in range(100)], size=10)
+    background = BackgroundReader("test", reader, room_bytes=30)
+    until(lambda: reader.beats > 0)
+    assert len(reader.log) == 97
+    taken: list[str] = []
+    while len(taken) < 100:
+        taken += background.take(5)
+    assert taken == [str(number) for number in range(100)]
+    background.close()
+
+
+@pytest.mark.parametrize("hang", [True, False])
+def test_a_server_that_answers_nothing_is_left(hang: bool) -> None:
+    """Whether reads come back empty or do not come back at all."""
+    reader = ListReader([])
+    reader.hang = hang
+    background = BackgroundReader("test", reader, silence_seconds=0.2)
+    began = time.monotonic()
+    with pytest.raises(SourceUnavailableError, match="answered nothing"):
+        background.take(10)
+    background.close()
+    assert time.monotonic() - began < 6
+
+
+def test_an_unexpected_exception_becomes_a_source_that_may_be_tried_again() -> None:
+    reader = ListReader([])
+    reader.fail = ValueError("what")
+    background = BackgroundReader("test", reader)
+    with pytest.raises(SourceUnavailableError, match="what"):
+        background.take(5)
+    background.close()
+
+
+def test_close_wakes_whoever_waits() -> None:
+    background = BackgroundReader("test", ListReader([]))
+    threading.Timer(0.1, background.close).start()
+    began = time.monotonic()
+    assert background.take(30) == []
+    assert time.monotonic() - began < 5
