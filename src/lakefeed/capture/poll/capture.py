@@ -40,7 +40,7 @@ from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.change.watermark import Mark, Watermark
-from lakefeed.errors import LakefeedError, SourceChangedError, SourceSetupError, StateError
+from lakefeed.errors import SourceChangedError, SourceSetupError, StateError
 
 _CLOSE_SECONDS = 3.0
 
@@ -282,7 +282,7 @@ class Polling(ChangeCapture):
                 try:
                     with self._cycle:
                         change_set = self._stream.cut(self._require_open())
-                except LakefeedError:
+                except Exception:  # closed in the middle: a session, the threads or a poll is gone
                     if not self._closed.is_set():
                         raise
                 if self._closed.is_set():
@@ -300,10 +300,13 @@ class Polling(ChangeCapture):
         with self._cycle:
             session = self._require_open()
             chosen, marks = set(self._there(session)), dict(start.marks)
+            with self._lock:
+                prepared, expected = dict(self._prepared), set(self._expected)
             named = {table for table in chosen if str(table) in marks}
-            wanted = (named | self._expected | set(self._prepared)) & chosen or chosen
-            prepared = {str(table): mark for table, mark in self._prepared.items() if table in wanted - named}
-            self._stream.seek(session, start, sorted(wanted), prepared, self._connect)
+            wanted = (named | expected | set(prepared)) & chosen or chosen
+            self._stream.seek(
+                session, start, sorted(wanted), {str(table): mark for table, mark in prepared.items()}, self._connect
+            )
 
     def _save(self, marks: Mapping[str, Mark]) -> None:
         """Under the lock. A store of no tables still gets the identity."""

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -247,6 +247,7 @@ class ConnectionPool:
         self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="lakefeed-poll")
         self._idle: queue.LifoQueue[Session] = queue.LifoQueue()
         self._open: list[Session] = []
+        self._is_closed = False
         self._lock = threading.Lock()
         self.running: dict[TableId, Future[PollResult]] = {}
 
@@ -268,10 +269,14 @@ class ConnectionPool:
 
     def close(self) -> None:
         with self._lock:
-            sessions, self._open = self._open, []
+            sessions, self._open, self._is_closed = self._open, [], True
         cancel_all(sessions)
         self._threads.shutdown(wait=False, cancel_futures=True)
         running = list(self.running.values())
+        for future in running:
+            if future.cancelled():
+                with suppress(RuntimeError, InvalidStateError):  # whoever waits in gather learns of it by this alone
+                    future.set_running_or_notify_cancel()
         wait([future for future in running if not future.cancelled()], timeout=_CLOSE_SECONDS)
         for session in sessions:
             with suppress(Exception):
@@ -284,6 +289,10 @@ class ConnectionPool:
             session = self._connect()
             with self._lock:
                 self._open.append(session)
+                is_closed = self._is_closed
+            if is_closed:  # while it connected: nobody else closes this one
+                session.close()
+                raise StateError("the capture was closed", remedy="Call open first.") from None
         try:
             result = work(session)
         except BaseException:
