@@ -1,12 +1,14 @@
 """How many functions one UPDATE of PostgreSQL passes through on its way into a Delta file.
 
-Counted are distinct functions of the package that are entered below one of the three steps that carry a change: the
-capture's next change set, its append to the journal, its application to the table. The pipeline has run before, so that
-what happens only at a start is not part of the way; nor is what only watches (status, trim, maintenance).
+Counted are distinct functions and methods of the package that are entered below one of the three steps that carry a
+change: the capture's next change set, its append to the journal, its application to the table, also in a thread that
+they start. Attributes (properties, operators, constructors) are no steps. The pipeline has run before, so that what
+happens only at a start is not part of the way; nor is what only watches (status, trim, maintenance).
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from pathlib import Path
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 MOST = 90
 _ROOT = str(Path(lakefeed.__file__).parent)
-_STEPS = ("._change_sets", ".live", "Journal.append", "Table.apply")
+_STEPS = ("._change_sets", ".live", "Journal.append", "Table.apply", "run_job.<locals>.work")
 _NOT_CALLS = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>", "<module>")
 
 
@@ -46,8 +48,8 @@ class Calls:
         threading.setprofile(None)
 
     def names(self) -> list[str]:
-        named = [code for code in self.codes if code.co_name not in _NOT_CALLS]
-        return sorted(f"{Path(code.co_filename).relative_to(_ROOT)}:{code.co_qualname}" for code in named)
+        named = {f"{Path(code.co_filename).relative_to(_ROOT)}:{code.co_qualname}" for code in self.codes}
+        return sorted(name for name in named if not name.endswith(_NOT_CALLS) and not _is_attribute(name))
 
     def _note(self, frame: FrameType, event: str, _: Any) -> None:
         if event != "call" or not frame.f_code.co_filename.startswith(_ROOT):
@@ -59,6 +61,15 @@ class Calls:
                 self.codes.add(frame.f_code)
                 return
             caller = caller.f_back
+
+
+def _is_attribute(name: str) -> bool:
+    """Whether ``file:Class.name`` is a property, an operator or a constructor."""
+    file, _, qualified = name.partition(":")
+    owner: Any = sys.modules[f"lakefeed.{file.removesuffix('.py').replace('/', '.')}"]
+    for part in qualified.split("."):
+        owner = inspect.getattr_static(owner, part, None)
+    return name.endswith("__") or isinstance(owner, property)
 
 
 @pytest.mark.spark
