@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import pytest
 
 from lakefeed.errors import ConfigError, SparkSetupError
 from lakefeed.lake.location import escaped, lake_root
-from lakefeed.lake.spark.jars import remember_jars, remembered_jars
+from lakefeed.lake.spark.jars import remember_jars, remembered_jars, resolving
 from lakefeed.lake.spark.java import _wrapped, find_java, java_version
 from lakefeed.lake.spark.session import checked_session, driver_memory_bytes
 
@@ -77,6 +78,29 @@ def test_jars_are_remembered_until_one_is_gone(tmp_path: Path, monkeypatch: pyte
     assert remembered_jars() == (str(ours),), "a jar that Spark ships is left out"
     ours.unlink()
     assert remembered_jars() == ()
+
+
+def test_two_processes_that_need_jars_resolve_them_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    jar, coordinates = tmp_path / "org.x_own-1.0.jar", "org.x:own:1.0"
+    jar.touch()
+    found: list[tuple[str, ...]] = []
+
+    def second() -> None:
+        with resolving(coordinates) as jars:
+            found.append(jars)
+
+    with resolving(coordinates) as jars:
+        assert jars == ()
+        other = threading.Thread(target=second)
+        other.start()
+        other.join(0.5)
+        assert not found, "the second waits while the first resolves"
+        remember_jars([f"file://{jar}"], coordinates)
+    other.join(30)
+    assert found == [(str(jar),)], "and then has what the first has found"
 
 
 def test_the_drivers_memory_is_a_share_of_the_machines() -> None:

@@ -7,15 +7,19 @@ class path are decided by chance.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from lakefeed.lake.formats import FORMATS
 from lakefeed.lake.spark.java import cache_directory
 
+_RESOLVE_SECONDS = 300.0
 _VERSION = re.compile(r"-\d[\w.\-]*\.jar$")
 
 
@@ -33,6 +37,29 @@ def remembered_jars(coordinates: str = FORMATS["delta"].coordinates) -> tuple[st
     if not isinstance(jars, list) or not all(isinstance(jar, str) and Path(jar).is_file() for jar in jars):
         return ()
     return tuple(jars)
+
+
+@contextmanager
+def resolving(coordinates: str) -> Iterator[tuple[str, ...]]:
+    """The jars of an earlier start; without any, the block is the one that resolves them, alone on this machine.
+
+    Two resolvers that download into one directory at the same time break each other's files. The second one waits, at
+    most ``_RESOLVE_SECONDS``, and then has what the first one found. A process that dies gives its turn back.
+    """
+    if jars := remembered_jars(coordinates):
+        yield jars
+        return
+    memory = _memory(coordinates)
+    memory.parent.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + _RESOLVE_SECONDS
+    with (memory.parent / "jars.lock").open("w") as turn:  # one for all formats: they share files
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.2)
+        yield remembered_jars(coordinates)
 
 
 def remember_jars(resolved: Iterable[str], coordinates: str = FORMATS["delta"].coordinates) -> None:

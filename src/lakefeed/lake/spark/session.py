@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from lakefeed.errors import SparkSetupError
 from lakefeed.lake.formats import FORMATS
-from lakefeed.lake.spark.jars import coordinates_of, remember_jars, remembered_jars
+from lakefeed.lake.spark.jars import coordinates_of, remember_jars, resolving
 from lakefeed.lake.spark.java import cache_directory, find_java
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ def spark_session(
             old.unlink(missing_ok=True)
         log = directory / f"spark-{os.getpid()}.log"
         packages = coordinates_of(formats)
-        jars = remembered_jars(packages)
-        conf = session_conf(app_name, jars, log.parent, formats).setAll(list((settings or {}).items()))
-        session = _start(conf, log, packages)
-        if not jars and conf.get("spark.jars.packages") == packages:
-            remember_jars(session.sparkContext.getConf().get("spark.jars", "").split(","), packages)
+        with resolving(packages) as jars:
+            conf = session_conf(app_name, jars, log.parent, formats).setAll(list((settings or {}).items()))
+            session = _start(conf, log, packages)
+            if not jars and conf.get("spark.jars.packages") == packages:
+                remember_jars(session.sparkContext.getConf().get("spark.jars", "").split(","), packages)
         return session
 
 
