@@ -18,8 +18,7 @@ from lakefeed.errors import ConfigError, JournalError, JournalFullError, SourceC
 from lakefeed.failpoint import FailpointError, armed
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
-from lakefeed.testing.builders import at, batch, change_set, table
-from lakefeed.testing.journal_reader import read_window
+from lakefeed.testing.builders import at, batch, change_set, read_window, table
 
 PEOPLE = table("main.people", {"id": pa.int64(), "name": pa.string()}, key=("id",))
 ORDERS = table("main.orders", {"id": pa.int64(), "total": pa.decimal128(10, 2)}, key=("id",))

@@ -13,8 +13,7 @@ import pytest
 
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
-from lakefeed.testing.builders import at, batch, change_set, table
-from lakefeed.testing.journal_reader import read_window
+from lakefeed.testing.builders import at, batch, change_set, read_window, table
 
 T = table("main.t", {"id": pa.int64()}, key=("id",))
 OPTIONS = JournalOptions(keep_change_sets=2)

@@ -15,8 +15,7 @@ from lakefeed.journal.commit import Commit, load_commit
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
 from lakefeed.lake.base import ChangeLog
-from lakefeed.testing.builders import at, batch, change_set, table
-from lakefeed.testing.journal_reader import read_window
+from lakefeed.testing.builders import at, batch, change_set, read_window, table
 
 T = table("main.t", {"id": pa.int64()}, key=("id",))
 FAST = JournalOptions(fsync=False, keep_change_sets=2)

@@ -17,8 +17,7 @@ from lakefeed.errors import JournalError
 from lakefeed.failpoint import FailpointError, armed
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
-from lakefeed.testing.builders import at, batch, change_set, table
-from lakefeed.testing.journal_reader import read_window
+from lakefeed.testing.builders import at, batch, change_set, read_window, table
 
 NAME = TableId("main", "t")
 A = table("main.t", {"id": pa.int64()}, key=("id",))

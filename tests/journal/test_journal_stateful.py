@@ -20,8 +20,7 @@ from lakefeed.errors import JournalError
 from lakefeed.failpoint import FailpointError, armed
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
-from lakefeed.testing.builders import at, batch, change_set, table
-from lakefeed.testing.journal_reader import read_window
+from lakefeed.testing.builders import at, batch, change_set, read_window, table
 
 COLUMNS: tuple[dict[str, pa.DataType], ...] = (
     {"id": pa.int64()},

@@ -15,7 +15,7 @@ from lakefeed.journal.commit import Commit
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
 from lakefeed.journal.segment_file import check_segment
-from lakefeed.testing.journal_reader import read_window
+from lakefeed.testing.builders import read_window
 from lakefeed.testing.memory_lake import MemoryLake
 
 OPTIONS = PipelineOptions(journal=JournalOptions(fsync=False))

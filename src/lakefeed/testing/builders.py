@@ -12,11 +12,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, ChangeBatch, Operation, change_schema
 from lakefeed.change.change_set import ChangeSet, TableNotice
 from lakefeed.change.position import Position, SqliteSequence
+from lakefeed.change.segment import Window
 from lakefeed.change.table import Column, TableId, TableSchema
+from lakefeed.journal.segment_file import check_segment
 
 Row = tuple[str, Mapping[str, Any]]
 """``("insert" | "update" | "delete" | "truncate" | "read", {column: value})``; a column left out is NULL."""
@@ -79,3 +82,12 @@ def change_set(
 
 def _position(position: Position | int | None) -> Position | None:
     return at(position) if isinstance(position, int) else position
+
+
+def read_window(window: Window) -> list[dict[str, Any]]:
+    """All rows of a window in its own order, as the segment files have them."""
+    rows: list[dict[str, Any]] = []
+    for segment in window.segments:
+        check_segment(segment)
+        rows += pq.ParquetFile(segment.path).read().to_pylist()
+    return rows

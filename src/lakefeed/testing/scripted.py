@@ -18,29 +18,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import groupby
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
 
 from lakefeed.capture.base import Capabilities, ChangeCapture, Chunk, Continuity, Finding, Lag, SnapshotPlan
+from lakefeed.change.batch import ChangeBatch
 from lakefeed.change.change_set import ChangeSet, TableNotice
 from lakefeed.change.position import Position, SqliteSequence
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import PositionLostError, SourceSetupError, SourceUnavailableError, StateError
-from lakefeed.testing.scripted_chunk import ScriptedChunk, ScriptedContent
-from lakefeed.testing.scripted_step import (
-    COMMIT,
-    CRASH,
-    EOF,
-    HEARTBEAT,
-    Change,
-    LogEntry,
-    SchemaChanged,
-    ScriptMark,
-    ScriptStep,
-    delete,
-    insert,
-    truncate,
-    update,
-)
+from lakefeed.testing.builders import Row, batch
 
 __all__ = [
     "COMMIT",
@@ -58,6 +50,127 @@ __all__ = [
     "truncate",
     "update",
 ]
+
+
+class ScriptMark(Enum):
+    COMMIT = "commit"
+    HEARTBEAT = "heartbeat"
+    CRASH = "crash"
+    """The connection breaks: SourceUnavailableError, once."""
+    EOF = "eof"
+    """The iterator ends here and whatever follows is never seen."""
+
+
+COMMIT, HEARTBEAT, CRASH, EOF = ScriptMark.COMMIT, ScriptMark.HEARTBEAT, ScriptMark.CRASH, ScriptMark.EOF
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One row of one table."""
+
+    schema: TableSchema
+    row: Row
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaChanged:
+    """The table has this schema from here on."""
+
+    schema: TableSchema
+
+
+ScriptStep = Change | SchemaChanged | TableNotice | ScriptMark
+
+
+def insert(schema: TableSchema, **values: Any) -> Change:
+    return Change(schema, ("insert", values))
+
+
+def update(schema: TableSchema, **values: Any) -> Change:
+    return Change(schema, ("update", values))
+
+
+def delete(schema: TableSchema, **key: Any) -> Change:
+    return Change(schema, ("delete", key))
+
+
+def truncate(schema: TableSchema) -> Change:
+    return Change(schema, ("truncate", {}))
+
+
+@dataclass(slots=True)
+class LogEntry:
+    """One entry of the log: a transaction, a heartbeat, or a mark that acts when it is reached."""
+
+    number: float
+    mark: ScriptMark
+    steps: tuple[ScriptStep, ...] = ()
+    crashed: bool = False
+
+    @property
+    def rows(self) -> int:
+        return sum(isinstance(step, Change) for step in self.steps)
+
+    def crash(self) -> None:
+        if self.mark is CRASH and not self.crashed:
+            self.crashed = True
+            raise SourceUnavailableError("the script says that the connection breaks here")
+
+    def batches(self, end: Position) -> Iterator[ChangeBatch]:
+        changes = [step for step in self.steps if isinstance(step, Change)]
+        start = 0
+        for schema, run in groupby(changes, key=lambda change: change.schema):
+            rows = [change.row for change in run]
+            yield batch(schema, rows, start_seq=start, position=end)
+            start += len(rows)
+
+
+@dataclass(slots=True)
+class ScriptedContent:
+    """The rows and schemas that snapshots read. ``pinned`` stands in for ``head``: a reader that sees an old state."""
+
+    rows: dict[TableId, list[Mapping[str, Any]]]
+    schemas: dict[TableId, TableSchema]
+    head: Position
+    pinned: Position | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedChunk:
+    """Rows ``start`` to ``stop`` (None: to the end) as they are when it is opened."""
+
+    content: ScriptedContent = field(compare=False, repr=False)
+    table: TableId
+    start: int
+    stop: int | None
+
+    def open(self) -> ScriptedReader:
+        rows = self.content.rows.get(self.table, [])[self.start : self.stop]
+        return ScriptedReader(self.content.schemas[self.table], rows, self.content.pinned or self.content.head)
+
+    def to_json(self) -> Mapping[str, Any]:
+        return {"table": str(self.table), "start": self.start, "stop": self.stop}
+
+
+class ScriptedReader:
+    """An exact chunk: ``low`` and ``high`` are one."""
+
+    def __init__(self, schema: TableSchema, rows: Sequence[Mapping[str, Any]], at: Position) -> None:
+        self._schema = schema
+        self._rows = rows
+        self.low = at
+        self.high = at
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pylist([dict(row) for row in self._rows], schema=self._schema.arrow)
 
 
 EVERYTHING = Capabilities(
