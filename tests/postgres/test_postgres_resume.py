@@ -253,3 +253,15 @@ def test_a_table_that_is_not_published_any_more_must_be_copied_anew(dsn: str, wr
         assert capture.continuity(start, [T]) is Continuity.RESUMED
         first = next(capture.live(start, wait_seconds=0))
         assert [type(notice) for notice in first.notices] == [RecopyNeeded]
+
+
+def test_t33_a_closed_capture_gives_its_slot_back_before_anybody_waits(dsn: str, writer: Any) -> None:
+    with opened(Postgres(dsn)) as capture:
+        next(capture.live(capture.prepare([T]), wait_seconds=0.0))
+        mine = "SELECT active FROM pg_replication_slots WHERE database = current_database()"
+        assert writer.execute(mine).fetchall() == [(True,)]
+        capture.close()
+        until = time.monotonic() + 10
+        while writer.execute(mine).fetchall() != [(False,)]:
+            assert time.monotonic() < until, "the slot stays with a connection that nobody uses"
+            time.sleep(0.01)
