@@ -235,7 +235,7 @@ def page() -> str:
     tests = proofs()
     lines = ["# Requirement points and their tests", ""]
     lines += [
-        "Written by `make points`; a test checks that it is current. Comments and test names cite points: C8, test_t31_….",
+        "Written by `make points`. Comments and test names cite points (C8, test_t31_…).",
         "",
     ]
     for part, (title, statements) in POINTS.items():
