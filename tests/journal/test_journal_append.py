@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from lakefeed.errors import ConfigError, JournalError, JournalFullError, SourceC
 from lakefeed.failpoint import FailpointError, armed
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
+from lakefeed.journal.segment_file import SegmentFile
 from lakefeed.testing.builders import at, batch, change_set, read_window, table
 
 PEOPLE = table("main.people", {"id": pa.int64(), "name": pa.string()}, key=("id",))
@@ -287,6 +289,14 @@ def test_a_full_disk_is_its_own_error_and_leaves_nothing(
         assert ".parquet" in caught.value.message
         assert (files(tmp_path), journal.head) == (before, 1)
         assert journal.append(change_set(10, 20, people(2))).number == 2
+
+
+def test_nothing_of_a_written_segment_stays_in_memory(journal: Journal) -> None:
+    """The Parquet library's reference to its output is one that the garbage collector does not see."""
+    for number in range(1, 4):
+        journal.append(change_set(number - 1 or None, number, people(number)))
+    gc.collect()
+    assert not [item for item in gc.get_objects() if type(item) is SegmentFile]
 
 
 def test_the_journal_of_one_source_refuses_another(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ class TableSchema:
 
     def same_shape(self, other: TableSchema) -> bool:
         """Equal in everything but the version number."""
-        return self.at_version(0) == other.at_version(0)
+        return (self.table, self.columns, self.key) == (other.table, other.columns, other.key)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -100,7 +100,7 @@ def dump_commit(commit: Commit, root: Path) -> bytes:
             "start": commit.start.encode() if commit.start is not None else None,
             "end": commit.end.encode(),
             "identity": commit.identity,
-            "rows": commit.rows,
+            "rows": sum(segment["rows"] for entry in tables.values() for segment in entry["segments"]),
             "bytes": commit.bytes,
             "last_seq": commit.last_seq,
             "committed_rows": commit.committed_rows,

@@ -14,7 +14,6 @@ from typing import Self
 
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
-from lakefeed.change.segment import Segment
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.durable import make_directory, replace_file
 from lakefeed.errors import JournalError, LeaseError, SourceChangedError, StateError
@@ -48,10 +47,8 @@ class Journal(JournalView):
     is visible, in memory or to another process, before it is durable.
     """
 
-    def __init__(
-        self, layout: Layout, index: CommitIndex, schemas: SchemaHistory, options: JournalOptions, lease: Lease | None
-    ) -> None:
-        super().__init__(layout, index, schemas)
+    def __init__(self, layout: Layout, index: CommitIndex, options: JournalOptions, lease: Lease | None) -> None:
+        super().__init__(layout, index)
         self._options = options
         self._lease = lease
         self._attempts = itertools.count()
@@ -75,10 +72,10 @@ class Journal(JournalView):
             log.warning("no limit is set for the schema history of %s: it will grow unboundedly", layout.root)
         lease = Lease.acquire(layout.lease)
         try:
-            index, schemas = recover(layout, fsync=options.fsync)
+            index = recover(layout, fsync=options.fsync)
             if index.newest is not None:
                 lease.outgrow(index.newest.generation)
-            journal = cls(layout, index, schemas, options, lease)
+            journal = cls(layout, index, options, lease)
             if identity is not None:
                 journal.adopt(identity)
         except BaseException:
@@ -91,7 +88,7 @@ class Journal(JournalView):
         """Read a journal that somebody else may be writing. ``refresh`` reads on; no lease, no change."""
         layout = Layout(local_root(root))
         schemas = SchemaHistory(layout.schemas)
-        journal = cls(layout, catch_up(layout, None), schemas, JournalOptions(), None)
+        journal = cls(layout, catch_up(layout, schemas, None), JournalOptions(), None)
         schemas.load()  # after the commits: a version is durable before the commit that uses it
         return journal
 
@@ -99,7 +96,7 @@ class Journal(JournalView):
         """See what the writer has done since. The writer itself always knows, and has nothing to refresh."""
         if self._lease is not None:
             return
-        index = catch_up(self._layout, self._index)
+        index = catch_up(self._layout, self.schemas, self._index)
         self.schemas.load()  # after the commits, as above
         with self._lock:
             self._index = index
@@ -133,16 +130,18 @@ class Journal(JournalView):
         """
         with self._writing:
             lease = self._require_lease()
-            self._check_next(change_set)
-            number, last_seq = self.head + 1, self.last_seq
+            index = self._index  # only an append adds to it, and a trim replaces it: what is read of it stays true
+            newest, number = index.newest, index.head + 1
+            self._check_next(change_set, newest.end if newest else None)
+            path = self._layout.commit(number)
+            numbering = Numbering(self.schemas, lambda table: index.version_at(table, number), change_set.end)
             writer = SegmentWriter(
                 self._layout,
                 self._options,
                 prefix=f"{number:020d}-{lease.generation}-{next(self._attempts)}",
-                seq_base=last_seq + 1,
-                folders=self._folders,
+                last_seq=newest.last_seq if newest else 0,
+                durable_folders=self._folders,
             )
-            path = self._layout.commit(number)
 
             def guard() -> None:
                 """As late as can be: nothing comes between this and the rename."""
@@ -152,29 +151,26 @@ class Journal(JournalView):
                     raise LeaseError(f"{path} is there already: another writer has used the journal")
 
             try:
-                numbering = Numbering(self.schemas, self.latest_schema, change_set.end)
                 for schema in change_set.schemas:  # 1: what is announced; the batches may bring more
-                    numbering.announce(schema)
+                    numbering.number(schema, announced=True)
                 for batch in change_set.batches:  # 2
                     writer.add(numbering.number(batch.schema), batch.data)
                 if writer.rows != change_set.rows:
                     raise JournalError(f"the batches had {writer.rows} rows, but the change set says {change_set.rows}")
-                segments: dict[TableId, list[Segment]] = {}
-                for segment in writer.finish():
-                    segments.setdefault(segment.table, []).append(segment)
+                segments = writer.finish()
                 hit("journal.after_segments")
                 commit = Commit(
                     number=number,
                     start=change_set.start,
                     end=change_set.end,
-                    identity=self.identity,
-                    last_seq=last_seq + 1 + writer.last_seq if writer.last_seq is not None else last_seq,
-                    committed_rows=self.committed_rows + change_set.rows,
+                    identity=index.origin.identity,
+                    last_seq=writer.last_seq,
+                    committed_rows=(newest.committed_rows if newest else 0) + change_set.rows,
                     written_at=datetime.now(UTC),
                     generation=lease.generation,
                     tables={
                         table: TableCommit(version, tuple(segments.get(table, ())))
-                        for table, version in numbering.final_versions().items()
+                        for table, version in sorted(numbering.final.items())
                     },
                     notices=change_set.notices,
                 )
@@ -202,7 +198,7 @@ class Journal(JournalView):
             following = self.head + 1
             numbered = self.schemas.record(schema, position, begins=following)
             with self._lock:
-                in_effect = self._version_at(schema.table, following)
+                in_effect = self._index.version_at(schema.table, following)
             if in_effect != numbered.version:
                 self.schemas.begin(schema.table, Beginning(following, numbered.version))
             return numbered
@@ -230,7 +226,7 @@ class Journal(JournalView):
             gone: list[Commit] = []
             if mark > self.trimmed:
                 with self._lock:
-                    versions = {table: self._version_at(table, mark) for table in self.schemas.tables()}
+                    versions = {table: self._index.version_at(table, mark) for table in self.schemas.tables()}
                     known = {table: version for table, version in versions.items() if version is not None}
                     origin = replace(self._index.origin, trimmed=mark, versions=known)
                     gone = self._index.commits(self._index.origin.trimmed, mark)
@@ -280,23 +276,22 @@ class Journal(JournalView):
         self._lease.check()
         return self._lease
 
-    def _check_next(self, change_set: ChangeSet) -> None:
+    def _check_next(self, change_set: ChangeSet, reached: Position | None) -> None:
         """It starts where the journal ends (an empty one takes any start), does not go back, and has something new."""
-        reached = self.end
         if reached is not None and change_set.start != reached:
             raise JournalError(f"the change set starts at {change_set.start}, but the journal ends at {reached}")
         start = reached if reached is not None else change_set.start
         order = change_set.end.compare(start) if start is not None else 1
         if order == -1:
             raise JournalError(f"the change set ends at {change_set.end}, before its start {start}")
-        if change_set.is_heartbeat and order == 0:
+        if order == 0 and change_set.is_heartbeat:
             raise StateError("a heartbeat that does not move the end is nothing to append", remedy="Skip it.")
 
     def _prune(self, table: TableId, needed: Collection[int]) -> int:
         """Versions at or above the one in effect stay: an append under way may have recorded them."""
         with self._lock:
             trimmed = self._index.origin.trimmed
-            in_effect = self._version_at(table, self._index.head + 1)
+            in_effect = self._index.version_at(table, self._index.head + 1)
             at_trim = self._index.origin.versions.get(table)
             entries = list(self._index.entries(table))
         used = {entry.schema_version for entry in entries}

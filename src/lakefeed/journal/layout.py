@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -42,37 +41,19 @@ def folder_name(table: TableId) -> str:
     return f"{quote(text, safe='')[:80]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
     """The paths below one journal directory."""
 
-    root: Path
-
-    @property
-    def commits(self) -> Path:
-        return self.root / "commits"
-
-    @property
-    def segments(self) -> Path:
-        return self.root / "segments"
-
-    @property
-    def schemas(self) -> Path:
-        return self.root / "schemas"
-
-    @property
-    def origin(self) -> Path:
-        return self.root / "origin.json"
-
-    @property
-    def lease(self) -> Path:
-        return self.root / "lease"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.commits = root / "commits"
+        self.segments = root / "segments"
+        self.schemas = root / "schemas"
+        self.origin = root / "origin.json"
+        self.lease = root / "lease"
 
     def commit(self, number: int) -> Path:
         return self.commits / f"{number:020d}.json"
-
-    def segment_folder(self, table: TableId) -> Path:
-        return self.segments / folder_name(table)
 
     def commit_numbers(self) -> list[int]:
         """The numbers that have a commit file, ascending."""

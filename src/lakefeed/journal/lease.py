@@ -47,9 +47,13 @@ class Holder:
 
 
 class Lease:
-    """The right to write, held from ``acquire`` to ``release`` or the end of the process."""
+    """The right to write, from ``acquire`` to ``release`` or the end of the process.
+
+    ``held``: not given back. Whether nobody has taken it over is ``check``'s question.
+    """
 
     def __init__(self, path: Path, descriptor: int, generation: int) -> None:
+        self.held = True
         self._path = path
         self._descriptor = descriptor
         self._content = b""
@@ -80,11 +84,6 @@ class Lease:
         _held.add(lease)
         return lease
 
-    @property
-    def held(self) -> bool:
-        """Not given back. Whether nobody has taken it over is ``check``'s question."""
-        return self._descriptor >= 0
-
     def outgrow(self, generation: int) -> None:
         """Take a generation above ``generation``: a lost lease file must not make an old one come back."""
         if self.generation <= generation:
@@ -93,7 +92,7 @@ class Lease:
 
     def check(self) -> None:
         """LeaseError unless the lease file still says what this holder wrote."""
-        if self._descriptor < 0:
+        if not self.held:
             raise LeaseError(f"the lease {self._path} is not held; a forked process does not have its parent's")
         try:
             content = self._path.read_bytes()
@@ -105,9 +104,9 @@ class Lease:
 
     def release(self) -> None:
         """Idempotent. The content stays, because the next holder counts on from its generation."""
-        if self._descriptor >= 0:
+        if self.held:
+            self.held = False
             os.close(self._descriptor)
-            self._descriptor = -1
             _held.discard(self)
 
     def _write(self) -> None:

@@ -26,7 +26,7 @@ _ABANDONED_SECONDS = 3600.0
 """A temporary file of this age, where others than the lease's holder write too, has no writer any more."""
 
 
-def recover(layout: Layout, *, fsync: bool) -> tuple[CommitIndex, SchemaHistory]:
+def recover(layout: Layout, *, fsync: bool) -> CommitIndex:
     """Bring the directory into the state that its commit files describe, or raise what is damaged. With the lease.
 
     1. the directories are there
@@ -57,7 +57,7 @@ def recover(layout: Layout, *, fsync: bool) -> tuple[CommitIndex, SchemaHistory]
                 )
     if not layout.origin.exists():
         origin.save(layout.origin, fsync=fsync)
-    return CommitIndex(origin, commits), schemas
+    return CommitIndex(origin, schemas, commits)
 
 
 def create(layout: Layout, *, fsync: bool) -> None:
@@ -127,7 +127,7 @@ def load_retained(layout: Layout, number: int) -> Commit:
         ) from None
 
 
-def catch_up(layout: Layout, index: CommitIndex | None) -> CommitIndex:
+def catch_up(layout: Layout, schemas: SchemaHistory, index: CommitIndex | None) -> CommitIndex:
     """``index`` as the files are now, for a reader beside a writer: what is missing may just have been trimmed.
 
     A first index, or one that has fallen behind the trim mark, reads no commit file before it is asked for one.
@@ -141,7 +141,7 @@ def catch_up(layout: Layout, index: CommitIndex | None) -> CommitIndex:
                     fresh.add(commit)
                 return fresh
             head = present(layout, origin.trimmed)[-1:] or (origin.trimmed,)
-            return CommitIndex(origin, head=head[0], load=partial(load_retained, layout))
+            return CommitIndex(origin, schemas, head=head[0], load=partial(load_retained, layout))
         except JournalDamagedError:
             if load_origin(layout).trimmed == origin.trimmed:
                 raise

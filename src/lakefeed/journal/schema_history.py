@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from lakefeed.change.position import Position, decode_position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.durable import is_temporary, pack, replace_file, unpack
-from lakefeed.errors import JournalDamagedError, JournalError
+from lakefeed.errors import JournalDamagedError
 from lakefeed.journal.layout import folder_name
 
 
@@ -32,27 +33,22 @@ class Beginning:
 
 
 @dataclass(frozen=True, slots=True)
-class _Version:
+class Version:
+    """A numbered schema and where it was first seen."""
+
     schema: TableSchema
     position: Position
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
-    """The history of one table, oldest first. Replaced as a whole, so that readers need no lock."""
+class TableHistory:
+    """The history of one table: versions by number, and beginnings, oldest first. Never changed, only replaced."""
 
-    versions: tuple[_Version, ...] = ()
+    versions: Mapping[int, Version] = field(default_factory=dict)
     beginnings: tuple[Beginning, ...] = ()
 
-    def find(self, schema: TableSchema, position: Position) -> TableSchema | None:
-        """The version that ``schema``, seen at ``position``, already has."""
-        same = [version for version in self.versions if version.schema.same_shape(schema)]
-        replayed = [  # positions that have no order are never taken for a replay
-            one for one in same if type(one.position) is type(position) and one.position >= position
-        ]
-        if replayed:
-            return replayed[0].schema
-        return self.versions[-1].schema if same and same[-1] is self.versions[-1] else None
+
+_UNKNOWN = TableHistory()
 
 
 class SchemaHistory:
@@ -61,7 +57,7 @@ class SchemaHistory:
     def __init__(self, folder: Path, *, fsync: bool = True) -> None:
         self._folder = folder
         self._fsync = fsync
-        self._tables: dict[TableId, _Table] = {}
+        self._tables: dict[TableId, TableHistory] = {}
         self._writing = threading.Lock()
 
     def load(self) -> None:
@@ -75,23 +71,13 @@ class SchemaHistory:
     def tables(self) -> tuple[TableId, ...]:
         return tuple(self._tables)
 
+    def of(self, table: TableId) -> TableHistory:
+        """All that is kept of a table; nothing for one that the journal does not know."""
+        return self._tables.get(table, _UNKNOWN)
+
     def versions(self, table: TableId) -> Mapping[int, TableSchema]:
         """All versions that are kept, ascending."""
-        return {entry.schema.version: entry.schema for entry in self._tables.get(table, _Table()).versions}
-
-    def beginnings(self, table: TableId) -> tuple[Beginning, ...]:
-        return self._tables.get(table, _Table()).beginnings
-
-    def position(self, table: TableId, version: int) -> Position | None:
-        """Where a version was first seen."""
-        entries = self._tables.get(table, _Table()).versions
-        return next((entry.position for entry in entries if entry.schema.version == version), None)
-
-    def get(self, table: TableId, version: int) -> TableSchema:
-        found = self.versions(table).get(version)
-        if found is None:
-            raise JournalError(f"the journal has no version {version} of the schema of {table} (any more)")
-        return found
+        return {number: version.schema for number, version in self.of(table).versions.items()}
 
     def record(self, schema: TableSchema, position: Position, *, begins: int | None = None) -> TableSchema:
         """``schema`` with its version; a new one only if it is not known yet, durable on return.
@@ -99,16 +85,19 @@ class SchemaHistory:
         ``begins`` gives a new version a beginning: it is in effect from that change set on.
         """
         with self._writing:
-            table = self._tables.get(schema.table, _Table())
-            found = table.find(schema, position)
-            if found is not None:
-                return found
-            newest = table.versions[-1].schema.version if table.versions else 0
-            numbered = schema.at_version(newest + 1)
-            beginnings = table.beginnings
+            history = self.of(schema.table)
+            newest = max(history.versions, default=0)
+            same = [one for one in history.versions.values() if one.schema.same_shape(schema)]
+            for one in same:  # a replay; positions that have no order are never taken for one
+                if type(one.position) is type(position) and one.position >= position:
+                    return one.schema
+            if same and same[-1].schema.version == newest:
+                return same[-1].schema
+            numbered, beginnings = schema.at_version(newest + 1), history.beginnings
             if begins is not None:
                 beginnings = (*beginnings, Beginning(begins, numbered.version))
-            self._save(schema.table, _Table((*table.versions, _Version(numbered, position)), beginnings))
+            versions = {**history.versions, numbered.version: Version(numbered, position)}
+            self._save(schema.table, TableHistory(versions, beginnings))
             return numbered
 
     def begin(self, table: TableId, beginning: Beginning) -> None:
@@ -127,18 +116,21 @@ class SchemaHistory:
             kept_beginnings = tuple(one for one in history.beginnings if one.number > trimmed)
             wanted = set(needed) | {one.version for one in kept_beginnings}
             old = len(history.versions) - keep_last if keep_last is not None else 0
-            kept = tuple(
-                entry for index, entry in enumerate(history.versions) if index >= old or entry.schema.version in wanted
-            )
+            kept = {
+                number: version
+                for index, (number, version) in enumerate(history.versions.items())
+                if index >= old or number in wanted
+            }
             if len(kept) < len(history.versions) or len(kept_beginnings) < len(history.beginnings):
-                self._save(table, _Table(kept, kept_beginnings))
+                self._save(table, TableHistory(kept, kept_beginnings))
             return len(history.versions) - len(kept)
 
-    def _save(self, table: TableId, history: _Table) -> None:
+    def _save(self, table: TableId, history: TableHistory) -> None:
         body = {
             "table": str(table),
             "versions": [
-                {"schema": entry.schema.to_json(), "position": entry.position.encode()} for entry in history.versions
+                {"schema": version.schema.to_json(), "position": version.position.encode()}
+                for version in history.versions.values()
             ],
             "marks": [[one.number, one.version] for one in history.beginnings],
         }
@@ -146,82 +138,60 @@ class SchemaHistory:
         self._tables = {**self._tables, table: history}
 
 
-def _load(path: Path) -> tuple[TableId, _Table]:
+def _load(path: Path) -> tuple[TableId, TableHistory]:
     body = unpack(path.read_bytes(), path)
     try:
-        versions = tuple(
-            _Version(TableSchema.from_json(item["schema"]), decode_position(item["position"]))
+        versions = [
+            Version(TableSchema.from_json(item["schema"]), decode_position(item["position"]))
             for item in body["versions"]
-        )
+        ]
         beginnings = tuple(Beginning(number, version) for number, version in body["marks"])
-        return TableId.parse(body["table"]), _Table(versions, beginnings)
+        history = TableHistory({version.schema.version: version for version in versions}, beginnings)
+        return TableId.parse(body["table"]), history
     except (KeyError, TypeError, ValueError) as error:
         raise JournalDamagedError(f"{path} is damaged: it is not a schema history ({error!r})") from error
 
 
+@dataclass(slots=True)
 class Numbering:
-    """For one change set. ``before`` gives a table's schema as it was before the change set.
+    """For one change set, which ends at ``position``. ``in_effect`` gives a table's version before it, if any.
 
     Announcements come first, in order; the batches then find their versions among them, or are the first to show a
     new one. A batch from before the change still finds the old version.
+
+    ``final`` has the version of every table of the change set, at its end. A table that was copied under a schema newer
+    than this change set keeps that one: rows of an older shape, from before the copy, do not take the table back to it.
     """
 
-    def __init__(
-        self, history: SchemaHistory, before: Callable[[TableId], TableSchema | None], position: Position
-    ) -> None:
-        self._history = history
-        self._before = before
-        self._position = position
-        self._known: dict[TableSchema, TableSchema] = {}
-        self._current: dict[TableId, TableSchema | None] = {}
-        self._announced: set[TableId] = set()
-        self._final: dict[TableId, int] = {}
+    history: SchemaHistory
+    in_effect: Callable[[TableId], int | None]
+    position: Position
+    final: dict[TableId, int] = field(default_factory=dict)
+    _known: dict[tuple[Any, ...], TableSchema] = field(default_factory=dict)
+    _current: dict[TableId, TableSchema | None] = field(default_factory=dict)
+    _announced: set[TableId] = field(default_factory=set)
+    _copied: set[TableId] = field(default_factory=set)
 
-    def announce(self, schema: TableSchema) -> None:
-        """The table changed to ``schema`` somewhere in the change set."""
-        current = self._known_before(schema.table)
-        if current is None or not current.same_shape(schema):
-            current = self._record(schema)
-        self._announced.add(schema.table)
-        self._final[schema.table] = current.version
+    def number(self, schema: TableSchema, *, announced: bool = False) -> TableSchema:
+        """The schema with its version; a new version is durable on return.
 
-    def number(self, schema: TableSchema) -> TableSchema:
-        """The numbered form of a batch's schema."""
-        table = schema.table
-        self._known_before(table)
-        numbered = self._known.get(schema.at_version(0))
-        if numbered is None:  # nobody announced it: the rows themselves show the change
-            numbered = self._record(schema)
-            self._final[table] = numbered.version
-        elif table not in self._announced:
-            self._final[table] = numbered.version
-        return numbered
-
-    def final_versions(self) -> dict[TableId, int]:
-        """The version of every table of the change set, at its end.
-
-        A table that was copied under a schema newer than this change set keeps that one: rows of an older shape, from
-        before the copy, do not take the table back to it.
+        ``announced``: the table changed to it somewhere in the change set. Otherwise it is a batch's.
         """
-        final = dict(sorted(self._final.items()))
-        for table in final:
-            before = self._before(table)
-            if before is None:
-                continue
-            seen = self._history.position(table, before.version)
-            if seen is not None and type(seen) is type(self._position) and seen > self._position:
-                final[table] = before.version
-        return final
-
-    def _known_before(self, table: TableId) -> TableSchema | None:
+        table, shape = schema.table, (schema.table, schema.columns, schema.key)
         if table not in self._current:
-            before = self._current[table] = self._before(table)
-            if before is not None:
-                self._known[before.at_version(0)] = before
-        return self._current[table]
-
-    def _record(self, schema: TableSchema) -> TableSchema:
-        numbered = self._history.record(schema, self._position)
-        self._current[schema.table] = numbered
-        self._known[schema.at_version(0)] = numbered
+            version, self._current[table] = self.in_effect(table), None
+            if version is not None:
+                before = self.history.of(table).versions[version]  # retention never drops what is in effect
+                self._current[table] = self._known[table, before.schema.columns, before.schema.key] = before.schema
+                if type(before.position) is type(self.position) and before.position.compare(self.position) == 1:
+                    self._copied.add(table)
+                    self.final[table] = version
+        numbered = self._known.get(shape)
+        new = numbered is None or (announced and numbered != self._current[table])
+        if numbered is None or new:  # if nobody announced it, the rows themselves show the change
+            numbered = self._current[table] = self._known[shape] = self.history.record(schema, self.position)
+        if announced:
+            self._announced.add(table)
+        if table not in self._copied and (new or announced or table not in self._announced):
+            self.final[table] = numbered.version
         return numbered

@@ -7,9 +7,9 @@ are counted as the bytes go by, so a segment is never read back to be committed;
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
+import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from lakefeed.change.segment import Counts, Segment
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.durable import fsync_directory, make_directory, named_errors
 from lakefeed.errors import JournalDamagedError, JournalError
-from lakefeed.journal.layout import Layout
+from lakefeed.journal.layout import Layout, folder_name
 from lakefeed.journal.options import JournalOptions
 
 ROW_GROUP_ROWS = 65_536
@@ -41,17 +41,6 @@ _OPERATIONS = np.array([int(operation) for operation in Operation])
 # Few different values in a row group: worth a dictionary. For the table's own columns it was slower and larger
 # than zstd alone on keys and texts.
 _DICTIONARY = [OP, POSITION, TIME, TXN]
-
-
-def segment_schema(schema: TableSchema) -> pa.Schema:
-    """The columns of a segment: those of a ChangeBatch, with dictionaries made plain."""
-    plain = [
-        pa.field(column.name, column.type.value_type, column.nullable)
-        if pa.types.is_dictionary(column.type)
-        else column
-        for column in change_schema(schema)
-    ]
-    return pa.schema(plain)
 
 
 def check_size(segment: Segment) -> None:
@@ -78,139 +67,118 @@ def check_segment(segment: Segment) -> None:
 
 
 class SegmentFile:
-    """Open from the constructor to ``finish`` or ``discard``. ``bytes`` is the size so far."""
+    """One segment while it is written: open from the constructor to ``finish`` or ``discard``.
+
+    It is the output of its own Parquet writer, so that ``write`` counts the size (``bytes``) and the checksum.
+    """
+
+    closed = False
 
     def __init__(self, path: Path, schema: TableSchema) -> None:
+        """The columns are those of a ChangeBatch, with dictionaries made plain."""
         self.path = path
+        self.bytes = 0
+        self._crc32 = 0
+        self._discarded = False
         self._schema = schema
-        self._layout = segment_schema(schema)
-        self._sink = _Sink(path)
-        self._writer = pq.ParquetWriter(
-            pa.PythonFile(self._sink, "w"),
-            self._layout,
+        self._counts = np.zeros(len(Operation) + 1, np.int64)
+        self._first_seq = -1
+        self._last_seq = -1
+        self._truncated_at: int | None = None
+        self._absent: set[str] = set()
+        plain = [
+            one.with_type(one.type.value_type) if pa.types.is_dictionary(one.type) else one
+            for one in change_schema(schema)
+        ]
+        self._columns = pa.schema(plain)
+        with named_errors(path):
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._parquet = pq.ParquetWriter(
+            pa.PythonFile(weakref.proxy(self), "w"),  # weak: no garbage collector sees the reference that Arrow has
+            self._columns,
             compression="zstd",
             compression_level=1,
             use_dictionary=_DICTIONARY,  # type: ignore[arg-type]  # the stubs know only bool
             write_statistics=True,
             store_schema=False,
         )
-        self._counts = Counts()
-        self._rows = 0
-        self._first_seq = -1
-        self._last_seq = -1
-        self._truncated_at: int | None = None
-        self._absent: set[str] = set()
 
-    @property
-    def bytes(self) -> int:
-        return self._sink.bytes
-
-    def write(self, batches: Sequence[pa.RecordBatch], seq_base: int) -> None:
+    def add(self, batches: Sequence[pa.RecordBatch], seq_base: int) -> None:
         """Add batches, in order, as row groups of their own. Their seq becomes ``seq_base`` + seq."""
-        data = pa.Table.from_batches(batches).cast(self._layout)
+        data = pa.Table.from_batches(batches).cast(self._columns)
         seq = pc.add(data.column(SEQ), seq_base)
-        data = data.set_column(data.schema.get_field_index(SEQ), self._layout.field(SEQ), seq)
-        self._describe(data)
-        self._writer.write_table(data, row_group_size=ROW_GROUP_ROWS)
-
-    def finish(self, *, fsync: bool) -> Segment:
-        """Write the footer, make the file durable (its directory is the caller's) and describe it."""
-        self._writer.close()
-        self._sink.release(fsync=fsync)
-        return Segment(
-            table=self._schema.table,
-            path=str(self.path),
-            rows=self._rows,
-            bytes=self._sink.bytes,
-            schema_version=self._schema.version,
-            first_seq=self._first_seq,
-            last_seq=self._last_seq,
-            counts=self._counts,
-            truncated_at=self._truncated_at,
-            absent=tuple(sorted(self._absent)),
-            crc32=self._sink.crc32,
-        )
-
-    def discard(self) -> None:
-        """Close and remove the file, whatever state it is in."""
-        self._sink.mute()
-        with suppress(JournalError, OSError, pa.ArrowException):
-            self._writer.close()
-        with suppress(JournalError):
-            self._sink.release(fsync=False)
-        with suppress(OSError):
-            self.path.unlink(missing_ok=True)
-
-    def _describe(self, data: pa.Table) -> None:
-        """What the commit says of the segment, column by column."""
-        if not self._rows:
-            self._first_seq = int(data.column(SEQ)[0].as_py())
-        operations = data.column(OP).to_numpy()
-        seqs = data.column(SEQ).to_numpy()
+        data = data.set_column(data.schema.get_field_index(SEQ), self._columns.field(SEQ), seq)
+        operations, seqs, absent = data.column(OP).to_numpy(), seq.to_numpy(), data.column(ABSENT)
+        if self._first_seq < 0:
+            self._first_seq = int(seqs[0])
+        self._last_seq = int(seqs[-1])
         number = np.bincount(operations, minlength=len(Operation) + 1)
-        self._counts += Counts(
-            inserted=int(number[Operation.INSERT] + number[Operation.READ]),
-            updated=int(number[Operation.UPDATE]),
-            deleted=int(number[Operation.DELETE]),
-            truncated=int(number[Operation.TRUNCATE]),
-        )
+        self._counts += number
         if number[Operation.TRUNCATE]:
             self._truncated_at = int(seqs[operations == Operation.TRUNCATE][-1])
-        absent = data.column(ABSENT)
         if absent.null_count < len(absent):
             self._absent.update(name for name in pc.unique(pc.list_flatten(absent)).to_pylist() if name is not None)
-        self._last_seq = int(seqs[-1])
-        self._rows += data.num_rows
-
-
-class _Sink(io.RawIOBase):
-    """The file under a ParquetWriter, which only appends to it."""
-
-    def __init__(self, path: Path) -> None:
-        self.bytes = 0
-        self.crc32 = 0
-        self._path = path
-        self._muted = False
-        with named_errors(path):
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-
-    def writable(self) -> bool:
-        return True
+        self._parquet.write_table(data, row_group_size=ROW_GROUP_ROWS)
 
     def write(self, data: Any) -> int:
+        """Parquet's to call, with the next bytes of the file."""
         block = memoryview(data)
-        if not self._muted:
-            self.crc32 = zlib.crc32(block, self.crc32)
+        self.bytes += block.nbytes
+        if not self._discarded:
+            self._crc32 = zlib.crc32(block, self._crc32)
             rest = block
-            with named_errors(self._path):
+            with named_errors(self.path):
                 while rest:
                     rest = rest[os.write(self._descriptor, rest) :]
-        self.bytes += block.nbytes
         return block.nbytes
 
     def flush(self) -> None:
         """Nothing is kept back here."""
 
-    def tell(self) -> int:
-        return self.bytes
-
-    def mute(self) -> None:
-        """Swallow what still comes: the Parquet library insists on writing a footer."""
-        self._muted = True
-
     def close(self) -> None:
-        """Arrow's to call at any time: only ``release`` really closes, because it decides about the fsync."""
+        """Arrow's to call at any time: ``finish`` and ``discard`` really close, since they decide about the fsync."""
 
-    def release(self, *, fsync: bool) -> None:
-        if self._descriptor < 0:
-            return
-        try:
-            if fsync:
-                with named_errors(self._path):
+    def finish(self, *, fsync: bool) -> Segment:
+        """Write the footer, make the file durable (its directory is the caller's) and describe it."""
+        self._parquet.close()
+        with named_errors(self.path):
+            try:
+                if fsync:
                     os.fsync(self._descriptor)
-        finally:
-            os.close(self._descriptor)
+            finally:
+                os.close(self._descriptor)
+                self._descriptor = -1
+        number = self._counts.tolist()
+        return Segment(
+            table=self._schema.table,
+            path=str(self.path),
+            rows=sum(number),
+            bytes=self.bytes,
+            schema_version=self._schema.version,
+            first_seq=self._first_seq,
+            last_seq=self._last_seq,
+            counts=Counts(
+                inserted=number[Operation.INSERT] + number[Operation.READ],
+                updated=number[Operation.UPDATE],
+                deleted=number[Operation.DELETE],
+                truncated=number[Operation.TRUNCATE],
+            ),
+            truncated_at=self._truncated_at,
+            absent=tuple(sorted(self._absent)),
+            crc32=self._crc32,
+        )
+
+    def discard(self) -> None:
+        """Close and remove the file, whatever state it is in. The Parquet library insists on writing a footer."""
+        self._discarded = True
+        with suppress(JournalError, OSError, pa.ArrowException):
+            self._parquet.close()
+        with suppress(OSError):
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
             self._descriptor = -1
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
 
 
 @dataclass(slots=True)
@@ -230,42 +198,39 @@ class SegmentWriter:
     Use: ``add`` for every batch, ``finish`` once; ``discard`` instead if anything goes wrong. Memory is bounded
     whatever the size of the change set: small batches are gathered into row groups, and all that is gathered, over all
     tables, has one limit. So has the number of open files. ``prefix`` begins each file name and is unique to the
-    attempt, so that leftovers of a crash never clash. ``seq_base`` is added to the seq of every row, which counts from
-    0 in the change set. ``folders`` are the table folders that are durable in the directory above them; ``finish`` adds
-    to it.
+    attempt, so that leftovers of a crash never clash. ``last_seq`` is the journal's: at first the one before the change
+    set, whose rows count on from it. ``durable_folders`` are the table folders that are durable in the directory above
+    them; ``finish`` adds to it. ``rows`` is how many there were so far.
     """
 
     def __init__(
-        self, layout: Layout, options: JournalOptions, *, prefix: str, seq_base: int, folders: set[Path]
+        self, layout: Layout, options: JournalOptions, *, prefix: str, last_seq: int, durable_folders: set[Path]
     ) -> None:
+        self.rows = 0
+        self.last_seq = last_seq
         self._layout = layout
         self._options = options
         self._prefix = prefix
-        self._seq_base = seq_base
+        self._seq_base = last_seq + 1
         self._streams: OrderedDict[TableId, _Stream] = OrderedDict()
         self._done: list[Segment] = []
         self._parts = itertools.count()
-        self._durable_folders = folders
+        self._durable_folders = durable_folders
         self._folders: set[Path] = set()
-        self._last_seq: dict[TableId, int] = {}
+        self._last_seqs: dict[TableId, int] = {}
         self._gathered_bytes = 0
-        self.rows = 0
-
-    @property
-    def last_seq(self) -> int | None:
-        """The highest seq of a row so far, before ``seq_base`` is added; None if there was no row."""
-        return max(self._last_seq.values(), default=None)
 
     def add(self, schema: TableSchema, data: pa.RecordBatch) -> None:
         """Take one batch of a table under a numbered schema. JournalError if it is out of order."""
         if data.num_rows == 0:
             return
-        table, seq, previous = schema.table, data.column(SEQ).to_numpy(), self._last_seq.get(schema.table, -1)
+        table, seq, previous = schema.table, data.column(SEQ).to_numpy(), self._last_seqs.get(schema.table, -1)
         if int(seq[0]) <= previous or not bool(np.all(seq[1:] > seq[:-1])):
             raise JournalError(f"rows of {table} are out of order: each seq must be above the one before ({previous})")
         if not bool(np.all(np.isin(data.column(OP).to_numpy(), _OPERATIONS))):
             raise JournalError(f"rows of {table} have an operation that is none of {', '.join(Operation.__members__)}")
-        self._last_seq[table] = int(seq[-1])
+        self._last_seqs[table] = int(seq[-1])
+        self.last_seq = max(self.last_seq, self._seq_base + int(seq[-1]))
         stream = self._streams.setdefault(table, _Stream(schema))
         self._streams.move_to_end(table)
         if stream.schema.version != schema.version:  # ends the file, so that a table's segments never overlap in seq
@@ -283,8 +248,8 @@ class SegmentWriter:
         if self._gathered_bytes > _GATHERED_TOTAL_BYTES:
             self._write(max(self._streams.values(), key=lambda other: other.bytes))
 
-    def finish(self) -> tuple[Segment, ...]:
-        """Make every file and its directories durable. The segments come ordered by table, then by seq."""
+    def finish(self) -> dict[TableId, list[Segment]]:
+        """Make every file and its directories durable. The segments of each table come in the order of their seq."""
         for stream in self._streams.values():
             self._write(stream)
         files = [stream.file for stream in self._streams.values() if stream.file is not None]
@@ -299,7 +264,10 @@ class SegmentWriter:
             if not self._folders <= self._durable_folders:  # a new one, or one that a failed append has left
                 fsync_directory(self._layout.segments)
             self._durable_folders |= self._folders
-        return tuple(sorted(self._done, key=lambda segment: (segment.table, segment.first_seq)))
+        segments: dict[TableId, list[Segment]] = {}
+        for segment in sorted(self._done, key=lambda segment: segment.first_seq):
+            segments.setdefault(segment.table, []).append(segment)
+        return segments
 
     def discard(self) -> None:
         """Remove everything this writer wrote. What cannot be removed is cleaned up at the next open."""
@@ -318,13 +286,13 @@ class SegmentWriter:
             writing = [(other, other.file) for other in self._streams.values() if other.file is not None]
             if len(writing) >= _OPEN_FILES:
                 self._close(*writing[0])  # the one that waited longest for rows
-            folder = self._layout.segment_folder(stream.schema.table)
+            folder = self._layout.segments / folder_name(stream.schema.table)
             make_directory(folder, fsync=False)
             self._folders.add(folder)
             stream.file = SegmentFile(folder / f"{self._prefix}-{next(self._parts)}.parquet", stream.schema)
         gathered, self._gathered_bytes = stream.gathered, self._gathered_bytes - stream.bytes
         stream.gathered, stream.rows, stream.bytes = [], 0, 0
-        stream.file.write(gathered, self._seq_base)
+        stream.file.add(gathered, self._seq_base)
         if stream.file.bytes >= self._options.segment_bytes:
             self._close(stream, stream.file)
 

@@ -23,18 +23,22 @@ class CommitIndex:
     The writer has all of them in memory, so that no question of the lake reads a commit file. A reader knows only their
     numbers at first (``head``) and reads the files that a question needs with ``load``, the newest first and each once:
     a status of a journal of many change sets asks for few of them. ``loaded``: those above this number are in memory.
+    ``newest``: the commit of ``head``; None as long as there is none, or a reader has not read it.
     """
 
     def __init__(
         self,
         origin: Origin,
+        schemas: SchemaHistory,
         commits: Iterable[Commit] = (),
         *,
         head: int | None = None,
         load: Callable[[int], Commit] | None = None,
     ) -> None:
         self.origin = origin
-        self.loaded = origin.trimmed if head is None else head
+        self.schemas = schemas
+        self.head = self.loaded = origin.trimmed if head is None else head
+        self.newest: Commit | None = None
         self._load = load
         self._commits: list[Commit] = []
         self._bytes_upto: list[int] = []
@@ -43,18 +47,11 @@ class CommitIndex:
         for commit in commits:
             self.add(commit)
 
-    @property
-    def head(self) -> int:
-        return self.loaded + len(self._commits)
-
-    @property
-    def newest(self) -> Commit | None:
-        return self.commit(self.head) if self.head > self.origin.trimmed else None
-
     def add(self, commit: Commit) -> None:
         if commit.number != self.head + 1:
             raise JournalError(f"change set {commit.number} cannot follow {self.head}")
         before = self._bytes_upto[-1] if self._bytes_upto else 0
+        self.head, self.newest = commit.number, commit
         self._commits.append(commit)
         self._bytes_upto.append(before + commit.bytes)
         for table, entry in commit.tables.items():
@@ -68,15 +65,15 @@ class CommitIndex:
             return
         first = max(self.origin.trimmed, min(wanted, self.loaded - len(self._commits)))
         older = [self._load(number) for number in range(first + 1, self.loaded + 1)]
-        whole = CommitIndex(self.origin, [*older, *self._commits], head=first, load=self._load)
-        self.loaded = whole.loaded
+        whole = CommitIndex(self.origin, self.schemas, [*older, *self._commits], head=first, load=self._load)
+        self.loaded, self.newest = whole.loaded, whole.newest
         self._commits, self._bytes_upto = whole._commits, whole._bytes_upto
         self._numbers, self._entries = whole._numbers, whole._entries
 
     def without(self, origin: Origin) -> CommitIndex:
         """The index after everything up to ``origin.trimmed`` has gone."""
         loaded = max(origin.trimmed, self.loaded)
-        return CommitIndex(origin, self._commits[loaded - self.loaded :], head=loaded, load=self._load)
+        return CommitIndex(origin, self.schemas, self._commits[loaded - self.loaded :], head=loaded, load=self._load)
 
     def commit(self, number: int) -> Commit:
         if not self.origin.trimmed < number <= self.head:
@@ -107,16 +104,17 @@ class CommitIndex:
         found = [segment for entry in entries for segment in entry.segments]
         return tuple(sorted(found, key=lambda segment: segment.first_seq))
 
-    def version_entry(self, table: TableId, number: int) -> tuple[int, int] | None:
-        """(change set, version) of the newest commit that names a table at or before ``number``."""
+    def version_at(self, table: TableId, number: int) -> int | None:
+        """The newest schema version that is known at or before ``number``: a commit's, a beginning's or the trim's."""
         found = bisect_right(self._numbers.get(table, []), number)
         if not found:
             self.need(self.origin.trimmed)
             found = bisect_right(self._numbers.get(table, []), number)
+        since, version = self.origin.trimmed, self.origin.versions.get(table)
         if found:
-            return self._numbers[table][found - 1], self._entries[table][found - 1].schema_version
-        version = self.origin.versions.get(table)
-        return (self.origin.trimmed, version) if version is not None else None
+            since, version = self._numbers[table][found - 1], self._entries[table][found - 1].schema_version
+        begun = [one for one in self.schemas.of(table).beginnings if one.number <= number]
+        return begun[-1].version if begun and (version is None or begun[-1].number > since) else version
 
     def entries(self, table: TableId) -> list[TableCommit]:
         """What every retained commit that names the table says of it, oldest first."""
@@ -140,10 +138,10 @@ class JournalView:
     its commit is durable. ``head``, ``last_seq``, ``committed_rows`` and ``trimmed`` never move back.
     """
 
-    def __init__(self, layout: Layout, index: CommitIndex, schemas: SchemaHistory) -> None:
+    def __init__(self, layout: Layout, index: CommitIndex) -> None:
         self._layout = layout
         self._index = index
-        self.schemas = schemas
+        self.schemas = index.schemas
         self._lock = threading.Lock()  # guards the index; the writer keeps it for memory work only, never over I/O
         self._sound: set[str] = set()  # segments whose checksum was found right
 
@@ -217,7 +215,7 @@ class JournalView:
         wanted = {target, *between, *(segment.schema_version for segment in segments)}
         kept = self.schemas.versions(table)
         schemas = {version: kept[version] for version in sorted(wanted) if version in kept}
-        return Window(table, after, upto, end, segments, self.schemas.get(table, target), schemas, stale_reasons=stale)
+        return Window(table, after, upto, end, segments, self.schema(table, target), schemas, stale_reasons=stale)
 
     def check(self, window: Window) -> None:
         """Read the window's segments against their checksums. JournalDamagedError names the first that is damaged.
@@ -232,13 +230,16 @@ class JournalView:
 
     def schema(self, table: TableId, version: int) -> TableSchema:
         """One version of a table's schema. JournalError if there is none, or retention has dropped it."""
-        return self.schemas.get(table, version)
+        found = self.schemas.of(table).versions.get(version)
+        if found is None:
+            raise JournalError(f"the journal has no version {version} of the schema of {table} (any more)")
+        return found.schema
 
     def latest_schema(self, table: TableId) -> TableSchema | None:
         """The schema in effect for the next change set; None for a table that the journal does not know."""
         with self._lock:
-            version = self._version_at(table, self._index.head + 1)
-        return self.schemas.get(table, version) if version is not None else None
+            version = self._index.version_at(table, self._index.head + 1)
+        return self.schema(table, version) if version is not None else None
 
     def backlog_bytes(self, after: int) -> int:
         """The size on disk of the retained change sets above ``after``."""
@@ -254,6 +255,8 @@ class JournalView:
 
     def _newest(self) -> Commit | None:
         with self._lock:
+            if self._index.newest is None:
+                self._index.need(self._index.head - 1)
             return self._index.newest
 
     def _known_version(self, table: TableId, number: int) -> int:
@@ -261,18 +264,10 @@ class JournalView:
         kept = self.schemas.versions(table)
         if len(kept) == 1 and self._index.loaded > self._index.origin.trimmed:
             return next(iter(kept))  # no commit can name another: none has to be read to know
-        version = self._version_at(table, number)
+        version = self._index.version_at(table, number)
         if version is None:
-            beginnings, entries = self.schemas.beginnings(table), self._index.entries(table)
+            beginnings, entries = self.schemas.of(table).beginnings, self._index.entries(table)
             version = beginnings[0].version if beginnings else entries[0].schema_version if entries else None
         if version is None:
             raise JournalError(f"the journal has never seen table {table}")
         return version
-
-    def _version_at(self, table: TableId, number: int) -> int | None:
-        """The newest that is known at or before ``number``: a commit's, else a beginning's, else the trim's."""
-        entry = self._index.version_entry(table, number)
-        begun = [one for one in self.schemas.beginnings(table) if one.number <= number]
-        if begun and (entry is None or begun[-1].number > entry[0]):
-            return begun[-1].version
-        return entry[1] if entry else None
