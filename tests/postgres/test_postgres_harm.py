@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres.rows import changes, copied, drain, opened
+from tests.postgres.rows import changes, copied, drain, opened, reader_of, resume_of
 
 from lakefeed.capture.postgres import database, exported, walsender
 from lakefeed.capture.postgres.catalog import CatalogFacts, read_facts
@@ -108,7 +108,7 @@ def test_publishing_gives_a_snapshot_up_before_it_waits_for_a_lock_and_never_wai
         with pytest.raises(SourceSetupError, match=r"public\.u cannot be published now"):
             capture.prepare([third, U])
         assert time.monotonic() - began < 10
-        assert len(capture._exported) == 0
+        assert len(resume_of(capture)._exported) == 0
         tables = {row[0] for row in writer.execute("SELECT tablename FROM pg_publication_tables")}
         assert tables == {"t", "x"}
         other.rollback()
@@ -192,7 +192,7 @@ def test_a_transaction_that_wrote_to_a_table_before_it_was_published_is_waited_f
 ) -> None:
     """The stream does not have it, so the copy must."""
     monkeypatch.setattr(exported, "WAIT_SECONDS", 0.5)
-    monkeypatch.setattr("lakefeed.capture.postgres.capture._WRITERS_SECONDS", 0.5)
+    monkeypatch.setattr("lakefeed.capture.postgres.resume.WRITERS_SECONDS", 0.5)
     with opened(Postgres(dsn)) as capture, psycopg.connect(dsn) as slow:
         capture.prepare([T])
         slow.execute("INSERT INTO u VALUES (2, 'open')")
@@ -232,12 +232,14 @@ def test_a_column_that_the_catalog_shows_a_moment_later_is_no_reason_for_a_copy(
 
 def test_a_frozen_server_is_noticed_and_close_returns(dsn: str, writer: Any) -> None:
     """Its sockets stay open and its kernel answers: only the silence tells."""
-    query = "SELECT pid FROM pg_stat_activity WHERE application_name = 'lakefeed_test' AND datname = current_database()"
+    query = (
+        "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'lakefeed_test%' AND datname = current_database()"
+    )
     with opened(Postgres(dsn)) as capture:
         start = capture.prepare([T])
         drain(capture, start)
         assert capture._stream is not None
-        capture._stream.reader._silence_seconds = 2.0
+        reader_of(capture)._silence_seconds = 2.0
         stream = capture.live(start, wait_seconds=0.5)
         time.sleep(0.5)  # the server notices the end of short connections a moment later
         frozen = [pid for (pid,) in writer.execute(query)]
