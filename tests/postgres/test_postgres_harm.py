@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,9 +15,9 @@ import psycopg
 import pytest
 from tests.postgres.rows import changes, copied, drain, opened, reader_of, resume_of
 
-from lakefeed.capture.postgres import database, exported, walsender
-from lakefeed.capture.postgres.catalog import CatalogFacts, read_facts
-from lakefeed.capture.postgres.database import Database
+from lakefeed.capture.postgres import database, exported, facts, walsender
+from lakefeed.capture.postgres.catalog import CatalogFacts, SourceTable, read_facts, read_tables
+from lakefeed.capture.postgres.database import Connection, Database
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.table import TableId
 from lakefeed.errors import SourceSetupError, SourceUnavailableError
@@ -250,7 +250,7 @@ def test_a_frozen_server_is_noticed_and_close_returns(dsn: str, writer: Any) -> 
             began = time.monotonic()
             with pytest.raises(SourceUnavailableError, match="answered nothing"):
                 list(itertools.takewhile(lambda _: time.monotonic() - began < 20, stream))
-            with in_thread(_refused(capture)):
+            with in_thread(_refused(lambda: capture.snapshot(T))):
                 time.sleep(0.2)
                 began = time.monotonic()
                 capture.close()
@@ -263,9 +263,25 @@ def test_a_frozen_server_is_noticed_and_close_returns(dsn: str, writer: Any) -> 
         assert [row["id"] for row in changes(drain(capture, start))] == [2]
 
 
-def _refused(capture: Any) -> Any:
+def _refused(call: Callable[[], Any]) -> Callable[[], None]:
     def ask() -> None:
         with pytest.raises(SourceUnavailableError):
-            capture.discover()
+            call()
 
     return ask
+
+
+def test_close_ends_a_question_to_the_catalog_that_takes_long(
+    dsn: str, writer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(connection: Connection) -> dict[TableId, SourceTable]:
+        connection.execute("SELECT pg_sleep(15)")
+        return read_tables(connection)
+
+    with opened(Postgres(dsn)) as capture:
+        capture.prepare([T])
+        monkeypatch.setattr(facts, "read_tables", slow)
+        with in_thread(_refused(capture.discover)) as took:
+            time.sleep(0.3)
+            capture.close()
+        assert took["seconds"] < 5
