@@ -16,6 +16,8 @@ from lakefeed.errors import PositionLostError, SourceUnavailableError
 class ListReader:
     """Gives what is in ``log``; ``hang`` makes the next read hang until the reader is closed."""
 
+    in_burst = False
+
     def __init__(self, log: list[str], size: int = 1) -> None:
         self.log = log
         self.bytes = size

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from lakefeed.capture.dialect import DescribedTable, Dialect, Horizon, Ordering, Query, Session
+from lakefeed.capture.dialect import DescribedTable, Dialect, Horizon, Ordering, Query, Refusal, Session
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.change.watermark import KeyValue
 
@@ -60,7 +60,7 @@ class DeltaSession(Session):
     def identity(self) -> str:
         return f"delta:{self._connector.directory}"
 
-    def tables(self) -> Mapping[TableId, str | None]:
+    def tables(self) -> Mapping[TableId, Refusal | None]:
         return {TableId("lake", path.name): None for path in Path(self._connector.directory).iterdir()}
 
     def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:

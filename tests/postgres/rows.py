@@ -7,12 +7,20 @@ from contextlib import contextmanager
 from typing import Any
 
 from lakefeed.capture.base import ChangeCapture
-from lakefeed.capture.postgres.capture import PostgresLog
+from lakefeed.capture.log_capture import LogCapture
+from lakefeed.capture.postgres.facts import TableFacts
+from lakefeed.capture.postgres.pgoutput import WalPiece
+from lakefeed.capture.postgres.resume import PostgresResumePoint
 from lakefeed.capture.postgres.source import Postgres
+from lakefeed.capture.postgres.walsender import Walsender
+from lakefeed.capture.reader import BackgroundReader
 from lakefeed.change.batch import SEQ
 from lakefeed.change.change_set import ChangeSet
+from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId
+
+PostgresLog = LogCapture[PostgresLsn, WalPiece]
 
 
 def changes(change_sets: Iterable[ChangeSet]) -> list[dict[str, Any]]:
@@ -46,9 +54,31 @@ def copied(capture: ChangeCapture, table: TableId, chunk_rows: int = 250_000) ->
 def opened(source: Postgres, pipeline: str = "test") -> Iterator[PostgresLog]:
     """An open capture, closed whatever happens."""
     capture = source.bind(pipeline)
-    assert isinstance(capture, PostgresLog)
+    assert isinstance(capture, LogCapture)
     capture.open()
     try:
         yield capture
     finally:
         capture.close()
+
+
+def facts_of(capture: PostgresLog) -> TableFacts:
+    assert isinstance(capture._facts, TableFacts)
+    return capture._facts
+
+
+def resume_of(capture: PostgresLog) -> PostgresResumePoint:
+    assert isinstance(capture._resume, PostgresResumePoint)
+    return capture._resume
+
+
+def reader_of(capture: PostgresLog) -> BackgroundReader[PostgresLsn, WalPiece]:
+    assert capture._stream is not None
+    assert isinstance(capture._stream.reader, BackgroundReader)
+    return capture._stream.reader
+
+
+def walsender_of(capture: PostgresLog) -> Walsender:
+    reader = reader_of(capture)._reader
+    assert isinstance(reader, Walsender)
+    return reader

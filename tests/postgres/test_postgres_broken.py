@@ -14,14 +14,12 @@ import psycopg
 import pyarrow as pa
 import pytest
 from tests.postgres.proxy import CuttingProxy, self_signed
-from tests.postgres.rows import changes, drain, opened
+from tests.postgres.rows import changes, drain, opened, reader_of, walsender_of
 from tests.postgres.test_postgres_resume import read_through
 
 from lakefeed.capture.builder import Spill
-from lakefeed.capture.postgres.capture import PostgresLog
 from lakefeed.capture.postgres.database import Database, require
 from lakefeed.capture.postgres.source import Postgres
-from lakefeed.capture.postgres.walsender import Walsender
 from lakefeed.change.table import TableId
 from lakefeed.errors import JournalFullError, Retry, SourceSetupError, SourceUnavailableError
 from lakefeed.testing.postgres_server import PostgresServer
@@ -34,11 +32,6 @@ def writer(dsn: str) -> Iterator[Any]:
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
         yield connection
-
-
-def walsender_of(capture: PostgresLog) -> Walsender:
-    assert capture._stream is not None
-    return capture._stream.walsender
 
 
 def test_an_encrypted_connection_that_is_cut_is_tried_again(
@@ -126,10 +119,10 @@ def test_many_wishes_do_not_hold_up_whoever_has_them(dsn: str, writer: Any) -> N
         start = capture.prepare([T])
         drain(capture, start)
         assert capture._stream is not None
-        capture._stream.reader._room_bytes = -1
+        reader_of(capture)._room_bytes = -1
         for _ in range(100_000):
-            capture._stream.walsender.wake()
-        capture._stream.reader._room_bytes = 1 << 20
+            walsender_of(capture).wake()
+        reader_of(capture)._room_bytes = 1 << 20
         writer.execute("INSERT INTO t VALUES (1, 'a')")
         assert [row["id"] for row in changes(drain(capture, start))] == [1]
 

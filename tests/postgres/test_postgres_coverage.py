@@ -11,10 +11,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres.rows import drain, opened
+from tests.postgres.rows import drain, facts_of, opened
 
 from lakefeed import Pipeline, PipelineOptions, Postgres
-from lakefeed.capture.postgres.resume import head
+from lakefeed.capture.postgres.slot import head
 from lakefeed.change.change_set import RecopyNeeded, TableDropped, TableNotice
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId
@@ -239,7 +239,7 @@ def test_what_was_due_when_the_connection_broke_is_said_by_the_next_one(dsn: str
         drain(capture, start)
         writer.execute("DROP TABLE t")
         capture.discover()
-        assert capture._facts.schemas.due(head(writer))  # and before it is handed out, the connection breaks
+        assert facts_of(capture).due(head(writer))  # and before it is handed out, the connection breaks
         capture.close()
         capture.open()
         capture.continuity(start, [])

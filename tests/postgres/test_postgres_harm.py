@@ -7,17 +7,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres.rows import changes, copied, drain, opened
+from tests.postgres.rows import changes, copied, drain, opened, reader_of, resume_of
 
-from lakefeed.capture.postgres import database, exported, walsender
-from lakefeed.capture.postgres.catalog import CatalogFacts, read_facts
-from lakefeed.capture.postgres.database import Database
+from lakefeed.capture.postgres import database, exported, facts, walsender
+from lakefeed.capture.postgres.catalog import CatalogFacts, SourceTable, read_facts, read_tables
+from lakefeed.capture.postgres.database import Connection, Database
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.table import TableId
 from lakefeed.errors import SourceSetupError, SourceUnavailableError
@@ -108,7 +108,7 @@ def test_publishing_gives_a_snapshot_up_before_it_waits_for_a_lock_and_never_wai
         with pytest.raises(SourceSetupError, match=r"public\.u cannot be published now"):
             capture.prepare([third, U])
         assert time.monotonic() - began < 10
-        assert len(capture._exported) == 0
+        assert len(resume_of(capture)._exported) == 0
         tables = {row[0] for row in writer.execute("SELECT tablename FROM pg_publication_tables")}
         assert tables == {"t", "x"}
         other.rollback()
@@ -192,7 +192,7 @@ def test_a_transaction_that_wrote_to_a_table_before_it_was_published_is_waited_f
 ) -> None:
     """The stream does not have it, so the copy must."""
     monkeypatch.setattr(exported, "WAIT_SECONDS", 0.5)
-    monkeypatch.setattr("lakefeed.capture.postgres.capture._WRITERS_SECONDS", 0.5)
+    monkeypatch.setattr("lakefeed.capture.postgres.resume.WRITERS_SECONDS", 0.5)
     with opened(Postgres(dsn)) as capture, psycopg.connect(dsn) as slow:
         capture.prepare([T])
         slow.execute("INSERT INTO u VALUES (2, 'open')")
@@ -232,12 +232,14 @@ def test_a_column_that_the_catalog_shows_a_moment_later_is_no_reason_for_a_copy(
 
 def test_a_frozen_server_is_noticed_and_close_returns(dsn: str, writer: Any) -> None:
     """Its sockets stay open and its kernel answers: only the silence tells."""
-    query = "SELECT pid FROM pg_stat_activity WHERE application_name = 'lakefeed_test' AND datname = current_database()"
+    query = (
+        "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'lakefeed_test%' AND datname = current_database()"
+    )
     with opened(Postgres(dsn)) as capture:
         start = capture.prepare([T])
         drain(capture, start)
         assert capture._stream is not None
-        capture._stream.reader._silence_seconds = 2.0
+        reader_of(capture)._silence_seconds = 2.0
         stream = capture.live(start, wait_seconds=0.5)
         time.sleep(0.5)  # the server notices the end of short connections a moment later
         frozen = [pid for (pid,) in writer.execute(query)]
@@ -248,7 +250,7 @@ def test_a_frozen_server_is_noticed_and_close_returns(dsn: str, writer: Any) -> 
             began = time.monotonic()
             with pytest.raises(SourceUnavailableError, match="answered nothing"):
                 list(itertools.takewhile(lambda _: time.monotonic() - began < 20, stream))
-            with in_thread(_refused(capture)):
+            with in_thread(_refused(lambda: capture.snapshot(T))):
                 time.sleep(0.2)
                 began = time.monotonic()
                 capture.close()
@@ -261,9 +263,25 @@ def test_a_frozen_server_is_noticed_and_close_returns(dsn: str, writer: Any) -> 
         assert [row["id"] for row in changes(drain(capture, start))] == [2]
 
 
-def _refused(capture: Any) -> Any:
+def _refused(call: Callable[[], Any]) -> Callable[[], None]:
     def ask() -> None:
         with pytest.raises(SourceUnavailableError):
-            capture.discover()
+            call()
 
     return ask
+
+
+def test_close_ends_a_question_to_the_catalog_that_takes_long(
+    dsn: str, writer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(connection: Connection) -> dict[TableId, SourceTable]:
+        connection.execute("SELECT pg_sleep(15)")
+        return read_tables(connection)
+
+    with opened(Postgres(dsn)) as capture:
+        capture.prepare([T])
+        monkeypatch.setattr(facts, "read_tables", slow)
+        with in_thread(_refused(capture.discover)) as took:
+            time.sleep(0.3)
+            capture.close()
+        assert took["seconds"] < 5

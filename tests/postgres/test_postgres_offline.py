@@ -6,10 +6,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres.rows import changes, drain, opened
+from tests.postgres.rows import PostgresLog, changes, drain, opened
 
 from lakefeed.capture.base import Continuity
-from lakefeed.capture.postgres.capture import PostgresLog
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.position import Position

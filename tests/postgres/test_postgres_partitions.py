@@ -9,10 +9,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres.rows import changes, copied, drain, opened
+from tests.postgres.rows import PostgresLog, changes, copied, drain, opened
 
 from lakefeed import Pipeline, Postgres
-from lakefeed.capture.postgres.capture import PostgresLog
 from lakefeed.change.change_set import RecopyNeeded
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId

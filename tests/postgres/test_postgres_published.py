@@ -8,10 +8,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres.rows import drain, opened
+from tests.postgres.rows import PostgresLog, drain, opened
 from tests.postgres.test_postgres_exported import held_in_the_end
 
-from lakefeed.capture.postgres.capture import PostgresLog
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId

@@ -7,9 +7,8 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-from tests.postgres.rows import changes, drain, opened
+from tests.postgres.rows import PostgresLog, changes, drain, opened
 
-from lakefeed.capture.postgres.capture import PostgresLog
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableDropped
 from lakefeed.change.schema_change import AddColumn, DropColumn, RenameColumn, diff

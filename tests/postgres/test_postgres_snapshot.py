@@ -10,10 +10,9 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-from tests.postgres.rows import changes, copied, drain, opened
+from tests.postgres.rows import PostgresLog, changes, copied, drain, opened
 
 from lakefeed.capture.postgres import dialect
-from lakefeed.capture.postgres.capture import PostgresLog
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.table import TableId
 from lakefeed.errors import SourceError, SourceSetupError

@@ -8,12 +8,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres.rows import opened
+from tests.postgres.rows import facts_of, opened
 
 from lakefeed import Pipeline, PipelineOptions, Postgres
 from lakefeed.capture.postgres import facts
 from lakefeed.capture.postgres.database import Connection
-from lakefeed.capture.postgres.resume import head
+from lakefeed.capture.postgres.slot import head
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
 from lakefeed.journal.options import JournalOptions
@@ -95,4 +95,4 @@ def test_that_a_table_left_is_said_behind_commits_that_are_visible_and_not_yet_f
         (written,) = writer.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
         monkeypatch.setattr(facts, "head", late)
         capture.discover()
-        assert capture._facts.schemas._due[T].at >= PostgresLsn.parse(written)
+        assert facts_of(capture)._due[T].at >= PostgresLsn.parse(written)

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from tests.postgres.rows import changes, drain, opened
 
-from lakefeed.capture.postgres import resume
+from lakefeed.capture.postgres import slot
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.table import TableId
 from lakefeed.errors import SourceUnavailableError
@@ -44,7 +44,7 @@ def slots(writer: Any) -> int:
 def test_a_slot_that_waits_for_a_transaction_says_for_which_and_then_goes_on(
     dsn: str, writer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(resume, "_REPORT_SECONDS", 0.2)
+    monkeypatch.setattr(slot, "_REPORT_SECONDS", 0.2)
     with psycopg.connect(dsn) as slow, opened(Postgres(dsn)) as capture, caplog.at_level(logging.WARNING):
         slow.execute("INSERT INTO t VALUES (1, 'open')")
         said = f"waits for the transaction of process {slow.info.backend_pid} (user postgres, idle in"
@@ -67,8 +67,8 @@ def test_a_slot_that_waits_for_a_transaction_says_for_which_and_then_goes_on(
 def test_a_slot_that_waits_too_long_is_given_up_named_and_leaves_nothing(
     dsn: str, writer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resume, "_REPORT_SECONDS", 0.2)
-    monkeypatch.setattr(resume, "SLOT_SECONDS", 0.5)
+    monkeypatch.setattr(slot, "_REPORT_SECONDS", 0.2)
+    monkeypatch.setattr(slot, "SLOT_SECONDS", 0.5)
     with psycopg.connect(dsn) as slow, opened(Postgres(dsn)) as capture:
         slow.execute("INSERT INTO t VALUES (1, 'open')")
         with pytest.raises(SourceUnavailableError, match=f"transaction of process {slow.info.backend_pid}"):

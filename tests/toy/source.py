@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from lakefeed.capture.base import Capabilities, ChangeCapture, Lag
-from lakefeed.capture.dialect import Bracket, DescribedTable, Dialect, Horizon, Query, Session
+from lakefeed.capture.dialect import Bracket, DescribedTable, Dialect, Horizon, Query, Refusal, Session
 from lakefeed.capture.log import Decoded, LogReader, ResumePoint, Rows, Transaction
 from lakefeed.capture.log_capture import LogCapture
 from lakefeed.change.position import Position, number, order
@@ -78,7 +78,7 @@ class ToySession(Session):
     def identity(self) -> str:
         return f"toy:{self._directory}"
 
-    def tables(self) -> Mapping[TableId, str | None]:
+    def tables(self) -> Mapping[TableId, Refusal | None]:
         return {TableId("main", name): None for name in self.state()["tables"]}
 
     def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
@@ -157,7 +157,7 @@ class ToyResumePoint(ResumePoint[ToyLine, ToyPiece]):
         self._file.write_text(json.dumps(kept))
         return ToyLine(head)
 
-    def origin(self, table: TableId) -> Mapping[str, Any]:
+    def origin(self, table: TableId, delivered: ToyLine | None) -> Mapping[str, Any]:
         return {"table": str(table)}
 
     def require(self, position: ToyLine) -> None:

@@ -40,6 +40,15 @@ class TestToyLog(CaptureContract):
             with pytest.raises(PositionLostError, match="older copy"):
                 capture.continuity(ToyLine(7), [])
 
+    def test_e11_a_stream_goes_on_after_somebody_has_asked_for_a_position_that_is_lost(self, subject: Subject) -> None:
+        with opened(subject) as capture:
+            start = capture.prepare([subject.actor.table])
+            next(capture.live(start, wait_seconds=0))
+            with pytest.raises(PositionLostError, match="older copy"):
+                capture.live(ToyLine(7))
+            subject.actor.put(subject.actor.table, 1, "a")
+            assert next(capture.live(start, wait_seconds=0)).rows == 1
+
 
 class TestToyPolling(CaptureContract):
     def make_subject(self, place: Path) -> Subject:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -25,6 +25,13 @@ Key = tuple[KeyValue, ...]
 
 class TableChangedError(Exception):
     """The table is not the one that was described any more. Internal: the snapshot is planned again."""
+
+
+class Refusal(NamedTuple):
+    """Why a table cannot be captured, and the statement that repairs it. Without one it never can be."""
+
+    reason: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +173,8 @@ class Session(ABC):
         """Names this very database."""
 
     @abstractmethod
-    def tables(self) -> Mapping[TableId, str | None]:
-        """All tables there are → why one cannot be polled, or None."""
+    def tables(self) -> Mapping[TableId, Refusal | None]:
+        """All tables there are → why one cannot be captured, or None."""
 
     @abstractmethod
     def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from lakefeed.capture.base import Finding, Lag
-from lakefeed.capture.dialect import DescribedTable, Session
+from lakefeed.capture.dialect import DescribedTable, Refusal, Session
 from lakefeed.change.change_set import TableNotice
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
@@ -37,8 +37,8 @@ Piece = TypeVar("Piece")
 Raw = TypeVar("Raw", contravariant=True)
 """The same, where it is only taken."""
 
-Choose = Callable[[Mapping[TableId, str | None]], tuple[TableId, ...]]
-"""Tables of a catalog (``Session.tables``) → those that the configured patterns match. ConfigError as in ``select``."""
+Choose = Callable[[Mapping[TableId, Refusal | None]], tuple[TableId, ...]]
+"""Tables of a catalog (``SchemaFacts.tables``) → those that the patterns match. ConfigError as in ``select``."""
 Check = Callable[[Choose], tuple[Finding, ...]]
 """Preflight, on a connection of its own. Any thread, also before ``open``."""
 
@@ -103,8 +103,11 @@ class LogReader(Protocol[At, Piece]):
     """The log strictly after a position, as raw pieces. ``read`` belongs to the stream side, the others to any thread.
 
     A source whose server wants answers while the consumer is busy wraps its reader in a BackgroundReader. For that one,
-    and for nobody else, are ``size``, ``beat`` and ``wake``.
+    and for nobody else, are ``size``, ``beat``, ``wake`` and ``in_burst``.
     """
+
+    in_burst: bool = False
+    """A backlog is read in gulps: that nothing comes for a moment does not mean that nothing is there."""
 
     def read(self, wait_seconds: float) -> Piece | None:
         """The next piece; None if nothing has come within about ``wait_seconds``, or sooner if the source can only be
@@ -157,9 +160,10 @@ class ResumePoint(ABC, Generic[P, Piece]):
         """Make it, or widen it to ``tables``; others stay. Idempotent. Returns where it is."""
 
     @abstractmethod
-    def origin(self, table: TableId) -> Mapping[str, Any]:
+    def origin(self, table: TableId, delivered: P | None) -> Mapping[str, Any]:
         """What the chunks of a copy of ``table`` give to ``Session.consistent``, so that it yields a bracket: the name
-        of the log, of an exported snapshot. StateError for a table that had to be prepared first and was not."""
+        of the log, of an exported snapshot. The copy must have everything up to ``delivered``, which a stream has
+        handed out. StateError for a table that had to be prepared first and was not."""
 
     def copied(self, table: TableId) -> None:
         """The copy of ``table`` is over: what was kept open for ``origin`` may go. Catalog side; idempotent."""
@@ -207,20 +211,33 @@ class Decoder(Protocol[P, Raw]):
     def decode(self, piece: Raw) -> Decoded[P]: ...
 
 
-class SchemaFacts:
+class SchemaFacts(Generic[P]):
     """What the catalog knows and the log does not have. This default is for a log that describes its own tables.
 
     One that finds something beside the stream (a table that was dropped, a column with no row since) keeps it until the
-    stream has passed the moment of the finding: ``due`` gives it then. Methods belong to any thread.
+    stream has passed the moment of the finding: ``due`` gives it then. ``tables``, ``discover``, ``snapshot`` and
+    ``prepared`` belong to the catalog side, ``due``, ``delivered`` and ``rewind`` to the stream side; the others to any
+    thread.
     """
 
-    def read(
-        self,
-        session: Session,  # noqa: ARG002
-        described: Mapping[TableId, DescribedTable],
-    ) -> Mapping[TableId, TableSchema]:
-        """The shapes that tables are delivered with, given what the session has just described."""
-        return {table: one.schema for table, one in described.items()}
+    def tables(self, session: Session) -> Mapping[TableId, Refusal | None]:
+        """All tables there are → why the log cannot have one, or None."""
+        return session.tables()
+
+    def is_captured(self, table: TableId) -> bool:  # noqa: ARG002
+        """Whether ``table`` is delivered by this pipeline. Refused now, it is reported by ``due``; it stops nobody."""
+        return False
+
+    def discover(self, session: Session, tables: Sequence[TableId]) -> tuple[TableSchema, ...]:
+        """Those of ``tables`` that are there, as the catalog shows them now. What differs from what was delivered is
+        due later."""
+        return tuple(one.schema for one in session.describe(tables).values())
+
+    def snapshot(self, session: Session, table: TableId) -> tuple[DescribedTable, TableSchema] | None:
+        """What a copy of ``table`` is read from, and the shape that it is delivered with: what the log states later is
+        compared with that. None: there is no such table."""
+        described = session.describe([table]).get(table)
+        return None if described is None else (described, described.schema)
 
     def recall(self, schemas: Sequence[TableSchema]) -> None:
         """See ``ChangeCapture.recall``."""
@@ -228,15 +245,15 @@ class SchemaFacts:
     def expect(self, tables: Sequence[TableId]) -> None:
         """The pipeline resumes with these tables."""
 
-    def prepared(self, session: Session, tables: Sequence[TableId]) -> None:
-        """``ResumePoint.create`` has been called for these tables."""
+    def prepared(self, tables: Sequence[TableId]) -> None:
+        """``ResumePoint.create`` has been called for these tables: they are copied from now on."""
 
-    def due(self, reached: Position) -> Announced | None:  # noqa: ARG002
+    def due(self, reached: P) -> Sequence[Announced]:  # noqa: ARG002
         """What is to be announced now that the stream has come to ``reached``; each finding once."""
-        return None
+        return ()
 
-    def delivered(self, position: Position) -> None:
+    def delivered(self, position: P) -> None:
         """What was due so far has been handed out, with a change set that ended at ``position`` at the latest."""
 
-    def rewind(self, position: Position) -> None:
+    def rewind(self, position: P) -> None:
         """A stream begins after ``position``: what was handed out there or later is due again."""

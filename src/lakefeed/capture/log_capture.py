@@ -14,6 +14,7 @@ what runs on it. The stream side has the reader. Neither waits for the other.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from typing import Any, Generic
 
 from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
 from lakefeed.capture.builder import ChangeSetBuilder, Limits
-from lakefeed.capture.dialect import Dialect, Session
+from lakefeed.capture.dialect import Dialect, Refusal, Session
 from lakefeed.capture.log import Check, Decoder, P, Piece, ResumePoint, SchemaFacts
 from lakefeed.capture.select import is_literal, is_wanted, match_tables
 from lakefeed.capture.snapshot import TableChunk, plan_chunks
@@ -30,6 +31,8 @@ from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import ConfigError, SourceChangedError, SourceSetupError, StateError
+
+log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 3.0
 _MORE_SECONDS = 0.02
@@ -48,7 +51,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         dialect: Dialect,
         resume: ResumePoint[P, Piece],
         decoder: Callable[[], Decoder[P, Piece]],
-        facts: SchemaFacts | None = None,
+        facts: SchemaFacts[P] | None = None,
         check: Check | None = None,
         limits: Limits | None = None,
     ) -> None:
@@ -59,12 +62,13 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         self._dialect = dialect
         self._resume = resume
         self._decoder = decoder
-        self._facts = facts or SchemaFacts()
+        self._facts: SchemaFacts[P] = facts or SchemaFacts()
         self._check = check
         self._limits = limits or Limits()
         self._session: Session | None = None
         self._stream: _Stream[P, Piece] | None = None
         self._confirmed_at: float | None = None
+        self._left_out: dict[TableId, Refusal] = {}
         self._lock = threading.Lock()  # of the fields above, for moments only
         self._catalog_lock = threading.Lock()  # of the session, while a call uses it
 
@@ -103,8 +107,9 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
     def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:
         self._require_open()
         found = self._resume.find()
-        if position is not None:
-            self._resume.require(self._own(position))
+        start = found if position is None else self._own(position)
+        if start is not None:
+            self._resume.require(start)
         if found is None:
             return Continuity.FRESH
         self._facts.expect(tables)
@@ -115,29 +120,38 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
 
     def discover(self) -> tuple[TableSchema, ...]:
         with self._catalog() as session:
-            described = session.describe(self.choose(session.tables()))
-            return tuple(self._facts.read(session, described).values())
+            return self._facts.discover(session, self.choose(self._facts.tables(session)))
 
     def wants(self, table: TableId) -> bool:
         return is_wanted(
             self._patterns, table, default_schema=self._dialect.default_schema, folds_case=self._dialect.folds_case
         )
 
-    def choose(self, there: Mapping[TableId, str | None]) -> tuple[TableId, ...]:
-        """The tables of a catalog that the patterns match. ConfigError for one that is named and cannot be captured."""
-        folds, schema = self._dialect.folds_case, self._dialect.default_schema
-        refused = {table: reason for table, reason in there.items() if reason is not None}
-        for pattern in filter(is_literal, self._patterns):
-            for table, reason in refused.items():
-                if is_wanted([pattern], table, default_schema=schema, folds_case=folds):
-                    raise ConfigError(f"'{pattern}' cannot be captured: {reason}")
-        usable = [table for table in there if table not in refused]
-        return match_tables(self._patterns, usable, default_schema=schema, folds_case=folds)
+    def choose(self, there: Mapping[TableId, Refusal | None]) -> tuple[TableId, ...]:
+        """The tables of a catalog that the patterns match, without those that are refused.
 
-    def prepare(self, tables: Sequence[TableId]) -> Position:
-        with self._catalog() as session:
+        ConfigError for one that is named and cannot be captured, unless it was captured before: that one is reported as
+        blocked, and must not stop the others. One that a pattern matches is left out, with a warning, once.
+        """
+        folds, schema = self._dialect.folds_case, self._dialect.default_schema
+        refused = {table: refusal for table, refusal in there.items() if refusal is not None}
+        for pattern in filter(is_literal, self._patterns):
+            for table, refusal in refused.items():
+                is_named = is_wanted([pattern], table, default_schema=schema, folds_case=folds)
+                if is_named and not self._facts.is_captured(table):
+                    raise ConfigError(f"'{pattern}' cannot be captured: {refusal.reason}", remedy=refusal.remedy)
+        for_good = {table for table, refusal in refused.items() if not refusal.remedy}
+        found = match_tables(self._patterns, there.keys() - for_good, default_schema=schema, folds_case=folds)
+        for table in found:
+            if table in refused and self._left_out.get(table) != refused[table]:
+                log.warning("%s is left out: %s. %s", table, *refused[table])
+                self._left_out[table] = refused[table]
+        return tuple(table for table in found if table not in refused)
+
+    def prepare(self, tables: Sequence[TableId]) -> P:
+        with self._catalog():
             position = self._resume.create(tables)
-            self._facts.prepared(session, tables)
+            self._facts.prepared(tables)
             if (stream := self._stream) is not None:
                 for table in tables:
                     stream.builder.unblock(table)
@@ -145,14 +159,15 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
 
     def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
         with self._catalog() as session:
-            origin = self._resume.origin(table)
-            described = session.describe([table])
-            if table not in described:
+            stream = self._stream
+            origin = self._resume.origin(table, None if stream is None else stream.builder.position)
+            found = self._facts.snapshot(session, table)
+            if found is None:
                 raise SourceSetupError(
                     f"there is no table {table}", remedy="Correct source.tables, or create the table."
                 )
-            schema = self._facts.read(session, described)[table]
-            whole = TableChunk(self._dialect, described[table], schema, origin=origin)
+            described, schema = found
+            whole = TableChunk(self._dialect, described, schema, origin=origin)
             chunks, rows = plan_chunks(session, whole, chunk_rows)
             return SnapshotPlan(schema, chunks, rows)
 
@@ -174,6 +189,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         stream = self._stream
         if stream is None or stream.builder.position != start:
             if stream is not None:
+                self._stream = None  # whatever fails below, nobody reads on from a stream that is closed
                 stream.close()
             self._resume.require(start)
             self._facts.rewind(start)
@@ -206,7 +222,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         if stream is not None and (at := stream.builder.time_of(own)) is not None:
             self._confirmed_at = at
 
-    def end(self) -> Position | None:
+    def end(self) -> P | None:
         return self._resume.end()
 
     def lag(self) -> Lag:
@@ -248,7 +264,7 @@ class _Stream(Generic[P, Piece]):
         self,
         resume: ResumePoint[P, Piece],
         decoder: Decoder[P, Piece],
-        facts: SchemaFacts,
+        facts: SchemaFacts[P],
         start: P,
         limits: Limits,
     ) -> None:
@@ -274,7 +290,7 @@ class _Stream(Generic[P, Piece]):
             piece = self.reader.read(wait)
             if piece is not None:
                 builder.add(self._decoder.decode(piece))
-            if (announced := self._facts.due(builder.reached)) is not None:
+            for announced in self._facts.due(builder.reached):
                 builder.announce(announced)
             if builder.is_ready(more=piece is not None):
                 return builder.cut()

@@ -24,6 +24,7 @@ SILENCE_SECONDS = 30.0
 CLOSE_SECONDS = 4.0
 _READ_SECONDS = 1.0
 _FULL_SECONDS = 0.1
+_BURST_SECONDS = 0.25
 
 
 class BackgroundReader(LogReader[At, Piece]):
@@ -78,7 +79,8 @@ class BackgroundReader(LogReader[At, Piece]):
             if wait_seconds <= 0:
                 self._asked += 1
                 self._reader.wake()
-            asked, until = self._asked, time.monotonic() + wait_seconds
+            least_wait = _BURST_SECONDS if self._reader.in_burst else 0.0
+            asked, until = self._asked, time.monotonic() + max(wait_seconds, least_wait)
             self.is_drained = False
             while self._error is None and not self._stopping:
                 left = until - time.monotonic() if wait_seconds > 0 else _READ_SECONDS

@@ -8,11 +8,11 @@ before it come first, and if they report the change themselves, nothing is left 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from lakefeed.capture.log import Announced
+from lakefeed.capture.log import Announced, SchemaFacts
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.position import Position
 from lakefeed.change.schema_change import AddColumn, diff
@@ -63,8 +63,8 @@ class _Observed(Generic[P]):
     stated: Stated
 
 
-class DeliveredSchemas(Generic[P]):
-    """Outlives reconnects. Any thread."""
+class DeliveredSchemas(SchemaFacts[P]):
+    """The SchemaFacts of a log that does not announce every change. Outlives reconnects. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -138,8 +138,12 @@ class DeliveredSchemas(Generic[P]):
                     old = _Observed(at, before, one)
                 self._observed[table] = old
 
-    def due(self, reached: P) -> list[Announced]:
-        """What is to be reported now that the stream has come to ``reached``."""
+    def is_captured(self, table: TableId) -> bool:
+        return table in self._known
+
+    def due(self, reached: P) -> Sequence[Announced]:
+        if not (self._due or self._observed):
+            return ()
         found = []
         with self._lock:
             for table, due in list(self._due.items()):
@@ -158,24 +162,23 @@ class DeliveredSchemas(Generic[P]):
                         found.append(announced)
         return found
 
-    def settle(self, end: P) -> None:
-        """What was reported so far has been handed out, with a change set that ended at ``end`` at the latest."""
+    def delivered(self, position: P) -> None:
         with self._lock:
             self._settled = dict(self._known)
             self._reported = {
-                table: replace(one, reported=one.reported or end) for table, one in self._reported.items()
+                table: replace(one, reported=one.reported or position) for table, one in self._reported.items()
             }
 
-    def rewind(self, start: P) -> None:
-        """The stream begins again behind ``start``: what was not handed out before must be reported again.
+    def rewind(self, position: P) -> None:
+        """What was not handed out before must be reported again.
 
-        Also what was handed out at ``start`` itself: a change set of notices alone moves no position, so that nobody
+        Also what was handed out at ``position`` itself: a change set of notices alone moves no position, so that nobody
         can tell whether it became durable.
         """
         with self._lock:
             self._known = dict(self._settled)
             again = {
-                table: one for table, one in self._reported.items() if one.reported is None or one.reported >= start
+                table: one for table, one in self._reported.items() if one.reported is None or one.reported >= position
             }
             self._due, self._reported = {**again, **self._due}, {}
 

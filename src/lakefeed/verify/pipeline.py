@@ -110,8 +110,8 @@ class PipelineVerification:
             there = session.tables()
         reasons = {one.table: f"{one.problem} Remedy: {one.remedy}" for one in self.capture.check() if one.table}
         left_out = {
-            table: reasons.get(table) or reason or "the source does not offer it"
-            for table, reason in sorted(there.items())
+            table: reasons.get(table) or (refusal.reason if refusal else "the source does not offer it")
+            for table, refusal in sorted(there.items())
             if table not in offered and self.capture.wants(table) and not self.source.is_internal(table)
         }
         return offered, left_out

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.dialect import DescribedTable, Dialect, key_rows
+from lakefeed.capture.dialect import DescribedTable, Dialect, Refusal, key_rows
 from lakefeed.capture.poll.rule import NullPolicy, SoftDelete, TableRule
 from lakefeed.capture.poll.stamp import Instants, StampError, instants, is_stamp
 from lakefeed.capture.select import is_literal, is_wanted, match_tables
@@ -253,13 +253,13 @@ class TableSelection:
         self._rules = dict(rules)
         self._warned: set[TableId] = set()
 
-    def tables(self, there: Mapping[TableId, str | None]) -> tuple[TableId, ...]:
+    def tables(self, there: Mapping[TableId, Refusal | None]) -> tuple[TableId, ...]:
         """Those that the patterns match. ConfigError for a pattern, or a rule, that matches none."""
         for pattern in filter(is_literal, (*self._patterns, *self._rules)):
-            for table in there:
-                if there[table] is not None and self._matches(pattern, table):
-                    raise ConfigError(f"'{pattern}' cannot be polled: {there[table]}")
-        usable = [table for table, reason in there.items() if reason is None]
+            for table, refusal in there.items():
+                if refusal is not None and self._matches(pattern, table):
+                    raise ConfigError(f"'{pattern}' cannot be polled: {refusal.reason}", remedy=refusal.remedy)
+        usable = [table for table, refusal in there.items() if refusal is None]
         chosen = match_tables(self._patterns, usable, default_schema=self._schema, folds_case=self._folds)
         for pattern in self._rules:
             if not any(self._matches(pattern, table) for table in chosen):

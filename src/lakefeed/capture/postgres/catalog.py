@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pyarrow as pa
 
+from lakefeed.capture.dialect import Refusal
 from lakefeed.capture.postgres.database import Connection, quoted
 from lakefeed.capture.postgres.values import SourceType, arrow_type
 from lakefeed.change.table import Column, TableId, TableSchema
@@ -172,7 +173,7 @@ class SourceTable:
         return tuple(column for column in self.attributes if not column.dropped)
 
     @property
-    def refusal(self) -> tuple[str, str] | None:
+    def refusal(self) -> Refusal | None:
         """Why its changes cannot be captured, and the statement that repairs it."""
         name = sql_name(self.id)
         unlogged = [leaf.name for leaf in self.leaves if leaf.persistence != _LOGGED]
@@ -181,27 +182,29 @@ class SourceTable:
         unfit = [leaf.name for leaf in self.leaves if leaf.identity not in enough]
         full = [leaf.name for leaf in self.leaves if leaf.identity == FULL] + [name] * (self.identity == FULL)
         if self.persistence != _LOGGED:
-            return "it is not logged, so its changes are not in the log", f"ALTER TABLE {name} SET LOGGED;"
+            return Refusal("it is not logged, so its changes are not in the log", f"ALTER TABLE {name} SET LOGGED;")
         if unlogged:
             reason = f"its partition {unlogged[0]} is not logged, so the changes of that are not in the log"
-            return reason, " ".join(f"ALTER TABLE {one} SET LOGGED;" for one in unlogged)
+            return Refusal(reason, " ".join(f"ALTER TABLE {one} SET LOGGED;" for one in unlogged))
         if self.generated_key:
             reason = "a column of its key is generated, and the log does not carry generated columns"
-            return reason, f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …; with an index of other columns."
+            return Refusal(
+                reason, f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …; with an index of other columns."
+            )
         if self.identity == NOTHING:
-            return "its replica identity is NOTHING", f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;"
+            return Refusal("its replica identity is NOTHING", f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;")
         if self.generated_refused and full:
             reason = f"its replica identity is FULL, and it has a generated column: {_REFUSING}"
             if self.key:
-                return reason, " ".join(f"ALTER TABLE {one} REPLICA IDENTITY DEFAULT;" for one in full)
-            return reason, f"ALTER TABLE {name} ADD PRIMARY KEY (…), REPLICA IDENTITY DEFAULT;"
+                return Refusal(reason, " ".join(f"ALTER TABLE {one} REPLICA IDENTITY DEFAULT;" for one in full))
+            return Refusal(reason, f"ALTER TABLE {name} ADD PRIMARY KEY (…), REPLICA IDENTITY DEFAULT;")
         if self.identity != FULL and not self.key:
             reason = f"it has no primary key, or only a deferrable one: {_REFUSING}"
-            return reason, " ".join(f"ALTER TABLE {one} REPLICA IDENTITY FULL;" for one in (*unfit, name))
+            return Refusal(reason, " ".join(f"ALTER TABLE {one} REPLICA IDENTITY FULL;" for one in (*unfit, name)))
         if unfit:
             reason = f"the replica identity of its partition {unfit[0]} is another one, without its key"
             repair = " ".join(f"ALTER TABLE {one} REPLICA IDENTITY FULL;" for one in unfit)
-            return f"{reason}: each partition has its own", repair
+            return Refusal(f"{reason}: each partition has its own", repair)
         return None
 
     @property

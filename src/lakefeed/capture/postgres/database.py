@@ -194,6 +194,30 @@ class Database:
         return SourceError(message)
 
 
+class Connections:
+    """Short connections of one capture, all under one name. Any thread."""
+
+    def __init__(self, database: Database, name: str) -> None:
+        self.database = database
+        self._name = name
+        self._open: set[Connection] = set()
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """A connection for one block, with errors mapped."""
+        with self.database.connection(self._name) as connection:
+            self._open.add(connection)
+            try:
+                yield connection
+            finally:
+                self._open.discard(connection)
+
+    def sever(self) -> None:
+        """Make whatever waits on one of them fail at once. Never raises."""
+        for connection in tuple(self._open):
+            connection.sever()
+
+
 def run(connection: Connection, sql: str) -> psycopg.pq.abc.PGresult:
     """Run statements in the simple query protocol, the only one that a replication connection knows; the result of the
     last one. psycopg.Error if one fails."""

@@ -27,6 +27,7 @@ from lakefeed.capture.dialect import (
     Horizon,
     Ordering,
     Query,
+    Refusal,
     Session,
     TableChangedError,
     key_rows,
@@ -41,6 +42,7 @@ from lakefeed.change.table import Column, TableId
 from lakefeed.change.watermark import KeyValue
 
 _NAME = "lakefeed_poll"
+_UNREADABLE = Refusal("this role may not read it")
 COUNTED_BYTES = 64 << 20
 """Tables up to this size are counted; of larger ones the catalog's estimate and a sample are good enough."""
 _SAMPLED_BLOCKS = 50
@@ -130,12 +132,12 @@ class PostgresSession(Session):
         assert row is not None  # noqa: S101  # functions always answer
         return f"postgres:{row[0]}/{row[1]}"
 
-    def tables(self) -> Mapping[TableId, str | None]:
+    def tables(self) -> Mapping[TableId, Refusal | None]:
         with self._database.errors():
             there = read_tables(self._connection)
             query = "SELECT oid::int8 FROM pg_class WHERE oid = ANY(%s) AND has_any_column_privilege(oid, 'SELECT')"
             may = {row[0] for row in self._connection.execute(query, ([table.oid for table in there.values()],))}
-        return {table: None if source.oid in may else "this role may not read it" for table, source in there.items()}
+        return {table: None if source.oid in may else _UNREADABLE for table, source in there.items()}
 
     def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
         with self._database.errors(), self._one_reading():
@@ -213,7 +215,10 @@ class PostgresSession(Session):
         return Cuts(tuple(found), there)
 
     def cancel(self) -> None:
-        self._connection.cancel_safe(timeout=2.0)
+        """The server ends the statement; a server that is frozen is left, so that nobody waits for it."""
+        with suppress(psycopg.Error):
+            self._connection.cancel_safe(timeout=2.0)
+        self._connection.sever()
 
     def close(self) -> None:
         self._connection.close()

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from lakefeed.capture.postgres.catalog import SourceTable, sql_name
+from lakefeed.capture.postgres.catalog import sql_name
 from lakefeed.capture.postgres.database import KEEPING, Connection, Database, Names
-from lakefeed.capture.postgres.resume import create_slot
+from lakefeed.capture.postgres.slot import create_slot
 from lakefeed.capture.postgres.snapshot import SnapshotOrigin, import_snapshot, shows
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
@@ -38,7 +38,8 @@ WAIT_SECONDS = 5.0
 """How long making a snapshot may wait for running transactions. Without one, the copy is read with brackets."""
 
 _WAITED_FOR = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pg_blocking_pids(pid) && %s::int4[])"
-_READERS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+# A chunk is read in a transaction; the session that plans copies has none while it waits.
+_READERS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s AND state <> 'idle'"
 
 
 @dataclass(eq=False, slots=True)
@@ -92,7 +93,7 @@ class ExportedSnapshots:
                 self._thread.start()
         return kept.origin
 
-    def for_copy(self, connection: Connection, source: SourceTable, least: PostgresLsn) -> SnapshotOrigin | None:
+    def for_copy(self, connection: Connection, table: TableId, least: PostgresLsn) -> SnapshotOrigin | None:
         """The newest snapshot, or one of now if that is not at ``least`` or behind it, or shows another table. None
         if running transactions do not let one be made in time.
 
@@ -105,7 +106,7 @@ class ExportedSnapshots:
         if origin is not None:
             is_usable = False
             if import_snapshot(connection, origin):
-                is_usable = shows(connection, sql_name(source.id))
+                is_usable = shows(connection, sql_name(table))
                 connection.execute("ROLLBACK")
             origin = origin if is_usable else None
         if origin is None:
@@ -113,15 +114,15 @@ class ExportedSnapshots:
             try:
                 made = create_slot(self._database, name, self._stop, temporary=True, seconds=WAIT_SECONDS)
             except SourceUnavailableError as error:
-                log.warning("%s is copied without an exported snapshot: %s", source.id, error.message)
-                self.release(source.id)
+                log.warning("%s is copied without an exported snapshot: %s", table, error.message)
+                self.release(table)
                 return None
             origin = self.add(made, ())
-        self.release(source.id, but=origin)
+        self.release(table, but=origin)
         with self._lock:
             for kept in self._kept:
                 if kept.origin == origin:
-                    kept.tables.add(source.id)
+                    kept.tables.add(table)
         return origin
 
     def release(self, table: TableId, *, but: SnapshotOrigin | None = None) -> None:

@@ -7,26 +7,31 @@ table is copied again.
 
 The stream describes a table only before a row of it, and says nothing of a table that is not published. So a table that
 was dropped, or changed with no row since, or whose changes or partitions the stream leaves out, also while no process
-ran, is found by reading the catalog (``compare``).
+ran, is found by reading the catalog (``discover``).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from lakefeed.capture.dialect import DescribedTable, Refusal, Session
 from lakefeed.capture.postgres.catalog import (
     FULL,
     CatalogFacts,
     SourceColumn,
     SourceTable,
     column_of,
+    one_reading,
+    read_tables,
     unseen,
+    with_columns,
 )
-from lakefeed.capture.postgres.database import Connection
+from lakefeed.capture.postgres.database import Connection, Connections
+from lakefeed.capture.postgres.dialect import described, read_orderings
 from lakefeed.capture.postgres.pgoutput import Layout, Relation, Resolved
-from lakefeed.capture.postgres.resume import Coverage, head, inserted
+from lakefeed.capture.postgres.slot import Coverage, head, inserted, read_coverage
 from lakefeed.capture.postgres.values import SourceType
 from lakefeed.capture.schema import DeliveredSchemas, Stated
 from lakefeed.change.change_set import RecopyNeeded, TableDropped
@@ -48,28 +53,40 @@ class _Captured:
     source: SourceTable | None
 
 
-class TableFacts:
-    """``resolve`` belongs to the stream's thread and asks nobody. The others belong to one thread at a time, which may
-    be another one."""
+class TableFacts(DeliveredSchemas[PostgresLsn]):
+    """See ``SchemaFacts``. ``resolve`` belongs to the stream's thread and asks nobody."""
 
-    def __init__(self, text_columns: Sequence[str]) -> None:
-        self.schemas: DeliveredSchemas[PostgresLsn] = DeliveredSchemas()
+    def __init__(self, connections: Connections, publication: str, text_columns: Sequence[str]) -> None:
+        super().__init__()
+        self._connections = connections
+        self._publication = publication
         self._text_columns = tuple(text_columns)
         self._newest: dict[int, SourceTable] = {}
         self._captured: dict[TableId, _Captured] = {}
 
-    def recall(self, schemas: Iterable[TableSchema]) -> None:
+    def recall(self, schemas: Sequence[TableSchema]) -> None:
         """What was delivered by an earlier process. Ids of columns have the relation's oid in them."""
         for schema in schemas:
             first = schema.columns[0].id if schema.columns else None
             if first:
-                self.schemas.learn(schema.table, int(first.partition(".")[0]), schema.at_version(0))
+                self.learn(schema.table, int(first.partition(".")[0]), schema.at_version(0))
 
-    def learn(self, source: SourceTable) -> TableSchema:
-        """A table as it is when it is prepared or copied."""
+    def tables(self, session: Session) -> Mapping[TableId, Refusal | None]:  # noqa: ARG002  # its limits are a copy's
+        with self._connections.connection() as connection:
+            return {table: source.refusal for table, source in read_tables(connection).items()}
+
+    def snapshot(self, session: Session, table: TableId) -> tuple[DescribedTable, TableSchema] | None:  # noqa: ARG002
+        with self._connections.connection() as connection:
+            with one_reading(connection):
+                there = read_tables(connection)
+                sources = with_columns(connection, [there[table]] if table in there else [])
+            found = [described(one, self._text_columns, read_orderings(connection, [one])) for one in sources]
+        return (found[0], self._learn_source(sources[0])) if found else None
+
+    def _learn_source(self, source: SourceTable) -> TableSchema:
         schema = source.schema(self._text_columns)
         self._newest[source.oid] = source
-        self.schemas.learn(source.id, source.oid, schema)
+        self.learn(source.id, source.oid, schema)
         return schema
 
     def resolve(self, relation: Relation, facts: CatalogFacts) -> Resolved:
@@ -81,7 +98,7 @@ class TableFacts:
         newest = self._newest.get(relation.id)
         if newest is not None and newest.serial > serial:
             source = newest
-        before = self.schemas.known(table)
+        before = self.known(table)
         last = before.schema if before is not None and before.life == relation.id else None
         names = [column.name for column in relation.columns]
         if source is None and last is not None and tuple(names) == last.names:
@@ -100,45 +117,61 @@ class TableFacts:
         schema = TableSchema(table, tuple(columns), key)
         refusal = source.refusal if source is not None else None
         stated_table = Stated(relation.id, schema, refusal, stale_reason, _not_known(source))
-        delivered, announced = self.schemas.change(stated_table)
+        delivered, announced = self.change(stated_table)
         # The stream says what the identity of a partitioned table is, but rows are logged by that of their partition.
         leaves = source.leaves if source is not None else ()
         whole = relation.identity != FULL or all(leaf.identity == FULL for leaf in leaves)
         return Resolved(Layout(relation.id, delivered, whole), announced)
 
-    def expect(
-        self,
-        connection: Connection,
-        there: Mapping[TableId, SourceTable],
-        tables: Sequence[TableId],
-        coverage: Coverage,
-    ) -> None:
+    def expect(self, tables: Sequence[TableId]) -> None:
         """The pipeline has ``tables``, beside those that it is known to have.
 
         One whose changes the publication leaves out has missed some; one may be gone. What is known of a table from
-        before a connection was lost stays: ``compare`` compares with that.
+        before a connection was lost stays: ``discover`` compares with that.
         """
-        for table in tables:
-            if table not in self._captured:
-                self._begin(table, there.get(table), coverage)
-            if table in there and (gap := coverage.gap(table)) is not None:
-                self._captured[table] = replace(self._captured[table], member=None)
-                self.schemas.later(_flushed(connection), RecopyNeeded(table, gap))
-        self._find_dropped(connection, there)
+        with self._connections.connection() as connection:
+            with one_reading(connection):
+                there = read_tables(connection)
+                coverage = read_coverage(connection, self._publication)
+            for table in tables:
+                if table not in self._captured:
+                    self._begin(table, there.get(table), coverage)
+                if table in there and (gap := coverage.gap(table)) is not None:
+                    self._captured[table] = replace(self._captured[table], member=None)
+                    self.later(_flushed(connection), RecopyNeeded(table, gap))
+            self._find_dropped(connection, there)
 
-    def prepared(self, sources: Iterable[SourceTable], coverage: Coverage) -> None:
+    def prepared(self, tables: Sequence[TableId]) -> None:
         """These are copied from now on: nothing of before is to be reported about them."""
+        with self._connections.connection() as connection, one_reading(connection):
+            there = read_tables(connection)
+            sources = with_columns(connection, [there[table] for table in tables if table in there])
+            coverage = read_coverage(connection, self._publication)
         for source in sources:
+            self._learn_source(source)
             self._begin(source.id, source, coverage)
 
-    def compare(
-        self,
-        connection: Connection,
-        there: Mapping[TableId, SourceTable],
-        sources: Sequence[SourceTable],
-        coverage: Coverage,
-    ) -> None:
-        """Compare all tables there are (``there``), the columns of ``sources`` and what is published with before."""
+    def discover(self, session: Session, tables: Sequence[TableId]) -> tuple[TableSchema, ...]:  # noqa: ARG002
+        """Compare all tables there are, the columns of those in question and what is published with before."""
+        with self._connections.connection() as connection:
+            with one_reading(connection):
+                there = read_tables(connection)
+                chosen = [table for table in tables if table in there]
+                known = [table for table in there.keys() - set(chosen) if self.known(table) is not None]
+                sources = with_columns(connection, [there[table] for table in (*chosen, *known)])
+                coverage = read_coverage(connection, self._publication)
+            self._compare(connection, there, coverage)
+            stated, schemas = [], []
+            for source in sources:
+                schema, before = source.schema(self._text_columns), self.known(source.id)
+                _, stale_reason = match_columns(schema.names, before.schema if before is not None else None, source)
+                stated.append(Stated(source.oid, schema, source.refusal, stale_reason, _not_known(source)))
+                schemas.append(schema)
+            self.observe(stated, lambda: _flushed(connection))
+        return tuple(schemas[: len(chosen)])
+
+    def _compare(self, connection: Connection, there: Mapping[TableId, SourceTable], coverage: Coverage) -> None:
+        """Find captured tables that are gone, whose changes the publication leaves out, or whose partitions left."""
         self._find_dropped(connection, there)
         for table, before in self._captured.items():
             source = there[table]
@@ -150,27 +183,20 @@ class TableFacts:
             if reason is None and before.source is not None and before.source.oid == source.oid:
                 reason = unseen(connection, before.source.leaves, source.leaves)
             self._captured[table] = now
-            if reason is not None and not self.schemas.is_due_later(table):
+            if reason is not None and not self.is_due_later(table):
                 # Only behind the reading: a copy of before would not have what a new partition has.
-                self.schemas.later(_flushed(connection), RecopyNeeded(table, reason))
-        stated = []
-        for source in sources:
-            schema, before_one = source.schema(self._text_columns), self.schemas.known(source.id)
-            last = before_one.schema if before_one is not None else None
-            _, stale_reason = match_columns(schema.names, last, source)
-            stated.append(Stated(source.oid, schema, source.refusal, stale_reason, _not_known(source)))
-        self.schemas.observe(stated, lambda: _flushed(connection))
+                self.later(_flushed(connection), RecopyNeeded(table, reason))
 
     def _begin(self, table: TableId, source: SourceTable | None, coverage: Coverage) -> None:
         member = coverage.member(table) if coverage.gap(table) is None else None
         self._captured[table] = _Captured(member, source)
-        self.schemas.begin(table)
+        self.begin(table)
 
     def _find_dropped(self, connection: Connection, there: Mapping[TableId, SourceTable]) -> None:
         """The stream says nothing of a table that was dropped."""
         for table in [table for table in self._captured if table not in there]:
             del self._captured[table]
-            self.schemas.later(_flushed(connection), TableDropped(table))
+            self.later(_flushed(connection), TableDropped(table))
 
 
 def match_columns(

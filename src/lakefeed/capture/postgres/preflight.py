@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from lakefeed.capture.base import Finding, Level
+from lakefeed.capture.log import Choose
 from lakefeed.capture.postgres.catalog import SourceTable, one_reading, read_tables, sql_name, with_columns
 from lakefeed.capture.postgres.database import Connection, Database, Names, quoted
-from lakefeed.capture.postgres.resume import (
+from lakefeed.capture.postgres.slot import (
     Slot,
     publication_statements,
     published,
@@ -18,8 +18,6 @@ from lakefeed.capture.postgres.resume import (
 )
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, SourceSetupError, SourceUnavailableError
-
-Choose = Callable[[Mapping[TableId, SourceTable]], Sequence[TableId]]
 
 OLDEST = 150_000
 _REFUSED_BY_DELTA = " ,;{}()\n\t="
@@ -39,15 +37,9 @@ SELECT c.oid::int8, has_table_privilege(c.oid, 'SELECT'),
   FROM pg_class c WHERE c.oid = ANY(%s)"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckOptions:
-    """What of the source's configuration preflight has to know."""
-
-    provision: bool = True
-    before_images: bool = False
-
-
-def check_source(database: Database, names: Names, choose: Choose, options: CheckOptions) -> tuple[Finding, ...]:
+def check_source(
+    database: Database, names: Names, choose: Choose, *, provision: bool, before_images: bool
+) -> tuple[Finding, ...]:
     """All findings. An unreachable server is an error and not a finding."""
     with database.connection(names.slot) as connection:
         slot, found = None, list[Finding]()
@@ -59,12 +51,12 @@ def check_source(database: Database, names: Names, choose: Choose, options: Chec
         try:
             with one_reading(connection):
                 there = read_tables(connection)
-                chosen = choose(there)
+                chosen = choose({table: source.refusal for table, source in there.items()})
                 tables = with_columns(connection, [there[table] for table in chosen])
         except ConfigError as error:
             return (*found, Finding(level=Level.ERROR, problem=error.message, remedy=error.remedy))
-        found += _of_publication(connection, names, slot, chosen, provision=options.provision)
-        found += _of_tables(connection, tables, before_images=options.before_images)
+        found += _of_publication(connection, names, slot, chosen, provision=provision)
+        found += _of_tables(connection, tables, before_images=before_images)
         # Tables of the schemas in question whose changes the log does not have: reported, not skipped in silence.
         schemas = {table.schema for table in chosen or there}
         for table, source in there.items():

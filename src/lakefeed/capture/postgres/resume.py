@@ -1,359 +1,49 @@
-"""ResumePoint: what the source keeps for one pipeline, its replication slot and its publication.
+"""PostgresResumePoint: what the source keeps for one pipeline, its replication slot and its publication.
 
-``prepare`` makes the publication first, then the slot, so that the slot's first change already finds its table
-published. Nothing here waits without an end: not for a lock, and not for the transactions that a new slot waits for.
+The publication is made first, then the slot, so that the slot's first change already finds its table published. Nothing
+moves the slot but ``confirm``.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psycopg
 
-from lakefeed.capture.postgres.catalog import SourceTable, sql_name
-from lakefeed.capture.postgres.database import SLOT, Connection, Database, Names, quoted, rows_of
-from lakefeed.capture.postgres.wire import wait_ready
+from lakefeed.capture.base import Lag
+from lakefeed.capture.log import ResumePoint
+from lakefeed.capture.postgres.catalog import read_tables, wait_for_writers
+from lakefeed.capture.postgres.database import Connection, Connections, Names, quoted, read_identity
+from lakefeed.capture.postgres.exported import ExportedSnapshots
+from lakefeed.capture.postgres.pgoutput import WalPiece
+from lakefeed.capture.postgres.slot import (
+    advance_slot,
+    create_slot,
+    drop_slot,
+    head,
+    inserted,
+    missing_slot,
+    publication_statements,
+    published,
+    read_slot,
+    require_position,
+    seconds_behind,
+    shortcomings,
+    slot_statement,
+    usable_slot,
+)
+from lakefeed.capture.postgres.snapshot import SnapshotOrigin
+from lakefeed.capture.postgres.walsender import Walsender
+from lakefeed.capture.reader import BackgroundReader
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError, LakefeedError, PositionLostError, SourceSetupError, SourceUnavailableError
+from lakefeed.errors import ConfigError, SourceSetupError, SourceUnavailableError, StateError
 
-log = logging.getLogger(__name__)
-
-PLUGIN = "pgoutput"
-_CHOICES = (
-    "Choose: restore the source's log, or move the pipeline's state directory away and let it copy every table again."
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A replication slot as the server reports it."""
-
-    name: str
-    plugin: str
-    database: str
-    active_pid: int | None
-    confirmed: PostgresLsn
-    wal_status: str | None
-    safe_wal_size: int | None
-    lost: str | None
-    """Why it cannot be used any more."""
-    idle_since: float | None = None
-    """Since when nobody reads from it (seconds since 1970, the server's clock); known from PostgreSQL 17 on."""
-    unfinished: bool = False
-    """The server is still making it; if its client goes away, it will not be there."""
-
-    @property
-    def health(self) -> dict[str, int | str | None]:
-        """What ``status`` shows of it, by PostgreSQL's own names."""
-        return {
-            "slot": self.name,
-            "active_pid": self.active_pid,
-            "confirmed_flush_lsn": self.confirmed.text(),
-            "wal_status": self.wal_status,
-            "safe_wal_size": self.safe_wal_size,
-            "invalidation_reason": self.lost,
-        }
-
-
-def read_slot(connection: Connection, name: str) -> Slot | None:
-    """As JSON, because each version of PostgreSQL has other columns there."""
-    row = connection.execute("SELECT to_jsonb(s) FROM pg_replication_slots s WHERE slot_name = %s", (name,)).fetchone()
-    if row is None:
-        return None
-    data: dict[str, Any] = row[0]
-    reason = data.get("invalidation_reason") or ("its log was removed" if data.get("wal_status") == "lost" else None)
-    confirmed = PostgresLsn.parse(data["confirmed_flush_lsn"]) if data.get("confirmed_flush_lsn") else PostgresLsn(0)
-    size, since = data.get("safe_wal_size"), data.get("inactive_since")
-    return Slot(
-        name, data.get("plugin") or "", data.get("database") or "", data.get("active_pid"), confirmed,
-        data.get("wal_status"), size, reason, datetime.fromisoformat(since).timestamp() if since else None,
-        data.get("plugin") == PLUGIN and data.get("confirmed_flush_lsn") is None,
-    )  # fmt: skip
-
-
-def seconds_behind(connection: Connection, slot: Slot) -> float | None:
-    """How old what is not confirmed may be, as the server knows it; None if it does not.
-
-    For a reader that is connected the server measures how long a confirmation takes. Without one, it is as long as
-    nobody has been reading.
-    """
-    if slot.active_pid is not None:
-        query = "SELECT extract(epoch FROM flush_lag)::float8 FROM pg_stat_replication WHERE pid = %s"
-        row = connection.execute(query, (slot.active_pid,)).fetchone()
-        return max(0.0, row[0]) if row is not None and row[0] is not None else None
-    row = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
-    return max(0.0, row[0] - slot.idle_since) if row is not None and slot.idle_since is not None else None
-
-
-def usable_slot(connection: Connection, name: str) -> Slot | None:
-    """The slot, if there is one. Somebody else's is refused, never touched."""
-    slot = read_slot(connection, name)
-    if slot is None:
-        return None
-    if slot.unfinished:
-        raise SourceUnavailableError(
-            f"the replication slot {name} is still being made by the server's process {slot.active_pid}, for a client "
-            "that may be gone: it waits for transactions that were running",
-            remedy=f"Lakefeed tries again by itself; or end it: SELECT pg_terminate_backend({slot.active_pid});",
-        )
-    here = connection.info.dbname
-    if slot.plugin != PLUGIN or slot.database != here:
-        raise SourceSetupError(
-            f"the replication slot {name} belongs to plugin '{slot.plugin}' and database '{slot.database}', "
-            f"not to {PLUGIN} and '{here}'",
-            remedy="Give the pipeline another name, or drop that slot if nobody needs it.",
-        )
-    return slot
-
-
-def head(connection: Connection) -> PostgresLsn:
-    """How far the log is flushed: what logical decoding can see."""
-    row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
-    assert row is not None  # noqa: S101  # a function always answers
-    return PostgresLsn.parse(str(row[0]))
-
-
-def inserted(connection: Connection) -> PostgresLsn:
-    """How far the log is written, flushed or not: every commit that is visible now lies before it."""
-    row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-    assert row is not None  # noqa: S101  # a function always answers
-    return PostgresLsn.parse(str(row[0]))
-
-
-def require_position(connection: Connection, slot: Slot, position: PostgresLsn) -> None:
-    """PositionLostError unless everything strictly after ``position`` can still be read."""
-    if slot.lost is not None:
-        raise PositionLostError(f"the replication slot {slot.name} was invalidated: {slot.lost}", remedy=_CHOICES)
-    if position < slot.confirmed:
-        raise PositionLostError(
-            f"the replication slot {slot.name} is at {slot.confirmed}, ahead of the pipeline's {position}: it was "
-            "advanced or created again by somebody else, and the changes between are gone",
-            remedy=_CHOICES,
-        )
-    reached = head(connection)
-    if position > reached:
-        raise PositionLostError(
-            f"the pipeline is at {position}, but the server has written no further than {reached}: it was restored "
-            "or rewound, or it is another server",
-            remedy=_CHOICES,
-        )
-
-
-def missing_slot(names: Names, position: PostgresLsn) -> PositionLostError:
-    return PositionLostError(
-        f"the replication slot {names.slot} is gone; what was written after {position} cannot be read any more",
-        remedy=_CHOICES,
-    )
-
-
-def slot_statement(name: str) -> str:
-    """The SQL that makes the slot, for those who make it themselves."""
-    return f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}')"
-
-
-def advance_slot(connection: Connection, name: str, position: PostgresLsn) -> None:
-    """Let the server forget everything up to ``position``. Never moves back."""
-    slot = read_slot(connection, name)
-    if slot is None or position <= slot.confirmed:
-        return
-    try:
-        connection.execute("SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (name, position.text()))
-    except psycopg.errors.ObjectInUse as error:
-        raise SourceUnavailableError(f"the replication slot {name} is in use: {error}") from error
-
-
-def drop_slot(connection: Connection, name: str) -> bool:
-    slot = usable_slot(connection, name)
-    if slot is None:
-        return False
-    connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
-    return True
-
-
-_REPORT_SECONDS = 5.0
-SLOT_SECONDS = 600.0
-"""For the pipeline's own slot. Long: whoever begins again waits for everything that has begun since."""
-
-_BLOCKING = """
-SELECT a.pid, coalesce(a.usename, '?'), coalesce(a.state, '?'), extract(epoch FROM now() - a.xact_start)::int8
-  FROM pg_stat_activity a WHERE a.pid = ANY(pg_blocking_pids(%s)) ORDER BY a.xact_start LIMIT 1"""
-
-
-def create_slot(
-    database: Database, name: str, stop: threading.Event, *, temporary: bool, seconds: float | None = None
-) -> tuple[Connection, PostgresLsn, str]:
-    """A new slot: the connection that made it, its consistent point, and the name of the snapshot exported there.
-
-    The snapshot has exactly the transactions whose commits lie before the point. It lives until the connection is used
-    or closed; a temporary slot goes with the connection. While transactions are running it waits, and reports for
-    which; SourceUnavailableError if they do not come to an end within ``seconds``, or ``stop`` is set.
-    """
-    connection = database.connect(name, SLOT, replication=True)
-    try:
-        with database.errors():
-            kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
-            statement = f"CREATE_REPLICATION_SLOT {quoted(name)} {kind} {PLUGIN} (SNAPSHOT 'export')"
-            pgconn = connection.pgconn
-            pgconn.send_query(statement.encode())
-            began = reported_at = time.monotonic()
-            while pgconn.flush() or pgconn.is_busy():
-                wait_ready((pgconn.socket,), 0.5)
-                pgconn.consume_input()
-                now = time.monotonic()
-                is_over = now - began >= (seconds or SLOT_SECONDS) or stop.is_set()
-                if pgconn.is_busy() and (is_over or now - reported_at >= _REPORT_SECONDS):
-                    reported_at = now
-                    reason = f"{database}: making the replication slot {name} waits for {_blocking(connection)}"
-                    log.warning("%s, for %.0f s now", reason, now - began)
-                    if is_over:
-                        pgconn.get_cancel().cancel()  # the server would go on making it, for nobody
-                        raise SourceUnavailableError(
-                            reason,
-                            remedy="Lakefeed tries again by itself; end that transaction, or let it come to its end.",
-                        )
-            rows: list[tuple[str | None, ...]] = []
-            while (result := pgconn.get_result()) is not None:
-                if result.status not in (psycopg.pq.ExecStatus.COMMAND_OK, psycopg.pq.ExecStatus.TUPLES_OK):
-                    raise psycopg.errors.error_from_result(result)
-                rows += rows_of(result)
-            _, point, snapshot, _ = rows[0]
-    except BaseException:
-        connection.close()
-        raise
-    return connection, PostgresLsn.parse(point or ""), snapshot or ""
-
-
-def _blocking(connection: Connection) -> str:
-    """The transaction that the server waits for, in words."""
-    with suppress(LakefeedError), connection.database.connection("lakefeed") as asking:
-        row = asking.execute(_BLOCKING, (connection.info.backend_pid,)).fetchone()
-        if row is not None:
-            pid, user, state, seconds = row
-            return f"the transaction of process {pid} (user {user}, {state}), open for {seconds} s"
-    return "transactions that were running when it began"
-
-
-_PUBLISHED = """
-SELECT t.schemaname, t.tablename, coalesce(r.oid, p.oid)::int8
-  FROM pg_publication p JOIN pg_publication_tables t ON t.pubname = p.pubname
-  JOIN pg_namespace n ON n.nspname = t.schemaname
-  JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
-  LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
- WHERE p.pubname = %s"""
-
-_NARROWED = """
-SELECT n.nspname, c.relname FROM pg_publication_rel r
-  JOIN pg_publication p ON p.oid = r.prpubid JOIN pg_class c ON c.oid = r.prrelid
-  JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE p.pubname = %s AND (r.prattrs IS NOT NULL OR r.prqual IS NOT NULL) ORDER BY 1, 2"""
-
-_GENERATED = """
-SELECT t.schemaname, t.tablename FROM pg_publication_tables t JOIN pg_namespace n ON n.nspname = t.schemaname
-  JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
- WHERE t.pubname = %s AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated = 's')
- ORDER BY 1, 2"""
-
-_KINDS = ("pubinsert", "pubupdate", "pubdelete", "pubtruncate")
-
-
-@dataclass(frozen=True, slots=True)
-class Shortcoming:
-    """Why a publication does not publish everything, with the statement that repairs it.
-
-    ``table`` is the one it concerns, None for all. Not ``misses``: tables in question are not published at all.
-    """
-
-    problem: str
-    remedy: str
-    table: TableId | None = None
-    misses: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """What a publication publishes at one moment; ``members`` as ``published`` reads them."""
-
-    name: str
-    members: Mapping[TableId, int] | None
-    shortcomings: tuple[Shortcoming, ...]
-
-    def gap(self, table: TableId) -> str | None:
-        """Why changes of a table are not published, None if they are."""
-        if self.members is None:
-            return f"the publication {self.name} was dropped"
-        if table not in self.members:
-            return "it is not published any more"
-        return next((one.problem for one in self.shortcomings if one.misses and one.table in (None, table)), None)
-
-    def member(self, table: TableId) -> int | None:
-        return (self.members or {}).get(table)
-
-
-def read_coverage(connection: Connection, name: str) -> Coverage:
-    return Coverage(name, published(connection, name), tuple(shortcomings(connection, name)))
-
-
-def published(connection: Connection, name: str) -> Mapping[TableId, int] | None:
-    """The tables of the publication; None if there is no publication.
-
-    Each with a number that is another one if the table was taken out and put back, or the publication made again.
-    """
-    row = connection.execute("SELECT oid FROM pg_publication WHERE pubname = %s", (name,)).fetchone()
-    if row is None:
-        return None
-    rows = connection.execute(_PUBLISHED, (name,))
-    return {TableId(schema, table): number for schema, table, number in rows if "." not in schema}
-
-
-def publication_statements(name: str, there: Collection[TableId] | None, wanted: Iterable[TableId]) -> Sequence[str]:
-    """The SQL that makes the publication cover ``wanted``."""
-    missing = sorted(set(wanted) - set(there or ()))
-    # ONLY: children of a table are published with it otherwise, asked for or not, and without an identity the
-    # application's own UPDATE and DELETE on them would fail.
-    tables = ", ".join(f"ONLY {sql_name(table)}" for table in missing)
-    if there is None:
-        of = f" FOR TABLE {tables}" if tables else ""
-        return [f"CREATE PUBLICATION {quoted(name)}{of} WITH (publish_via_partition_root = true)"]
-    return [f"ALTER PUBLICATION {quoted(name)} ADD TABLE {tables}"] if tables else []
-
-
-def shortcomings(connection: Connection, name: str) -> Iterator[Shortcoming]:
-    """Why a publication that is there does not publish everything, or something else than a copy has."""
-    row = connection.execute("SELECT to_jsonb(p) FROM pg_publication p WHERE pubname = %s", (name,)).fetchone()
-    if row is None:
-        return
-    options: dict[str, Any] = row[0]  # as JSON, because each version of PostgreSQL has other columns there
-    publication, alter = f"publication {quoted(name)}", f"ALTER PUBLICATION {quoted(name)}"
-    if not all(options[kind] for kind in _KINDS):
-        remedy = f"{alter} SET (publish = 'insert, update, delete, truncate');"
-        yield Shortcoming(f"{publication} leaves out some kinds of changes", remedy)
-    if not options["pubviaroot"]:
-        remedy = f"{alter} SET (publish_via_partition_root = true);"
-        yield Shortcoming(f"{publication} publishes partitions under their own names", remedy, misses=False)
-    if options.get("pubgencols", "n") != "n":
-        remedy = f"{alter} SET (publish_generated_columns = none);"
-        for schema, table in connection.execute(_GENERATED, (name,)).fetchall():
-            problem = f"{publication} publishes generated columns of {schema}.{table}, which a copy does not have"
-            yield Shortcoming(problem, remedy, _table(schema, table))
-    for schema, table in connection.execute(_NARROWED, (name,)).fetchall():
-        only = "ONLY " + f"{quoted(schema)}.{quoted(table)}"
-        remedy = f"{alter} DROP TABLE {only}; {alter} ADD TABLE {only};"
-        problem = f"{publication} has a column list or a row filter for {schema}.{table}"
-        yield Shortcoming(problem, remedy, _table(schema, table))
-
-
-def _table(schema: str, name: str) -> TableId | None:
-    return TableId(schema, name) if "." not in schema else None
-
-
+WRITERS_SECONDS = 5.0
+"""How long a copy without an exported snapshot waits for transactions from before its table was published."""
 _MISSED = (
     " Changes made meanwhile were not published: a table that is not copied again by itself then needs"
     " `lakefeed rebuild`."
@@ -361,59 +51,142 @@ _MISSED = (
 _AT_ONCE_SECONDS = 0.05
 
 
-class Preparation:
-    """Publication and slot of one pipeline. Belongs to one thread at a time."""
+class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
+    """See ``ResumePoint``. Each call has a connection of its own."""
 
-    def __init__(self, database: Database, names: Names, stop: threading.Event, *, provision: bool) -> None:
-        self._database = database
+    def __init__(self, connections: Connections, names: Names, *, provision: bool) -> None:
+        self._connections = connections
+        self._database = connections.database
         self._names = names
-        self._stop = stop
         self._provision = provision
+        self._closed = threading.Event()
+        self._exported = ExportedSnapshots(self._database, names, self._closed)
         self._since: dict[TableId, tuple[int, PostgresLsn]] = {}
 
-    def prepare(
-        self, connection: Connection, tables: Sequence[SourceTable], give_up_snapshots: Callable[[], None]
-    ) -> tuple[Connection, PostgresLsn, str] | None:
-        """Idempotent. Returns what ``create_slot`` does of a slot that was made just now, None if there was one.
+    def open(self) -> None:
+        self._closed.clear()
 
-        ``give_up_snapshots`` is called before anything waits for a lock: an application's CREATE INDEX CONCURRENTLY
-        that waits for a snapshot of ours would have the lock that we wait for.
-        """
-        for table in tables:
-            if table.refusal is not None:
-                reason, remedy = table.refusal
-                raise SourceSetupError(f"{table.id} cannot be captured: {reason}", remedy=remedy)
-        wanted = [table.id for table in tables]
-        slot = usable_slot(connection, self._names.slot)
-        for one in shortcomings(connection, self._names.publication):
-            remedy = one.remedy + (_MISSED if slot is not None else "")
-            raise ConfigError(f"{one.problem}, so that changes would be missing or differ", remedy=remedy)
-        try:
-            if self._provision:
-                self._publish(connection, wanted, give_up_snapshots)
-            else:
-                self._require_provided(connection, wanted, slot=slot is not None)
-        finally:
-            # Where the log was when tables were first seen as published, also those that others published.
-            there = published(connection, self._names.publication) or {}
-            at = inserted(connection)
-            for table_id in wanted:
-                if table_id in there and self._since.get(table_id, (None, at))[0] != there[table_id]:
-                    self._since[table_id] = (there[table_id], at)
-        if slot is not None:
-            return None
-        give_up_snapshots()
-        return create_slot(self._database, self._names.slot, self._stop, temporary=False)
+    def close(self) -> None:
+        self._closed.set()
+        self._exported.close()
+        self._connections.sever()
 
-    def since(self, table: TableId) -> PostgresLsn:
-        """Up to here a table may have had transactions under way that began before it was published, so that the
-        stream does not have them. A copy with the snapshot of a slot that was made later has: making it waits for
-        them."""
-        return self._since.get(table, (0, PostgresLsn(0)))[1]
+    def find(self) -> PostgresLsn | None:
+        with self._connections.connection() as connection:
+            slot = usable_slot(connection, self._names.slot)
+        return None if slot is None else slot.confirmed
 
-    def _publish(
-        self, connection: Connection, wanted: Sequence[TableId], give_up_snapshots: Callable[[], None]
-    ) -> None:
+    def identity(self) -> str:
+        """It has the timeline: after a failover or a restore to a point in time the pipeline stops and says so."""
+        return read_identity(self._database, self._names)
+
+    def create(self, tables: Sequence[TableId]) -> PostgresLsn:
+        """Exported snapshots are given up before anything waits for a lock: an application's CREATE INDEX CONCURRENTLY
+        that waits for a snapshot of ours would have the lock that we wait for."""
+        names = self._names
+        with self._connections.connection() as connection:
+            there = read_tables(connection)
+            for table in tables:
+                if table not in there:
+                    remedy = "Correct source.tables, or create the table."
+                    raise SourceSetupError(f"there is no table {table}", remedy=remedy)
+                if (refusal := there[table].refusal) is not None:
+                    raise SourceSetupError(f"{table} cannot be captured: {refusal.reason}", remedy=refusal.remedy)
+            slot = usable_slot(connection, names.slot)
+            for one in shortcomings(connection, names.publication):
+                remedy = one.remedy + (_MISSED if slot is not None else "")
+                raise ConfigError(f"{one.problem}, so that changes would be missing or differ", remedy=remedy)
+            try:
+                if self._provision:
+                    self._publish(connection, tables)
+                else:
+                    self._require_provided(connection, tables, slot=slot is not None)
+            finally:
+                # Where the log was when tables were first seen as published, also those that others published.
+                members = published(connection, names.publication) or {}
+                at = inserted(connection)
+                for table in tables:
+                    if table in members and self._since.get(table, (None, at))[0] != members[table]:
+                        self._since[table] = (members[table], at)
+            if slot is not None:
+                return slot.confirmed
+        self._exported.close()
+        made = create_slot(self._database, names.slot, self._closed, temporary=False)
+        self._exported.add(made, tables)
+        found = self.find()
+        return made[1] if found is None else found
+
+    def origin(self, table: TableId, delivered: PostgresLsn | None) -> Mapping[str, Any]:
+        """A table may have had transactions under way that began before it was published, so that the stream does not
+        have them. A copy with the snapshot of a slot that was made later has: making it waits for them."""
+        with self._connections.connection() as connection:
+            if usable_slot(connection, self._names.slot) is None:
+                raise StateError("there is no replication slot for the pipeline yet", remedy="Call prepare first.")
+            source = read_tables(connection).get(table)
+            if source is None:
+                remedy = "Correct source.tables, or create the table."
+                raise SourceSetupError(f"there is no table {table}", remedy=remedy)
+            first = PostgresLsn(0)
+            least = max(delivered or first, self._since.get(table, (0, first))[1])
+            origin = self._exported.for_copy(connection, table, least)
+            if origin is None:
+                origin = SnapshotOrigin("", "", first)
+                if writers := wait_for_writers(connection, source, WRITERS_SECONDS):
+                    pids = ", ".join(str(pid) if pid is not None else "a prepared transaction" for pid in writers)
+                    raise SourceSetupError(
+                        f"the copy of {table} cannot start: transactions that may have written to it before it was "
+                        f"published are still open, in the processes {pids}",
+                        remedy=f"Commit them, or end them: SELECT pg_terminate_backend({writers[0] or '…'});",
+                    )
+        return origin.to_json()
+
+    def copied(self, table: TableId) -> None:
+        self._exported.release(table)
+
+    def require(self, position: PostgresLsn) -> None:
+        with self._connections.connection() as connection:
+            slot = usable_slot(connection, self._names.slot)
+            if slot is None:
+                raise missing_slot(self._names, position)
+            require_position(connection, slot, position)
+
+    def start(self, after: PostgresLsn) -> BackgroundReader[PostgresLsn, WalPiece]:
+        return BackgroundReader(str(self._database), Walsender(self._database, self._names, after))
+
+    def confirm(self, position: PostgresLsn) -> None:
+        with self._connections.connection() as connection:
+            advance_slot(connection, self._names.slot, position)
+
+    def ahead_bytes(self, low: PostgresLsn, high: PostgresLsn) -> int:
+        return high.value - low.value
+
+    def end(self) -> PostgresLsn:
+        with self._database.connection(self._names.slot) as connection:
+            return inserted(connection)
+
+    def lag(self, confirmed_at: float | None) -> Lag:
+        with self._database.connection(self._names.slot) as connection:
+            slot = read_slot(connection, self._names.slot)
+            if slot is None:
+                return Lag()
+            behind = max(0, head(connection).value - slot.confirmed.value)
+            seconds = seconds_behind(connection, slot) if behind else 0.0
+        if behind and confirmed_at is not None:  # this process follows the stream and knows better
+            seconds = max(0.0, time.time() - confirmed_at)
+        return Lag(bytes=behind, seconds=seconds, source=slot.health)
+
+    def drop(self) -> tuple[str, ...]:
+        self._exported.close()
+        removed = []
+        with self._connections.connection() as connection:
+            if drop_slot(connection, self._names.slot):
+                removed.append(f"replication slot {self._names.slot}")
+            if published(connection, self._names.publication) is not None:
+                connection.execute(f"DROP PUBLICATION {quoted(self._names.publication)}".encode())
+                removed.append(f"publication {self._names.publication}")
+        return tuple(removed)
+
+    def _publish(self, connection: Connection, wanted: Sequence[TableId]) -> None:
         """All at once; one by one if some may not be. The others then are published before the slot is made, and one
         snapshot does for all. A table that somebody has locked is tried at once first, then for as long as
         ``lock_timeout`` allows with no snapshot of ours kept."""
@@ -427,13 +200,13 @@ class Preparation:
                 except psycopg.errors.LockNotAvailable:
                     if len(wanted) > 1:
                         raise
-                    give_up_snapshots()
+                    self._exported.close()
                     connection.execute(statement.encode())
             except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable) as error:
                 failed: list[TableId] = []
                 for table in wanted if len(wanted) > 1 else ():
                     try:
-                        self._publish(connection, [table], give_up_snapshots)
+                        self._publish(connection, [table])
                     except (SourceSetupError, SourceUnavailableError):
                         failed.append(table)
                 if len(wanted) > 1 and not failed:

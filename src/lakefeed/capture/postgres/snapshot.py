@@ -11,7 +11,7 @@ from psycopg import sql
 
 from lakefeed.capture.postgres.catalog import wait_for_commits
 from lakefeed.capture.postgres.database import Connection
-from lakefeed.capture.postgres.resume import inserted
+from lakefeed.capture.postgres.slot import inserted
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.errors import SourceUnavailableError
 

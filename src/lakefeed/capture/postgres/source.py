@@ -1,14 +1,31 @@
-"""``Postgres``: what a user writes to capture a PostgreSQL database."""
+"""``Postgres``: what a user writes to capture a PostgreSQL database, by logical decoding (pgoutput).
+
+Guarantees and limits, beyond the contract of ChangeCapture:
+- A change set ends at the end of a commit record, in commit order; positions are those ends.
+- Nothing is written to the source but the pipeline's own slot and publication. Nothing moves the slot but ``confirm``.
+- A copy is exact at its position while the process that planned it lives; see ``snapshot``.
+- Tables whose changes the log does not have (no key and no full replica identity, unlogged) are never published:
+  a published table without identity would refuse the application's own updates. ``check`` names them.
+- Generated columns are not captured: the stream does not carry them.
+- The identity has the timeline: after a failover or a restore to a point in time the pipeline stops and says so.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 
-from lakefeed.capture.base import ChangeCapture
+from lakefeed.capture.base import Capabilities, ChangeCapture
 from lakefeed.capture.builder import Limits
-from lakefeed.capture.postgres.capture import PostgresLog
-from lakefeed.capture.postgres.database import Database
+from lakefeed.capture.log_capture import LogCapture
+from lakefeed.capture.postgres.database import Connections, Database, Names
+from lakefeed.capture.postgres.dialect import PostgresDialect
+from lakefeed.capture.postgres.facts import TableFacts
+from lakefeed.capture.postgres.pgoutput import PgoutputDecoder
+from lakefeed.capture.postgres.preflight import check_source
+from lakefeed.capture.postgres.resume import PostgresResumePoint
+from lakefeed.change.lsn import PostgresLsn
 from lakefeed.errors import ConfigError
 
 _MECHANISMS = ("log",)
@@ -51,12 +68,24 @@ class Postgres:
             raise ConfigError("source.tables: must be a list of patterns with at least one")
 
     def bind(self, pipeline: str) -> ChangeCapture:
-        return PostgresLog(
-            Database(self.dsn),
-            pipeline,
+        database, names = Database(self.dsn), Names(pipeline)
+        connections, text_columns = Connections(database, names.slot), tuple(self.text_columns)
+        facts = TableFacts(connections, names.publication, text_columns)
+        return LogCapture(
+            PostgresLsn,
+            Capabilities(
+                deletes=True,
+                before_images=self.before_images,
+                transactions=True,
+                schema_changes=True,
+                exact_snapshot=True,
+                snapshot_resume=True,
+            ),
             tables=self.tables,
-            text_columns=self.text_columns,
-            provision=self.provision,
-            before_images=self.before_images,
+            dialect=PostgresDialect(self.dsn, text_columns, application_name=names.readers),
+            resume=PostgresResumePoint(connections, names, provision=self.provision),
+            decoder=partial(PgoutputDecoder, facts.resolve, before_images=self.before_images),
+            facts=facts,
+            check=partial(check_source, database, names, provision=self.provision, before_images=self.before_images),
             limits=self.limits,
         )

@@ -20,11 +20,12 @@ import numpy as np
 import psycopg
 from psycopg.pq import ExecStatus
 
+from lakefeed.capture.log import LogReader
 from lakefeed.capture.postgres.catalog import CatalogFacts, read_facts, wait_for_commits
 from lakefeed.capture.postgres.database import STREAM, Connection, Database, Names, quoted
 from lakefeed.capture.postgres.database import run as run_command
 from lakefeed.capture.postgres.pgoutput import PIECE_BYTES, Run, WalPiece, joined, make_run, run_of
-from lakefeed.capture.postgres.resume import head, read_slot
+from lakefeed.capture.postgres.slot import head, read_slot
 from lakefeed.capture.postgres.values import EPOCH_MICROSECONDS
 from lakefeed.capture.postgres.wire import BOTH, COMPLETE, DONE, ERROR, READY, Line, error_of, is_plain, wait_ready
 from lakefeed.change.lsn import PostgresLsn
@@ -225,7 +226,7 @@ class LibpqWire:
         pass
 
 
-class Walsender:
+class Walsender(LogReader[PostgresLsn, WalPiece]):
     """See ``LogReader``: the messages strictly after ``after``. ``confirm`` is the only thing that moves the slot."""
 
     def __init__(self, database: Database, names: Names, after: PostgresLsn) -> None:
@@ -236,8 +237,6 @@ class Walsender:
         self._reported = PostgresLsn(0)
         self._reported_at = 0.0
         self._failed = self._is_settled = self._in_transaction = self._is_closed = False
-        self.gulping = False
-        """There is a backlog: that nothing comes for a moment does not mean that nothing is there."""
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)  # a full pipe wakes as well as one byte more
         self._catalog = database.connect(names.slot)
@@ -341,7 +340,7 @@ class Walsender:
             arrival = self._wire.read()
             if arrival.messages:
                 runs = [arrival.run] if arrival.run is not None else []
-                self.gulping = arrival.messages >= _BURST and self._gulps
+                self.in_burst = arrival.messages >= _BURST and self._gulps
                 while arrival.messages >= _BURST and self._gulps and not arrival.ended:
                     if sum(one.data.nbytes for one in runs) >= PIECE_BYTES:
                         break

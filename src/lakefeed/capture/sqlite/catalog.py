@@ -6,6 +6,7 @@ import re
 import sqlite3
 from dataclasses import dataclass
 
+from lakefeed.capture.dialect import Refusal
 from lakefeed.capture.sqlite.database import Row, quoted
 from lakefeed.capture.sqlite.values import is_untyped
 from lakefeed.change.table import TableId
@@ -78,16 +79,16 @@ class SourceTable:
         return not self.key and not self.indexed and not self.without_rowid
 
 
-def all_tables(connection: sqlite3.Connection) -> dict[TableId, str | None]:
+def all_tables(connection: sqlite3.Connection) -> dict[TableId, Refusal | None]:
     """Everything in the catalog that can be selected from → why it is never captured; None if it can be."""
     return {TableId(SCHEMA, row[1]): _refusal(row[1], row[2]) for row in _tables(connection)}
 
 
-def _refusal(name: str, kind: str) -> str | None:
+def _refusal(name: str, kind: str) -> Refusal | None:
     if name.lower().startswith(OWN_PREFIX):
-        return "it belongs to Lakefeed itself"
+        return Refusal("it belongs to Lakefeed itself")
     if name.lower().startswith("sqlite_"):
-        return "it belongs to SQLite itself"
+        return Refusal("it belongs to SQLite itself")
     if kind == "table":
         return None
     reasons = {
@@ -95,7 +96,7 @@ def _refusal(name: str, kind: str) -> str | None:
         "virtual": "it is a virtual table, and SQLite allows no triggers on those",
         "shadow": "it is the storage of a virtual table",
     }
-    return reasons.get(kind, f"it is a {kind}, not a table")
+    return Refusal(reasons.get(kind, f"it is a {kind}, not a table"))
 
 
 def _tables(connection: sqlite3.Connection, name: str | None = None) -> list[Row]:

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from lakefeed.capture.builder import Spill
-from lakefeed.capture.dialect import Bracket, DescribedTable, Dialect, Horizon, Query, Session
+from lakefeed.capture.dialect import Bracket, DescribedTable, Dialect, Horizon, Query, Refusal, Session
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.sqlite.catalog import SCHEMA, SourceTable, all_tables, read_table
 from lakefeed.capture.sqlite.database import Database, OpenedFile, opened_file, quoted
@@ -91,7 +91,7 @@ class SqliteSession(Session):
         """By its path: a file that may not be written to cannot be given a name of its own."""
         return f"sqlite:{Path(self._database.path).absolute()}"
 
-    def tables(self) -> Mapping[TableId, str | None]:
+    def tables(self) -> Mapping[TableId, Refusal | None]:
         with self._database.errors():
             return all_tables(self._connection)
 

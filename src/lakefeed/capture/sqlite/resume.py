@@ -39,18 +39,25 @@ from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import PositionLostError, SourceSetupError, StateError, TableStoppedError
 
 
-class SqliteFacts(SchemaFacts):
+class SqliteFacts(SchemaFacts[SqliteSequence]):
     """The change log knows the shape of each of its rows; what the catalog has counts only for tables not captured."""
 
     def __init__(self, database: Database, names: Names) -> None:
         self._database = database
         self._names = names
 
-    def read(self, session: Session, described: Mapping[TableId, DescribedTable]) -> Mapping[TableId, TableSchema]:  # noqa: ARG002
+    def discover(self, session: Session, tables: Sequence[TableId]) -> tuple[TableSchema, ...]:
+        return tuple(schema for _, schema in self._read(session, tables))
+
+    def snapshot(self, session: Session, table: TableId) -> tuple[DescribedTable, TableSchema] | None:
+        return next(iter(self._read(session, [table])), None)
+
+    def _read(self, session: Session, tables: Sequence[TableId]) -> list[tuple[DescribedTable, TableSchema]]:
+        described = session.describe(tables)
         with self._database.connection() as connection:
             meta = load_meta(connection, self._names)
         captured = {table: meta.captured(table) if meta else None for table in described}
-        return {table: one.schema if one else described[table].schema for table, one in captured.items()}
+        return [(described[table], one.schema if one else described[table].schema) for table, one in captured.items()]
 
 
 class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
@@ -143,7 +150,7 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
             raise SourceSetupError(f"there is no table {table} that can be captured", remedy="Correct source.tables.")
         return source
 
-    def origin(self, table: TableId) -> Mapping[str, Any]:
+    def origin(self, table: TableId, delivered: SqliteSequence | None) -> Mapping[str, Any]:  # noqa: ARG002
         """The name of the log, whose head is what a chunk's read transaction sees."""
         with self._connected() as connection, transaction(connection, "DEFERRED"):
             meta = load_meta(connection, self._names)
