@@ -52,9 +52,10 @@ def test_commands_that_a_page_shows_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name)
 def test_links_lead_to_files_and_headings_that_are_there(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]*)(?:#[^)]*)?\)", page.read_text()):
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)#:]*)(?:#[^)]*)?\)", prose):
         assert not target or (page.parent / target).exists(), target
-    for file, anchor in re.findall(r"\]\(([^)#:]*)#([^)]*)\)", page.read_text()):
+    for file, anchor in re.findall(r"\]\(([^)#:]*)#([^)]*)\)", prose):
         text = (page.parent / file).read_text() if file else page.read_text()
         headings = [
             re.sub(r"[^\w\- ]", "", line).strip().lower() for line in re.findall(r"^#+ (.*)", text, re.MULTILINE)
