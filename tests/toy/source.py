@@ -215,7 +215,7 @@ class ToyReader(LogReader[ToyLine, ToyPiece]):
 
 class ToyDecoder:
     def decode(self, piece: ToyPiece) -> Decoded[ToyLine]:
-        decoded = Decoded[ToyLine](reached=ToyLine(piece.lines[-1]["lsn"]))
+        decoded: Decoded[ToyLine] = Decoded(reached=ToyLine(piece.lines[-1]["lsn"]))
         found: dict[str, list[tuple[int, int, int, dict[str, Any]]]] = {}
         for index, line in enumerate(piece.lines):
             decoded.transactions.append(Transaction(ToyLine(line["lsn"]), line["time_us"], str(line["lsn"])))

@@ -238,7 +238,7 @@ class ChangeSetBuilder(Generic[P]):
                 self._blocked.add(notice.table)
             self._draft.notices.append(notice)
         self._draft.schemas += announced.schemas
-        self._begin()
+        self._draft.began_at = self._draft.began_at or time.monotonic()
 
     def advance(self, reached: P) -> None:
         """The source has nothing more up to ``reached``. Ignored inside a transaction: its commit is to come."""
@@ -252,13 +252,8 @@ class ChangeSetBuilder(Generic[P]):
         if self.is_empty or self.in_transaction:
             return False
         full = draft.rows >= limits.rows or draft.bytes >= limits.bytes
-        return full or not more or self.has_lingered
-
-    @property
-    def has_lingered(self) -> bool:
-        """The first change of the next change set has waited long enough."""
-        began = self._draft.began_at
-        return began is not None and time.monotonic() - began >= self.limits.linger_seconds
+        waited = time.monotonic() - draft.began_at if draft.began_at is not None else 0.0
+        return full or not more or waited >= limits.linger_seconds
 
     def cut(self) -> ChangeSet:
         """Everything since the last cut. Only between transactions."""
@@ -305,8 +300,4 @@ class ChangeSetBuilder(Generic[P]):
             draft.tables.append(rows.schema)
             draft.rows += batch.num_rows
             draft.bytes += batch.nbytes
-            self._begin()
-
-    def _begin(self) -> None:
-        if self._draft.began_at is None:
-            self._draft.began_at = time.monotonic()
+            draft.began_at = draft.began_at or time.monotonic()

@@ -228,11 +228,6 @@ class CatalogFacts:
     tables: Mapping[int, tuple[int, SourceTable | None]] = field(default_factory=dict)
     types: Mapping[tuple[int, int], SourceType] = field(default_factory=dict)
 
-    def with_newer(self, newer: CatalogFacts) -> CatalogFacts:
-        if not newer.tables:
-            return self
-        return CatalogFacts({**self.tables, **newer.tables}, {**self.types, **newer.types})
-
 
 def sql_name(table: TableId) -> str:
     return f"{quoted(table.schema)}.{quoted(table.name)}"

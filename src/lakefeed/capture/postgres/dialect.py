@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -33,7 +33,7 @@ from lakefeed.capture.dialect import (
     key_rows,
 )
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.postgres.binary import CopyRows, Form, form_of, read_copy
+from lakefeed.capture.postgres.binary import form_of, read_copy
 from lakefeed.capture.postgres.catalog import SourceTable, one_reading, read_tables, sql_name, with_columns
 from lakefeed.capture.postgres.database import READING, Connection, Database, quoted, run
 from lakefeed.capture.postgres.snapshot import BEGIN, SnapshotOrigin, bracketed, import_snapshot, shows
@@ -111,7 +111,15 @@ class PostgresDialect(Dialect):
         return quoted(name)
 
     def bound(self, column: Column, value: KeyValue, query: Query) -> str:  # noqa: ARG002  # COPY takes no parameters
-        return f"{sql.Literal(_printed(column, value)).as_string(None)}::{column.source_type}"
+        """As PostgreSQL reads it back exactly."""
+        printed = str(value)
+        if isinstance(value, bytes):
+            printed = f"\\x{value.hex()}"
+        elif isinstance(value, int) and pa.types.is_timestamp(column.type):
+            printed = (_EPOCH + timedelta(microseconds=value)).isoformat(" ", "microseconds")
+        elif isinstance(value, int) and pa.types.is_boolean(column.type):
+            printed = "t" if value else "f"
+        return f"{sql.Literal(printed).as_string(None)}::{column.source_type}"
 
 
 class PostgresSession(Session):
@@ -140,7 +148,9 @@ class PostgresSession(Session):
         return {table: None if source.oid in may else _UNREADABLE for table, source in there.items()}
 
     def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
-        with self._database.errors(), self._one_reading():
+        # Inside a consistent read, the catalog is read in that.
+        is_idle = self._connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        with self._database.errors(), one_reading(self._connection) if is_idle else nullcontext():
             there = read_tables(self._connection)
             wanted = [there[table] for table in tables if table in there]
             found = self._connection.execute(_PRIMARY_KEY, ([table.oid for table in wanted],)).fetchall()
@@ -223,11 +233,6 @@ class PostgresSession(Session):
     def close(self) -> None:
         self._connection.close()
 
-    def _one_reading(self) -> AbstractContextManager[None]:
-        """Inside a consistent read, the catalog is read in that."""
-        is_idle = self._connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-        return one_reading(self._connection) if is_idle else nullcontext()
-
     def _read(self, query: Query, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with self._database.errors():
             # From here on the transaction has a lock on the table, so that what the server states stays true.
@@ -238,7 +243,13 @@ class PostgresSession(Session):
             forms = [form_of(one.name, one.type, kind) for one, kind in zip(schema, stated, strict=True)]
             copied = f"SELECT {', '.join(form.sql for form in forms)} FROM ({query.sql}) AS r"
             for rows in read_copy(self._connection, copied, piece_bytes=_PIECE_BYTES, piece_rows=_PIECE_ROWS):
-                yield _batch(rows, forms, schema)
+                arrays = []
+                for form, values, one in zip(forms, rows.columns(len(forms)), schema, strict=True):
+                    try:
+                        arrays.append(form.read(values))
+                    except MisfitError as error:
+                        raise MisfitError(error.reason, column=one.name, remedy=KEEP_AS_TEXT) from error
+                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def described(
@@ -260,24 +271,3 @@ def read_orderings(connection: Connection, tables: Sequence[SourceTable]) -> dic
     for kind, strategy, operator in connection.execute(_ORDERINGS, (kinds,)):
         found.setdefault(kind, {})[strategy] = operator
     return {kind: Ordering(one[1], one[3], one[5]) for kind, one in found.items()}
-
-
-def _batch(rows: CopyRows, forms: Sequence[Form], schema: pa.Schema) -> pa.RecordBatch:
-    arrays = []
-    for form, values, one in zip(forms, rows.columns(len(forms)), schema, strict=True):
-        try:
-            arrays.append(form.read(values))
-        except MisfitError as error:
-            raise MisfitError(error.reason, column=one.name, remedy=KEEP_AS_TEXT) from error
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _printed(column: Column, value: KeyValue) -> str:
-    """A value as PostgreSQL reads it back exactly."""
-    if isinstance(value, bytes):
-        return f"\\x{value.hex()}"
-    if isinstance(value, int) and pa.types.is_timestamp(column.type):
-        return (_EPOCH + timedelta(microseconds=value)).isoformat(" ", "microseconds")
-    if isinstance(value, int) and pa.types.is_boolean(column.type):
-        return "t" if value else "f"
-    return str(value)

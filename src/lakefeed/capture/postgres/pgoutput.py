@@ -226,11 +226,12 @@ class Layout:
     relation: int
     schema: TableSchema
     whole_old_rows: bool = True
+    key: frozenset[int] = field(init=False)
+    """Indices of the key columns."""
 
-    @property
-    def key(self) -> frozenset[int]:
-        """Indices of the key columns."""
-        return frozenset(index for index, name in enumerate(self.schema.names) if name in self.schema.key)
+    def __post_init__(self) -> None:
+        found = frozenset(index for index, name in enumerate(self.schema.names) if name in self.schema.key)
+        object.__setattr__(self, "key", found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +260,7 @@ class WalPiece:
 _NULL, _UNCHANGED, _TEXT = ord("n"), ord("u"), ord("t")
 _NEW, _KEY, _OLD = ord("N"), ord("K"), ord("O")
 _TUPLE = 6  # kind, relation id (4), N or K or O
+_ABSENT = pa.list_(pa.string())
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,17 +340,8 @@ class _Tuples:
     old_is_full: Mask
 
 
-def decode_rows(run: Run, chosen: Ints, seqs: Ints, layout: Layout, *, before_images: bool = False) -> DecodedRows:
-    """The row messages ``chosen`` (all of one relation). ``PLACES`` from ``seqs`` on belong to each of them.
-
-    MisfitError for a value that its column cannot hold; it names the column.
-    """
-    tuples, olds = _locate(run, chosen, seqs, layout)
-    rows = _decode(run, tuples, layout)
-    return _interleaved(rows, _decode(run, olds, layout)) if before_images and len(olds.at) else rows
-
-
 def _decode(run: Run, tuples: _Tuples, layout: Layout) -> DecodedRows:
+    """MisfitError for a value that its column cannot hold; it names the column."""
     walked = walk(run.data, tuples.at, tuples.limit, len(layout.schema.columns))
     if np.any((walked.ends != tuples.limit) & (tuples.limit == run.ends[tuples.messages])):
         raise DecodeError("a row message has bytes left over")
@@ -361,11 +354,29 @@ def _decode(run: Run, tuples: _Tuples, layout: Layout) -> DecodedRows:
         raise DecodeError(f"{layout.schema.table} has no key, and a row of it came without all of its values")
     for place in some:
         unsent[:, place] = fields[place].unsent & ~deletes
-    columns = _columns(fields, deletes, layout)
+    columns = []
+    for place, (column, one) in enumerate(zip(layout.schema.columns, fields, strict=True)):
+        values = one.values
+        if place in layout.key and not values.valid.all():
+            raise DecodeError(f"a row of {layout.schema.table} has no value for the key column {column.name}")
+        if layout.key and place not in layout.key and deletes.any():
+            values = replace(values, valid=values.valid & ~deletes)
+        try:
+            columns.append(to_arrow(values.binary(), column.type))
+        except MisfitError as error:
+            raise MisfitError(error.reason, column=column.name, remedy=KEEP_AS_TEXT) from error
+    absent = pa.nulls(len(unsent), _ABSENT)
+    if some:
+        rows, places = np.nonzero(unsent)
+        wanted: Any = pa.array(places)
+        offsets: Any = pa.array(np.searchsorted(rows, np.arange(len(unsent) + 1)).astype(np.int32))
+        lists = pa.ListArray.from_arrays(offsets, pa.array(layout.schema.names, pa.string()).take(wanted))
+        has_gaps: Any = pa.array(np.any(unsent, axis=1))
+        absent = pc.if_else(has_gaps, lists, absent)
     moved = (tuples.operations == Operation.INSERT) & (run.kinds[tuples.messages] == UPDATE)
     incomplete = bool(np.any(unsent[moved]))
     operations = tuples.operations.astype(np.int8)
-    return DecodedRows(columns, operations, tuples.seqs, tuples.messages, _absent(unsent, layout), incomplete)
+    return DecodedRows(tuple(columns), operations, tuples.seqs, tuples.messages, absent, incomplete)
 
 
 def _interleaved(one: DecodedRows, other: DecodedRows) -> DecodedRows:
@@ -387,7 +398,8 @@ def _interleaved(one: DecodedRows, other: DecodedRows) -> DecodedRows:
 
 
 def _locate(run: Run, chosen: Ints, seqs: Ints, layout: Layout) -> tuple[_Tuples, _Tuples]:
-    """The rows that the messages make, and the old rows among them that are whole."""
+    """The rows that the messages ``chosen`` (all of one relation) make, and the old rows among them that are whole.
+    ``PLACES`` from ``seqs`` on belong to each message."""
     begins, ends, kinds = run.begins[chosen], run.ends[chosen], run.kinds[chosen]
     if np.any(begins + _TUPLE > ends):
         raise DecodeError("a row message ends too early")
@@ -462,34 +474,6 @@ def _completed(data: Bytes, fields: tuple[Field, ...], tuples: _Tuples, layout: 
     return found
 
 
-def _columns(fields: list[Field], deletes: Mask, layout: Layout) -> tuple[Any, ...]:
-    arrays = []
-    for place, (column, one) in enumerate(zip(layout.schema.columns, fields, strict=True)):
-        values = one.values
-        if place in layout.key and not values.valid.all():
-            raise DecodeError(f"a row of {layout.schema.table} has no value for the key column {column.name}")
-        if layout.key and place not in layout.key and deletes.any():
-            values = replace(values, valid=values.valid & ~deletes)
-        try:
-            arrays.append(to_arrow(values.binary(), column.type))
-        except MisfitError as error:
-            raise MisfitError(error.reason, column=column.name, remedy=KEEP_AS_TEXT) from error
-    return tuple(arrays)
-
-
-def _absent(unsent: Mask, layout: Layout) -> Any:
-    """``_lakefeed_absent``: the names of the columns that a row did not carry, NULL for a whole row."""
-    kind = pa.list_(pa.string())
-    if not unsent.any():
-        return pa.nulls(len(unsent), kind)
-    rows, places = np.nonzero(unsent)
-    wanted: Any = pa.array(places)
-    offsets: Any = pa.array(np.searchsorted(rows, np.arange(len(unsent) + 1)).astype(np.int32))
-    some: Any = pa.array(np.any(unsent, axis=1))
-    lists = pa.ListArray.from_arrays(offsets, pa.array(layout.schema.names, pa.string()).take(wanted))
-    return pc.if_else(some, lists, pa.scalar(None, kind))
-
-
 PIECE_BYTES = 4 << 20
 _PIECE_MESSAGES = 12_000
 """Messages are decoded so many at a time: fewer cost more each, more leave the processor's caches."""
@@ -515,7 +499,9 @@ class PgoutputDecoder:
     def decode(self, piece: WalPiece) -> Decoded[PostgresLsn]:
         """DecodeError if the messages are not what PostgreSQL sends."""
         run, runs = piece.run, list[Run]()
-        self._facts = self._facts.with_newer(piece.facts)
+        if piece.facts.tables:
+            tables, types = {**self._facts.tables, **piece.facts.tables}, {**self._facts.types, **piece.facts.types}
+            self._facts = CatalogFacts(tables, types)
         if run is not None:
             whole = run.whole()
             if whole:
@@ -604,7 +590,10 @@ class PgoutputDecoder:
                 continue
             own, schema = chosen[relations == relation], layout.schema
             try:
-                rows = decode_rows(run, own, order[own], layout, before_images=self._before_images)
+                tuples, olds = _locate(run, own, order[own], layout)
+                rows = _decode(run, tuples, layout)
+                if self._before_images and len(olds.at):
+                    rows = _interleaved(rows, _decode(run, olds, layout))
             except MisfitError as error:
                 made.items.append(Announced(notices=(error.blocked(schema.table),)))
                 continue
