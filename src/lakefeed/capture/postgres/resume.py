@@ -17,7 +17,6 @@ from lakefeed.capture.base import Lag
 from lakefeed.capture.log import ResumePoint
 from lakefeed.capture.postgres.catalog import read_tables, wait_for_writers
 from lakefeed.capture.postgres.database import Connection, Connections, Names, quoted, read_identity
-from lakefeed.capture.postgres.exported import ExportedSnapshots
 from lakefeed.capture.postgres.pgoutput import WalPiece
 from lakefeed.capture.postgres.slot import (
     advance_slot,
@@ -35,7 +34,7 @@ from lakefeed.capture.postgres.slot import (
     slot_statement,
     usable_slot,
 )
-from lakefeed.capture.postgres.snapshot import SnapshotOrigin
+from lakefeed.capture.postgres.snapshot import ExportedSnapshots, SnapshotOrigin
 from lakefeed.capture.postgres.walsender import Walsender
 from lakefeed.capture.reader import BackgroundReader
 from lakefeed.change.lsn import PostgresLsn
