@@ -74,7 +74,7 @@ def test_the_transaction_that_keeps_a_snapshot_has_no_lock_on_any_table_or_catal
         capture.prepare([T, U])
         for table in (T, U):
             capture.snapshot(table)
-        time.sleep(3 * exported.CHECK_SECONDS)
+        time.sleep(3 * snapshot.CHECK_SECONDS)
         keepers = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in trans%'"
         (keeper,) = writer.execute(keepers).fetchone()
         query = "SELECT count(*) FROM pg_locks WHERE pid = %s AND locktype = 'relation'"
