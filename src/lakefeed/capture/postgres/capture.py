@@ -330,6 +330,7 @@ class PostgresLog(ChangeCapture):
         Without a wait, "nothing" means that the server has said so for everything that is in its log now.
         """
         reader, builder = stream.reader, stream.builder
+        reader.is_drained = False  # that was true at the call before; time has passed since
         until = time.monotonic() + wait_seconds
         while True:
             wait = wait_seconds
