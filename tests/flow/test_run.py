@@ -585,3 +585,46 @@ def test_an_interrupted_sync_does_not_break_the_next_one(lake: MemoryLake) -> No
             pipeline.sync_once()
         pipeline.sync_once()
     assert ids(lake, "main.a") == {1}
+
+
+def test_a_plan_that_ends_while_a_trim_counts_keeps_its_change_sets(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base is chosen, the stream moves on, the trim takes its number, the plan becomes durable, the trim goes on."""
+    capture = scripted(a=1)
+    capturing = capture.snapshot
+    has_base, may_plan = threading.Event(), threading.Event()
+
+    def snapshot(table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
+        has_base.set()
+        assert may_plan.wait(30)
+        return capturing(table, chunk_rows=chunk_rows)
+
+    complete = LakeSide._complete_everywhere
+
+    def slowly_complete(self: LakeSide) -> int:
+        number = complete(self)
+        may_plan.set()
+        planning.join(30)
+        return number
+
+    options = replace(QUICK, journal=JournalOptions(fsync=False, keep_change_sets=0))
+    with pipeline_of(capture, lake, options) as pipeline:
+        pipeline.sync_once()
+        opened = pipeline._open()
+        add_table_b(capture, rows=3)
+        monkeypatch.setattr(capture, "snapshot", snapshot)
+        planning = threading.Thread(target=opened.copies.enrol)
+        planning.start()
+        assert has_base.wait(30)
+        for number in range(100, 110):
+            capture.append(insert(A, id=number, v="x"), COMMIT)
+            opened.capture.drain()
+        opened.lake.sync()
+        monkeypatch.setattr(LakeSide, "_complete_everywhere", slowly_complete)
+        opened.lake.trim()
+        may_plan.set()
+        planning.join(30)
+        assert opened.journal.trimmed <= TableStates(pipeline.root).all()[B.table].base
+        pipeline.sync_once()
+        assert ids(lake, "main.b") == {0, 1, 2}
