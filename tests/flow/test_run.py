@@ -590,7 +590,7 @@ def test_an_interrupted_sync_does_not_break_the_next_one(lake: MemoryLake) -> No
 def test_a_plan_that_ends_while_a_trim_counts_keeps_its_change_sets(
     lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The base is chosen, the stream moves on, the trim takes its number, the plan becomes durable, the trim goes on."""
+    """A base is chosen, the stream moves on, the trim takes its number, the plan is durable, the trim goes on."""
     capture = scripted(a=1)
     capturing = capture.snapshot
     has_base, may_plan = threading.Event(), threading.Event()

@@ -108,9 +108,7 @@ def test_a_trim_beside_an_append_leaves_it_the_schema_that_is_in_effect(tmp_path
         recorded = journal.record_schema(wider, at(2))
         for place in (2, 3):
             journal.append(change_set(place, place + 1, batch(other, [("insert", {"id": place})])))
-        whole = change_set(
-            4, 5, batch(other, [("insert", {"id": 9})]), batch(wider, [("insert", {"id": 2, "w": "x"})])
-        )
+        whole = change_set(4, 5, batch(other, [("insert", {"id": 9})]), batch(wider, [("insert", {"id": 2, "w": "x"})]))
 
         class TrimmedInBetween:
             def __iter__(self) -> Iterator[ChangeBatch]:

@@ -278,6 +278,9 @@ class _Stream(Generic[P, Piece]):
                 builder.announce(announced)
             if builder.is_ready(more=piece is not None):
                 return builder.cut()
-            if piece is None and time.monotonic() >= until:
-                return builder.heartbeat(self._resume.ahead_bytes(builder.position, builder.reached))
+            # A log that never pauses may have nothing for the lake: changes of a blocked table, say.
+            ahead_bytes = self._resume.ahead_bytes(builder.position, builder.reached)
+            is_over = piece is None or (wait_seconds > 0 and builder.is_empty)
+            if (is_over and time.monotonic() >= until) or builder.is_idle_too_long(ahead_bytes):
+                return builder.heartbeat(ahead_bytes)
         return None

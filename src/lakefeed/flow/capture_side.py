@@ -128,12 +128,13 @@ class CaptureSide:
         for change_set in self._live(0.0):
             before = self._journal.end
             commit = self._append(change_set)
+            seconds = time.monotonic() - started
             if commit is None:
-                if end is not None and before != self._journal.end and change_set.end < end:
+                is_behind = seconds < _ENDLESS_SECONDS if end is None else change_set.end < end
+                if before != self._journal.end and is_behind:
                     continue
                 break
             captured += 1
-            seconds = time.monotonic() - started
             if end is not None and seconds > _BUSY_SECONDS and commit.end >= end:
                 break
             if not has_room() or (end is None and seconds > _ENDLESS_SECONDS and commit.rows < _SMALL_ROWS):

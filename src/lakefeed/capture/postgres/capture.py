@@ -345,8 +345,12 @@ class PostgresLog(ChangeCapture):
                 builder.announce(announced)
             if builder.is_ready(more=piece is not None):
                 return builder.cut()
-            if self._closed.is_set() or (piece is None and time.monotonic() >= until):
-                return builder.heartbeat(ahead_bytes=builder.reached.value - builder.position.value)
+            # A log that never pauses may have nothing for the lake: changes of a blocked table, say.
+            ahead_bytes = builder.reached.value - builder.position.value
+            is_over = piece is None or (wait_seconds > 0 and builder.is_empty)
+            is_over = (is_over and time.monotonic() >= until) or self._closed.is_set()
+            if is_over or builder.is_idle_too_long(ahead_bytes):
+                return builder.heartbeat(ahead_bytes)
 
     def _choose(self, there: Mapping[TableId, SourceTable]) -> tuple[TableId, ...]:
         """The tables that the patterns match, without those whose changes the log does not have."""
