@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakefeed import Listener, Pipeline, PipelineOptions
+from lakefeed import Listener, Pipeline, PipelineOptions, Sqlite
 from lakefeed.capture.base import ChangeCapture, SnapshotPlan
 from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked
 from lakefeed.change.position import Position
@@ -628,3 +629,24 @@ def test_a_plan_that_ends_while_a_trim_counts_keeps_its_change_sets(
         assert opened.journal.trimmed <= TableStates(pipeline.root).all()[B.table].base
         pipeline.sync_once()
         assert ids(lake, "main.b") == {0, 1, 2}
+
+
+def test_a_table_that_is_dropped_stops_no_other_although_the_configuration_names_it(
+    tmp_path: Path, lake: MemoryLake
+) -> None:
+    """It used to end ``run`` with "the table pattern 'b' matches no table"."""
+    with closing(sqlite3.connect(tmp_path / "s.db", isolation_level=None)) as database:
+        for name in ("a", "b"):
+            database.execute(f"CREATE TABLE {name} (id INTEGER PRIMARY KEY, v TEXT)")
+            database.execute(f"INSERT INTO {name} VALUES (1, 'x')")
+        pipeline = Pipeline(Sqlite(tmp_path / "s.db", tables=["a", "b"]), lake, name="p", options=QUICK)
+        with running(pipeline):
+            until(lambda: ids(lake, "main.a") == ids(lake, "main.b") == {1})
+            database.execute("DROP TABLE b")
+            until(lambda: TableStates(pipeline.root).all()[B.table].phase is Phase.DROPPED)
+            time.sleep(0.2)  # some more discoveries
+            database.execute("INSERT INTO a VALUES (2, 'y')")
+            until(lambda: ids(lake, "main.a") == {1, 2})
+            database.execute("CREATE TABLE b (id INTEGER PRIMARY KEY, v TEXT)")
+            database.execute("INSERT INTO b VALUES (7, 'again')")
+            until(lambda: ids(lake, "main.b") == {7})

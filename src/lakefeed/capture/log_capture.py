@@ -62,6 +62,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         self._facts = facts or SchemaFacts()
         self._check = check
         self._limits = limits or Limits()
+        self._seen: frozenset[TableId] = frozenset()
         self._session: Session | None = None
         self._stream: _Stream[P, Piece] | None = None
         self._confirmed_at: float | None = None
@@ -111,6 +112,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         return Continuity.RESUMED
 
     def recall(self, schemas: Sequence[TableSchema]) -> None:
+        self._seen |= {schema.table for schema in schemas}
         self._facts.recall(schemas)
 
     def discover(self) -> tuple[TableSchema, ...]:
@@ -124,15 +126,20 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         )
 
     def choose(self, there: Mapping[TableId, str | None]) -> tuple[TableId, ...]:
-        """The tables of a catalog that the patterns match. ConfigError for one that is named and cannot be captured."""
+        """The tables of a catalog that the patterns match. ConfigError for one that is named and cannot be captured.
+
+        Not for one that was captured before: what became of it must not stop the others.
+        """
         folds, schema = self._dialect.folds_case, self._dialect.default_schema
         refused = {table: reason for table, reason in there.items() if reason is not None}
         for pattern in filter(is_literal, self._patterns):
             for table, reason in refused.items():
-                if is_wanted([pattern], table, default_schema=schema, folds_case=folds):
+                if table not in self._seen and is_wanted([pattern], table, default_schema=schema, folds_case=folds):
                     raise ConfigError(f"'{pattern}' cannot be captured: {reason}")
         usable = [table for table in there if table not in refused]
-        return match_tables(self._patterns, usable, default_schema=schema, folds_case=folds)
+        found = match_tables(self._patterns, usable, default_schema=schema, folds_case=folds, seen=self._seen)
+        self._seen |= set(found)
+        return found
 
     def prepare(self, tables: Sequence[TableId]) -> Position:
         with self._catalog() as session:

@@ -113,6 +113,7 @@ class PostgresLog(ChangeCapture):
         self._exported = ExportedSnapshots(database, self._names, self._closed)
         self._facts = TableFacts(text_columns)
         self._dialect = PostgresDialect(database.dsn, self._text_columns, application_name=self._names.readers)
+        self._seen: frozenset[TableId] = frozenset()
         self._sessions: set[PostgresSession] = set()
         self._connection: Connection | None = None
         self._catalog_lock = threading.RLock()  # of the connection, while a call uses it
@@ -163,6 +164,7 @@ class PostgresLog(ChangeCapture):
             return Continuity.RESUMED
 
     def recall(self, schemas: Sequence[TableSchema]) -> None:
+        self._seen |= {schema.table for schema in schemas}
         self._facts.recall(schemas)
 
     def discover(self) -> tuple[TableSchema, ...]:
@@ -360,7 +362,8 @@ class PostgresLog(ChangeCapture):
             # One that was captured is left out and reported as blocked; it must not stop the others.
             if (refusal := refused.get(table)) is not None and self._facts.schemas.known(table) is None:
                 raise ConfigError(f"'{pattern}' cannot be captured: {refusal[0]}", remedy=refusal[1])
-        found = match_tables(self._patterns, there, default_schema=DEFAULT_SCHEMA, folds_case=False)
+        found = match_tables(self._patterns, there, default_schema=DEFAULT_SCHEMA, folds_case=False, seen=self._seen)
+        self._seen |= set(found)
         for table in found:
             if (refusal := refused.get(table)) is not None:
                 log.warning("%s is left out: %s. %s", table, *refusal)
