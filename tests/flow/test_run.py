@@ -650,3 +650,15 @@ def test_a_table_that_is_dropped_stops_no_other_although_the_configuration_names
             database.execute("CREATE TABLE b (id INTEGER PRIMARY KEY, v TEXT)")
             database.execute("INSERT INTO b VALUES (7, 'again')")
             until(lambda: ids(lake, "main.b") == {7})
+
+
+def test_a_source_that_cannot_be_closed_is_opened_again_all_the_same(lake: MemoryLake) -> None:
+    """The error of closing took the place of the one that is tried again, and ended ``run``."""
+    capture, faults = scripted(a=1), Faults()
+    with running(pipeline_of(FaultyCapture(capture, faults), lake)):
+        until(lambda: ids(lake, "main.a") == {0})
+        faults.add(Fault("close"))
+        faults.add(Fault("next"))
+        until(lambda: faults.counts["open"] > 1)
+        capture.append(insert(A, id=5, v="x"), COMMIT)
+        until(lambda: ids(lake, "main.a") == {0, 5})

@@ -89,13 +89,15 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         finally:
             if session is not None:
                 session.cancel()
-            self._resume.close()
-            # The call that was cancelled returns first. One that hangs all the same takes its session along.
-            if session is not None and self._catalog_lock.acquire(timeout=_CLOSE_SECONDS):
-                try:
-                    session.close()
-                finally:
-                    self._catalog_lock.release()
+            try:
+                self._resume.close()
+            finally:
+                # The call that was cancelled returns first. One that hangs all the same takes its session along.
+                if session is not None and self._catalog_lock.acquire(timeout=_CLOSE_SECONDS):
+                    try:
+                        session.close()
+                    finally:
+                        self._catalog_lock.release()
 
     def identity(self) -> str | None:
         self._require_open()

@@ -94,8 +94,14 @@ class CaptureSide:
                 self._journal.adopt(identity)
 
     def close(self) -> None:
-        """What was not confirmed is delivered again after the next ``open``. May be called from any thread."""
-        self._capture.close()
+        """What was not confirmed is delivered again after the next ``open``. May be called from any thread.
+
+        An error of it is only logged: there may be one already that is tried again, and nothing is lost by this one.
+        """
+        try:
+            self._capture.close()
+        except Exception as error:  # noqa: BLE001  # logged
+            log.warning("the source could not be closed: %s", error)
 
     def stream(self, over: threading.Event, wait_for_room: Callable[[], None], captured: Callable[[], None]) -> None:
         """Steps 5 to 7 until ``over``. ``wait_for_room`` is called before each change set, ``captured`` after it."""
