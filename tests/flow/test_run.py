@@ -662,3 +662,18 @@ def test_a_source_that_cannot_be_closed_is_opened_again_all_the_same(lake: Memor
         until(lambda: faults.counts["open"] > 1)
         capture.append(insert(A, id=5, v="x"), COMMIT)
         until(lambda: ids(lake, "main.a") == {0, 5})
+
+
+def test_all_notices_of_a_change_set_about_one_table_count(lake: MemoryLake) -> None:
+    """Only the first did: a table that was blocked and put right again within one change set stayed blocked."""
+    capture = scripted(a=1)
+    with pipeline_of(capture, lake) as pipeline:
+        pipeline.sync_once()
+        states = TableStates(pipeline.root)
+        commit = pipeline._open().journal.commit(pipeline._open().journal.head)
+        notices = (TableBlocked(A.table, "no key", "give it one"), RecopyNeeded(A.table, "it has a key again"))
+        states.act_on(replace(commit, notices=notices))
+        assert states.all()[A.table].phase is Phase.STAGED
+        staged = states.all()[A.table]
+        states.act_on(replace(commit, notices=notices))
+        assert states.all()[A.table] == staged  # a start may repeat it
