@@ -85,6 +85,17 @@ def test_without_a_wait_none_means_that_the_log_has_no_more() -> None:
     background.close()
 
 
+def test_each_read_without_a_wait_asks_the_source() -> None:
+    """Every second one used to answer from memory: a sync missed what was committed since the sync before."""
+    reader = ListReader([])
+    background = BackgroundReader("test", reader)
+    for number in range(20):
+        assert background.read(0) is None
+        reader.log.append(str(number))
+        assert background.read(0) == str(number)
+    background.close()
+
+
 def test_it_reads_no_further_than_there_is_room_and_keeps_the_connection_alive() -> None:
     reader = ListReader([str(number) for number in range(100)], size=10)
     background = BackgroundReader("test", reader, room_bytes=30)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakefeed import Listener, Pipeline, PipelineOptions
+from lakefeed import Listener, Pipeline, PipelineOptions, Sqlite
 from lakefeed.capture.base import ChangeCapture, SnapshotPlan
 from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked
 from lakefeed.change.position import Position
@@ -585,3 +586,94 @@ def test_an_interrupted_sync_does_not_break_the_next_one(lake: MemoryLake) -> No
             pipeline.sync_once()
         pipeline.sync_once()
     assert ids(lake, "main.a") == {1}
+
+
+def test_a_plan_that_ends_while_a_trim_counts_keeps_its_change_sets(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A base is chosen, the stream moves on, the trim takes its number, the plan is durable, the trim goes on."""
+    capture = scripted(a=1)
+    capturing = capture.snapshot
+    has_base, may_plan = threading.Event(), threading.Event()
+
+    def snapshot(table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
+        has_base.set()
+        assert may_plan.wait(30)
+        return capturing(table, chunk_rows=chunk_rows)
+
+    complete = LakeSide._complete_everywhere
+
+    def slowly_complete(self: LakeSide) -> int:
+        number = complete(self)
+        may_plan.set()
+        planning.join(30)
+        return number
+
+    options = replace(QUICK, journal=JournalOptions(fsync=False, keep_change_sets=0))
+    with pipeline_of(capture, lake, options) as pipeline:
+        pipeline.sync_once()
+        opened = pipeline._open()
+        add_table_b(capture, rows=3)
+        monkeypatch.setattr(capture, "snapshot", snapshot)
+        planning = threading.Thread(target=opened.copies.enrol)
+        planning.start()
+        assert has_base.wait(30)
+        for number in range(100, 110):
+            capture.append(insert(A, id=number, v="x"), COMMIT)
+            opened.capture.drain()
+        opened.lake.sync()
+        monkeypatch.setattr(LakeSide, "_complete_everywhere", slowly_complete)
+        opened.lake.trim()
+        may_plan.set()
+        planning.join(30)
+        assert opened.journal.trimmed <= TableStates(pipeline.root).all()[B.table].base
+        pipeline.sync_once()
+        assert ids(lake, "main.b") == {0, 1, 2}
+
+
+def test_a_table_that_is_dropped_stops_no_other_although_the_configuration_names_it(
+    tmp_path: Path, lake: MemoryLake
+) -> None:
+    """It used to end ``run`` with "the table pattern 'b' matches no table"."""
+    with closing(sqlite3.connect(tmp_path / "s.db", isolation_level=None)) as database:
+        for name in ("a", "b"):
+            database.execute(f"CREATE TABLE {name} (id INTEGER PRIMARY KEY, v TEXT)")
+            database.execute(f"INSERT INTO {name} VALUES (1, 'x')")
+        pipeline = Pipeline(Sqlite(tmp_path / "s.db", tables=["a", "b"]), lake, name="p", options=QUICK)
+        with running(pipeline):
+            until(lambda: ids(lake, "main.a") == ids(lake, "main.b") == {1})
+            database.execute("DROP TABLE b")
+            until(lambda: TableStates(pipeline.root).all()[B.table].phase is Phase.DROPPED)
+            time.sleep(0.2)  # some more discoveries
+            database.execute("INSERT INTO a VALUES (2, 'y')")
+            until(lambda: ids(lake, "main.a") == {1, 2})
+            database.execute("CREATE TABLE b (id INTEGER PRIMARY KEY, v TEXT)")
+            database.execute("INSERT INTO b VALUES (7, 'again')")
+            until(lambda: ids(lake, "main.b") == {7})
+
+
+def test_a_source_that_cannot_be_closed_is_opened_again_all_the_same(lake: MemoryLake) -> None:
+    """The error of closing took the place of the one that is tried again, and ended ``run``."""
+    capture, faults = scripted(a=1), Faults()
+    with running(pipeline_of(FaultyCapture(capture, faults), lake)):
+        until(lambda: ids(lake, "main.a") == {0})
+        faults.add(Fault("close"))
+        faults.add(Fault("next"))
+        until(lambda: faults.counts["open"] > 1)
+        capture.append(insert(A, id=5, v="x"), COMMIT)
+        until(lambda: ids(lake, "main.a") == {0, 5})
+
+
+def test_all_notices_of_a_change_set_about_one_table_count(lake: MemoryLake) -> None:
+    """Only the first did: a table that was blocked and put right again within one change set stayed blocked."""
+    capture = scripted(a=1)
+    with pipeline_of(capture, lake) as pipeline:
+        pipeline.sync_once()
+        states = TableStates(pipeline.root)
+        commit = pipeline._open().journal.commit(pipeline._open().journal.head)
+        notices = (TableBlocked(A.table, "no key", "give it one"), RecopyNeeded(A.table, "it has a key again"))
+        states.act_on(replace(commit, notices=notices))
+        assert states.all()[A.table].phase is Phase.STAGED
+        staged = states.all()[A.table]
+        states.act_on(replace(commit, notices=notices))
+        assert states.all()[A.table] == staged  # a start may repeat it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,16 @@ import pytest
 from lakefeed import Pipeline, PipelineOptions
 from lakefeed.capture.base import Lag
 from lakefeed.errors import JournalFullError, LeaseError, SourceUnavailableError
-from lakefeed.flow import status
+from lakefeed.flow import lake_side, status
 from lakefeed.flow.status import STALE_SECONDS, Liveness, read_status
 from lakefeed.flow.table_state import Phase, TableStates
 from lakefeed.journal.lease import Lease
 from lakefeed.journal.options import JournalOptions
+from lakefeed.lake.base import Applied
 from lakefeed.lake.route import Route
 from lakefeed.testing.builders import table
-from lakefeed.testing.memory_lake import MemoryLake
-from lakefeed.testing.scripted import ScriptedCapture
+from lakefeed.testing.memory_lake import MemoryLake, MemoryLakeTable
+from lakefeed.testing.scripted import COMMIT, ScriptedCapture, insert
 
 A = table("main.a", {"id": pa.int64()}, key=("id",))
 
@@ -143,3 +145,34 @@ def test_a_second_process_that_is_refused_leaves_the_status_of_the_first_alone(p
         with pytest.raises(LeaseError):
             refused()
     assert pipeline.status().verdict in ("idle", "healthy")
+
+
+def test_a_trim_while_the_status_is_read_does_not_break_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader loads commit files when they are needed; by then the running process may have trimmed them."""
+    quiet = table("main.quiet", {"id": pa.int64()}, key=("id",))  # what it has was applied long ago
+    capture = ScriptedCapture(snapshot={A: [{"id": 1}], quiet: [{"id": 1}]}, waits=True)
+    lake = MemoryLake(str(tmp_path))
+    source = type("One", (), {"bind": lambda self, pipeline: capture})()
+    options = PipelineOptions(journal=JournalOptions(fsync=False, keep_change_sets=0))
+    with (
+        Pipeline(source, lake, name="p", options=options) as pipeline,
+        Pipeline(Source(), lake, name="p", options=options) as reader,
+    ):
+        for number in range(2, 12):
+            capture.append(insert(A, id=number), COMMIT)
+            pipeline.sync_once()
+        applied, trimmed = MemoryLakeTable.applied, threading.Event()
+
+        def applied_and_trimmed(self: MemoryLakeTable, generation: int) -> Applied | None:
+            found = applied(self, generation)
+            if not trimmed.is_set():
+                trimmed.set()
+                with monkeypatch.context() as patch:
+                    patch.setattr(lake_side, "TRIM_EVERY", 1)
+                    pipeline.sync_once()
+            return found
+
+        monkeypatch.setattr(MemoryLakeTable, "applied", applied_and_trimmed)
+        found = reader.status()
+        assert found.journal_head == 10
+        assert found.tables[A.table].applied == 10

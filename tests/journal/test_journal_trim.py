@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from lakefeed.change.batch import ChangeBatch
 from lakefeed.errors import JournalError, StateError
 from lakefeed.failpoint import FailpointError, armed
 from lakefeed.journal.journal import Journal
@@ -91,3 +94,29 @@ def test_backlog_bytes_after_a_trim_counts_what_is_left(tmp_path: Path) -> None:
         assert journal.backlog_bytes(0) == journal.backlog_bytes(3) == sizes[4] + sizes[5] + sizes[6]
         assert journal.backlog_bytes(5) == sizes[6]
         assert journal.backlog_bytes(6) == 0
+
+
+def test_a_trim_beside_an_append_leaves_it_the_schema_that_is_in_effect(tmp_path: Path) -> None:
+    """The version in effect moves from the schema history to the origin while the append reads its batches."""
+    other = table("main.o", {"id": pa.int64()}, key=("id",))
+    wider = table("main.t", {"id": pa.int64(), "w": pa.string()}, key=("id",))
+    options = JournalOptions(fsync=False, keep_change_sets=0, keep_schemas=1)
+    with Journal.open(tmp_path, options=options) as journal:
+        journal.append(change_set(None, 1, batch(T, [("insert", {"id": 1})])))
+        journal.append(change_set(1, 2, batch(other, [("insert", {"id": 1})])))
+        journal.trim(1)
+        recorded = journal.record_schema(wider, at(2))
+        for place in (2, 3):
+            journal.append(change_set(place, place + 1, batch(other, [("insert", {"id": place})])))
+        whole = change_set(4, 5, batch(other, [("insert", {"id": 9})]), batch(wider, [("insert", {"id": 2, "w": "x"})]))
+
+        class TrimmedInBetween:
+            def __iter__(self) -> Iterator[ChangeBatch]:
+                first, second = whole.batches
+                yield first
+                journal.trim(4)
+                yield second
+
+        commit = journal.append(replace(whole, batches=TrimmedInBetween()))
+        assert commit.tables[T.table].schema_version == recorded.version
+        assert journal.trimmed == 3

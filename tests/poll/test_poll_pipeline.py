@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,11 @@ from tests.poll.actors import iso, now_us
 from lakefeed import Pipeline, PipelineOptions
 from lakefeed.capture.poll.rule import SoftDelete, TableRule
 from lakefeed.capture.poll.source import SqlitePolling
+from lakefeed.capture.poll.store import FileWatermarkStore
 from lakefeed.capture.poll.stream import Pace
 from lakefeed.change.table import TableId
-from lakefeed.errors import CheckpointDamagedError
+from lakefeed.change.watermark import Mark
+from lakefeed.errors import CheckpointDamagedError, JournalFullError
 from lakefeed.flow.table_state import TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
@@ -142,3 +144,26 @@ def test_a32_a_table_that_cannot_be_polled_any_more_is_blocked_after_a_restart_t
     with pipeline(tmp_path, lake, tables) as repaired:
         repaired.sync_once()
         assert repaired.status().tables[u].state == "live"
+
+
+def test_a_watermark_that_cannot_be_saved_does_not_stop_the_pipeline(
+    tmp_path: Path, lake: MemoryLake, database: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed confirm takes the poll back to what is confirmed; the journal has more, and capture goes on from it."""
+    with pipeline(tmp_path, lake) as running:
+        running.sync_once()
+        save, refused = FileWatermarkStore.save, list[object]()
+
+        def refuse_once(self: FileWatermarkStore, identity: str, marks: Mapping[str, Mark]) -> None:
+            if not refused:
+                refused.append(marks)
+                raise JournalFullError("no room")
+            save(self, identity, marks)
+
+        monkeypatch.setattr(FileWatermarkStore, "save", refuse_once)
+        for number in (3, 4, 5):
+            database.execute(f"INSERT INTO t VALUES ({number}, 'n', '{at()}', NULL)")
+            time.sleep(0.1)  # beyond the safety lag: the mark moves
+            running.sync_once()
+        assert refused
+        assert set(values(lake)) == {1, 2, 3, 4, 5}

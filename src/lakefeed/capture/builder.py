@@ -268,14 +268,16 @@ class ChangeSetBuilder(Generic[P]):
         batches = Batches(draft.parts, tuple(draft.tables), tuple(draft.transactions))
         return ChangeSet(start, self.reached, batches, draft.rows, tuple(draft.schemas), tuple(draft.notices))
 
-    def heartbeat(self, ahead_bytes: int = 0) -> ChangeSet:
-        """A change set with nothing in it. It moves the position only if that is due: by time, or because the source
-        is ``ahead_bytes`` further. So an idle source keeps no log for us, and a busy one gets few of them."""
+    def is_idle_too_long(self, ahead_bytes: int = 0) -> bool:
+        """Nothing for the lake has come, and the position should move all the same: by time, or because the source is
+        ``ahead_bytes`` further. So an idle source keeps no log for us, and a busy one gets few heartbeats."""
         late = time.monotonic() - self._cut_at >= self.limits.heartbeat_seconds
         is_due = late or ahead_bytes >= self.limits.heartbeat_bytes
-        if self.is_empty and not self.in_transaction and self.reached > self.position and is_due:
-            return self.cut()
-        return ChangeSet(self.position, self.position)
+        return self.is_empty and not self.in_transaction and self.reached > self.position and is_due
+
+    def heartbeat(self, ahead_bytes: int = 0) -> ChangeSet:
+        """A change set with nothing in it. It moves the position only if that is due."""
+        return self.cut() if self.is_idle_too_long(ahead_bytes) else ChangeSet(self.position, self.position)
 
     def time_of(self, position: Position) -> float | None:
         """When the last transaction up to the end of a recent change set was committed, by the source's clock."""

@@ -65,6 +65,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         self._facts: SchemaFacts[P] = facts or SchemaFacts()
         self._check = check
         self._limits = limits or Limits()
+        self._seen: frozenset[TableId] = frozenset()
         self._session: Session | None = None
         self._stream: _Stream[P, Piece] | None = None
         self._confirmed_at: float | None = None
@@ -92,13 +93,15 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         finally:
             if session is not None:
                 session.cancel()
-            self._resume.close()
-            # The call that was cancelled returns first. One that hangs all the same takes its session along.
-            if session is not None and self._catalog_lock.acquire(timeout=_CLOSE_SECONDS):
-                try:
-                    session.close()
-                finally:
-                    self._catalog_lock.release()
+            try:
+                self._resume.close()
+            finally:
+                # The call that was cancelled returns first. One that hangs all the same takes its session along.
+                if session is not None and self._catalog_lock.acquire(timeout=_CLOSE_SECONDS):
+                    try:
+                        session.close()
+                    finally:
+                        self._catalog_lock.release()
 
     def identity(self) -> str | None:
         self._require_open()
@@ -116,6 +119,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         return Continuity.RESUMED
 
     def recall(self, schemas: Sequence[TableSchema]) -> None:
+        self._seen |= {schema.table for schema in schemas}
         self._facts.recall(schemas)
 
     def discover(self) -> tuple[TableSchema, ...]:
@@ -138,10 +142,12 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         for pattern in filter(is_literal, self._patterns):
             for table, refusal in refused.items():
                 is_named = is_wanted([pattern], table, default_schema=schema, folds_case=folds)
-                if is_named and not self._facts.is_captured(table):
+                if is_named and table not in self._seen and not self._facts.is_captured(table):
                     raise ConfigError(f"'{pattern}' cannot be captured: {refusal.reason}", remedy=refusal.remedy)
         for_good = {table for table, refusal in refused.items() if not refusal.remedy}
-        found = match_tables(self._patterns, there.keys() - for_good, default_schema=schema, folds_case=folds)
+        usable = there.keys() - for_good
+        found = match_tables(self._patterns, usable, default_schema=schema, folds_case=folds, seen=self._seen)
+        self._seen |= set(found) - refused.keys()
         for table in found:
             if table in refused and self._left_out.get(table) != refused[table]:
                 log.warning("%s is left out: %s. %s", table, *refused[table])
@@ -294,6 +300,9 @@ class _Stream(Generic[P, Piece]):
                 builder.announce(announced)
             if builder.is_ready(more=piece is not None):
                 return builder.cut()
-            if piece is None and time.monotonic() >= until:
-                return builder.heartbeat(self._resume.ahead_bytes(builder.position, builder.reached))
+            # A log that never pauses may have nothing for the lake: changes of a blocked table, say.
+            ahead_bytes = self._resume.ahead_bytes(builder.position, builder.reached)
+            is_over = piece is None or (wait_seconds > 0 and builder.is_empty)
+            if (is_over and time.monotonic() >= until) or builder.is_idle_too_long(ahead_bytes):
+                return builder.heartbeat(ahead_bytes)
         return None

@@ -69,6 +69,8 @@ class BackgroundReader(LogReader[At, Piece]):
                 self.is_drained = False
                 return None
             self._taken.extend(self.take(wait_seconds))
+            if not self._taken:
+                self.is_drained = False  # this None says it; the next read without a wait asks again
         return self._taken.popleft() if self._taken else None
 
     def take(self, wait_seconds: float) -> list[Piece]:

@@ -22,15 +22,24 @@ _SHOWN = 20
 
 
 def match_tables(
-    patterns: Sequence[str], tables: Iterable[TableId], *, default_schema: str, folds_case: bool
+    patterns: Sequence[str],
+    tables: Iterable[TableId],
+    *,
+    default_schema: str,
+    folds_case: bool,
+    seen: Iterable[TableId] = (),
 ) -> tuple[TableId, ...]:
-    """The tables that at least one pattern matches, sorted. ConfigError for a pattern that matches none."""
+    """The tables that at least one pattern matches, sorted. ConfigError for a pattern that matches none.
+
+    ``seen`` are tables that were there before: a pattern that matches one of them is right, and the table was dropped,
+    which is that table's matter alone.
+    """
     there = sorted(tables)
     found: set[TableId] = set()
     for pattern in patterns:
         matcher = _matcher(pattern, default_schema, folds_case)
         matched = [table for table in there if matcher.match(str(table))]
-        if not matched:
+        if not matched and not any(matcher.match(str(table)) for table in seen):
             raise ConfigError(f"the table pattern '{pattern}' matches no table; {_choices(there)}")
         found.update(matched)
     return tuple(sorted(found))

@@ -94,8 +94,14 @@ class CaptureSide:
                 self._journal.adopt(identity)
 
     def close(self) -> None:
-        """What was not confirmed is delivered again after the next ``open``. May be called from any thread."""
-        self._capture.close()
+        """What was not confirmed is delivered again after the next ``open``. May be called from any thread.
+
+        An error of it is only logged: there may be one already that is tried again, and nothing is lost by this one.
+        """
+        try:
+            self._capture.close()
+        except Exception as error:  # noqa: BLE001  # logged
+            log.warning("the source could not be closed: %s", error)
 
     def stream(self, over: threading.Event, wait_for_room: Callable[[], None], captured: Callable[[], None]) -> None:
         """Steps 5 to 7 until ``over``. ``wait_for_room`` is called before each change set, ``captured`` after it."""
@@ -115,7 +121,6 @@ class CaptureSide:
                 if over.is_set():
                     return
             else:
-                self._changes = None  # the capture ended its iterator, which a real source's does not
                 over.wait(_WAIT_SECONDS)
 
     def drain(self, has_room: Callable[[], bool] = lambda: True) -> int:
@@ -129,18 +134,17 @@ class CaptureSide:
         for change_set in self._live(0.0):
             before = self._journal.end
             commit = self._append(change_set)
+            seconds = time.monotonic() - started
             if commit is None:
-                if end is not None and before != self._journal.end and change_set.end < end:
+                is_behind = seconds < _ENDLESS_SECONDS if end is None else change_set.end < end
+                if before != self._journal.end and is_behind:
                     continue
                 break
             captured += 1
-            seconds = time.monotonic() - started
             if end is not None and seconds > _BUSY_SECONDS and commit.end >= end:
                 break
             if not has_room() or (end is None and seconds > _ENDLESS_SECONDS and commit.rows < _SMALL_ROWS):
                 return captured
-        else:
-            self._changes = None
         # Tables that had left before the call have had their last change.
         for state in self._leaving():
             self._states.update_if(state, last_change_set=self._journal.head)
@@ -148,10 +152,15 @@ class CaptureSide:
 
     def _live(self, wait_seconds: float) -> Iterator[ChangeSet]:
         """The capture's iterator, the same one as long as the wait is the same: a new one may cost a new reading."""
-        if self._changes is None or self._changes_wait != wait_seconds:
-            self._changes = self._capture.live(self._journal.end, wait_seconds=wait_seconds)
-            self._changes_wait = wait_seconds
-        return self._changes
+        while True:
+            if self._changes is None or self._changes_wait != wait_seconds:
+                self._changes = self._capture.live(self._journal.end, wait_seconds=wait_seconds)
+                self._changes_wait = wait_seconds
+            change_set = next(self._changes, None)
+            if change_set is None:  # the capture ended its iterator, which a real source's does not
+                self._changes = None
+                return
+            yield change_set
 
     def _append(self, change_set: ChangeSet) -> Commit | None:
         """Steps 5 to 7. None for a heartbeat, which is kept only if the source has moved on.
@@ -187,6 +196,7 @@ class CaptureSide:
             )
             log.warning("%s", self.confirm_error)
             self._listener.retrying(self.confirm_error, self._confirm_backoff.failed())
+            self._changes = None  # the capture may have gone back to what is confirmed; the journal has more
             return
         self._confirm_backoff.reset()
         self._confirmed, self.confirm_error = position, None

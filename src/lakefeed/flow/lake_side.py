@@ -27,7 +27,7 @@ TRIM_EVERY = 64
 
 
 class LakeSide:
-    """See the module. ``may_trim`` is asked right before a trim: see ``TableCopies.is_planning``."""
+    """See the module. ``may_trim`` is asked before a trim: see ``TableCopies.is_planning``."""
 
     def __init__(
         self,
@@ -99,10 +99,11 @@ class LakeSide:
 
     def trim(self, *, at_least: int = 1) -> None:
         """Forget what every table has, if that is ``at_least`` so many change sets more than retention keeps."""
-        upto = self._complete_everywhere()
-        if upto - self._journal.trimmed < at_least + self._keep:
+        head = self._journal.head
+        if not self._may_trim():  # a base that is chosen from here on is not below ``head`` …
             return
-        if not self._may_trim():  # asked after the number is taken: a base that is chosen now is not below it
+        upto = min(head, self._complete_everywhere())  # … and one that was chosen before is in its table's state
+        if upto - self._journal.trimmed < at_least + self._keep:
             return
         needed: dict[TableId, set[int]] = {}
         for state in self._states.in_phase(Phase.LIVE, Phase.COPYING):

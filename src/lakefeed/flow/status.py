@@ -7,6 +7,7 @@ from where it lives: table states, journal, the tables' own commits, the source.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,12 +18,16 @@ from typing import Any
 from lakefeed.capture.base import Lag
 from lakefeed.change.table import TableId
 from lakefeed.durable import replace_file
-from lakefeed.errors import JournalError, LakefeedError
+from lakefeed.errors import JournalDamagedError, JournalError, LakefeedError
 from lakefeed.flow.full_diff import Compared, DiffStore
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.lease import lease_holder
 from lakefeed.lake.base import Applied, TableFormat
+
+log = logging.getLogger(__name__)
+
+_TRIES = 5
 
 STALE_SECONDS = 60.0
 """A running process that has not finished a cycle for so long is stalled: the slowest merges take a few seconds."""
@@ -90,7 +95,21 @@ class Liveness:
 
 
 def read_status(root: Path, tables: TableFormat, lag: Lag, *, now: float | None = None) -> PipelineStatus:
-    """The status of the pipeline whose state is at ``root``."""
+    """The status of the pipeline whose state is at ``root``.
+
+    Read again where the running process has trimmed what was just about to be read.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return _read_once(root, tables, lag, now)
+        except JournalDamagedError:
+            raise
+        except JournalError as error:
+            log.debug("the status is read again: %s", error)
+    return _read_once(root, tables, lag, now)
+
+
+def _read_once(root: Path, tables: TableFormat, lag: Lag, now: float | None) -> PipelineStatus:
     liveness, now = Liveness.read(root), time.time() if now is None else now
     if not (root / "commits").exists():
         if liveness.error and now - liveness.at < STALE_SECONDS:

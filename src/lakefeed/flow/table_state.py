@@ -191,12 +191,13 @@ class TableStates:
         Idempotent: a state remembers up to which change set its notices are done, so that a start may repeat the
         newest one, whose process may have died before.
         """
-        for notice in commit.notices:
+        for index, notice in enumerate(commit.notices):
+            same = [at for at, one in enumerate(commit.notices) if one.table == notice.table]
+            done = {"notices_upto": commit.number} if index == same[-1] else {}  # a table may have several
             with self.lock:
                 for state in [one for one in self._states.values() if one.source == notice.table]:
                     if state.notices_upto >= commit.number:
                         continue
-                    done = {"notices_upto": commit.number}
                     if isinstance(notice, TableDropped):
                         self.leave(state.table, _GONE, last_change_set=commit.number, **done)
                     elif isinstance(notice, TableBlocked):
@@ -206,6 +207,8 @@ class TableStates:
                         # A live table has the notice in its next window, and the lake's policy decides about it.
                         log.warning("table %s is copied again: %s", state.table, notice.reason)
                         self.stage(state.route, reason=notice.reason, **done)
+                    elif len(same) > 1:
+                        self.update(state.table, **done)
 
     def _is_still(self, seen: TableState) -> bool:
         now = self._states.get(seen.table)

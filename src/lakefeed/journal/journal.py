@@ -130,11 +130,11 @@ class Journal(JournalView):
         """
         with self._writing:
             lease = self._require_lease()
-            index = self._index  # only an append adds to it, and a trim replaces it: what is read of it stays true
+            index = self._index  # only an append adds to it; a trim replaces it, which moves neither head nor identity
             newest, number = index.newest, index.head + 1
             self._check_next(change_set, newest.end if newest else None)
             path = self._layout.commit(number)
-            numbering = Numbering(self.schemas, lambda table: index.version_at(table, number), change_set.end)
+            numbering = Numbering(self.schemas, lambda table: self._version_at(table, number), change_set.end)
             writer = SegmentWriter(
                 self._layout,
                 self._options,
@@ -197,9 +197,7 @@ class Journal(JournalView):
             self._require_lease()
             following = self.head + 1
             numbered = self.schemas.record(schema, position, begins=following)
-            with self._lock:
-                in_effect = self._index.version_at(schema.table, following)
-            if in_effect != numbered.version:
+            if self._version_at(schema.table, following) != numbered.version:
                 self.schemas.begin(schema.table, Beginning(following, numbered.version))
             return numbered
 
@@ -261,6 +259,11 @@ class Journal(JournalView):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _version_at(self, table: TableId, number: int) -> int | None:
+        """By the index of now: a trim beside an append moves what it takes from the schema history into the index."""
+        with self._lock:
+            return self._index.version_at(table, number)
 
     def _require_lease(self) -> Lease:
         """StateError if it takes no more, LeaseError if somebody else has become the writer."""

@@ -252,17 +252,21 @@ class TableSelection:
         self._patterns = tuple(patterns)
         self._rules = dict(rules)
         self._warned: set[TableId] = set()
+        self._seen: frozenset[TableId] = frozenset()
 
     def tables(self, there: Mapping[TableId, Refusal | None]) -> tuple[TableId, ...]:
-        """Those that the patterns match. ConfigError for a pattern, or a rule, that matches none."""
+        """Those that the patterns match. ConfigError for a pattern, or a rule, that matches none and never did."""
         for pattern in filter(is_literal, (*self._patterns, *self._rules)):
             for table, refusal in there.items():
                 if refusal is not None and self._matches(pattern, table):
                     raise ConfigError(f"'{pattern}' cannot be polled: {refusal.reason}", remedy=refusal.remedy)
         usable = [table for table, refusal in there.items() if refusal is None]
-        chosen = match_tables(self._patterns, usable, default_schema=self._schema, folds_case=self._folds)
+        chosen = match_tables(
+            self._patterns, usable, default_schema=self._schema, folds_case=self._folds, seen=self._seen
+        )
+        self._seen |= set(chosen)
         for pattern in self._rules:
-            if not any(self._matches(pattern, table) for table in chosen):
+            if not any(self._matches(pattern, table) for table in self._seen):
                 raise ConfigError(f"rules: '{pattern}' matches none of the tables that are polled")
         return chosen
 
