@@ -110,6 +110,7 @@ def _merge(made: Backlog, captured: ChangeSet, schema: TableSchema, table: Path)
     session.conf.set("spark.databricks.delta.merge.materializeSource", "none")  # as Lakefeed has it
     rows = pa.Table.from_batches([batch.data for batch in captured.batches])
     changes = session.createDataFrame(rows.select([*schema.names, OP, SEQ]))
-    step = merge_step(collapse(changes, schema.key), Window(ID, 0, 1, captured.end, (), schema), None)
+    window = Window(ID, 0, 1, captured.end, (), schema)
+    step = merge_step(collapse(changes, window), window, None)
     step.rows.createOrReplaceTempView(_VIEW)
     session.sql(step.statement(f"delta.`{table}`", _VIEW))

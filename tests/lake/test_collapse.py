@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from lakefeed.change.batch import OP, Operation
 from lakefeed.change.table import TableSchema
-from lakefeed.lake.mode.collapse import FRESH, collapsed_window
-from lakefeed.lake.window import CARRIED
+from lakefeed.lake.mode.collapse import FRESH, collapse
+from lakefeed.lake.window import CARRIED, read_changes
 from lakefeed.testing.builders import Row, batch, table
 from lakefeed.testing.scripted_log import ScriptedLog
 
@@ -77,7 +77,8 @@ def test_acceptance_5_any_history_collapses_to_its_last_state(spark: SparkSessio
         columns: dict[str, pa.DataType] = {"case": pa.int64(), "id": pa.string(), "a": pa.int64(), "b": pa.string()}
         schema = log.schema_of(table("main.cases", columns, key=("case", "id")))
         add_in_pieces(log, schema, history, cut)
-        collapsed = collapsed_window(spark, log.window(schema.table, 0, log.head)).collect()
+        window = log.window(schema.table, 0, log.head)
+        collapsed = collapse(read_changes(spark, window), window).collect()
     found = {(row["case"], row["id"]): row for row in collapsed}
     assert len(found) == len(collapsed), "a key is there twice"
     assert found.keys() == history.left.keys()
@@ -113,6 +114,6 @@ def test_a_key_may_have_any_name_that_a_source_can_give_it(
     rows: list[Row] = [("insert", {**key, "a": "1", "b": "1"}), ("update", {**key, "a": "2"})]
     log.add(batch(schema, rows, absent={1: ["b"]}))
     window = log.window(schema.table, 0, 1)
-    (row,) = collapsed_window(spark, window, keep_deleted=keep_deleted).collect()
+    (row,) = collapse(read_changes(spark, window), window, keep_deleted=keep_deleted).collect()
     assert {name: row[name] for name in names} == key
     assert (row["a"], row["b"], row[CARRIED + "0"], row[FRESH]) == ("2", "1", True, True)

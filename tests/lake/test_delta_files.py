@@ -202,7 +202,7 @@ def test_b03_a_table_of_another_life_takes_nothing(world: World, monkeypatch: py
 
 def test_b06_an_append_beside_a_strangers_commit_is_done_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between our reading of the log and our commit somebody packs the files."""
-    calls = between(monkeypatch, delta_store, "add_action", lambda: world.delta.optimize.compact())
+    calls = between(monkeypatch, delta_store, "write_files", lambda: world.delta.optimize.compact())
     world.apply(("insert", world.row(40, "1")))
     assert len(calls) == 2
     assert world.keys() == [*range(30), 40]

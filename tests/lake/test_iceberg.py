@@ -18,6 +18,7 @@ from lakefeed.change.table import Column, TableSchema
 from lakefeed.errors import CommitFailedError, DecodeError, TableStoppedError
 from lakefeed.lake.base import Applied, LakeTable, TableCopy
 from lakefeed.lake.iceberg import Iceberg, IcebergFormat
+from lakefeed.lake.store import Stamp
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.format_contract import one
 from lakefeed.testing.scripted_log import ListChunk, ScriptedLog
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 COLUMNS: dict[str, pa.DataType] = {"id": pa.int64(), "v": pa.string()}
+STAMP = Stamp(generation=1, number=1, metadata={})
 
 
 @pytest.fixture
@@ -186,11 +188,11 @@ def test_columns_follow_in_one_commit_that_rewrites_nothing(
     second = log.schema_of(TableSchema(schema.table, (level, ids[0], renamed, day), schema.key))
     log.add(batch(second, [("insert", {"id": 9, "text": "9", "level": 1, "day": None})]))
     files, version = data_files(lake_table), int(metadata_file(lake_table.location).name.split(".")[0][1:])
-    lake_table.evolve(log.window(schema.table, 0, 1), 1, Applied(number=0, schema_version=1, rows=None))
+    lake_table.evolve(log.window(schema.table, 0, 1), STAMP, Applied(number=0, schema_version=1, rows=None))
     assert int(metadata_file(lake_table.location).name.split(".")[0][1:]) == version + 1
     assert data_files(lake_table) == files
     assert lake_table.applied(1) == Applied(number=0, schema_version=second.version, rows=3)
-    lake_table.evolve(log.window(schema.table, 0, 1), 1, Applied(number=0, schema_version=1, rows=None))
+    lake_table.evolve(log.window(schema.table, 0, 1), STAMP, Applied(number=0, schema_version=1, rows=None))
     assert int(metadata_file(lake_table.location).name.split(".")[0][1:]) == version + 1, "evolved twice"
     lake_table.apply(log.window(schema.table, 0, 1), 1)
     rows = {
@@ -294,7 +296,7 @@ def test_a_widened_type_is_read_in_place_where_iceberg_can_and_rewritten_in_one_
     files = data_files(lake_table)
     wider = log.schema_of(table("main.t", {"id": pa.int64(), "n": wide}, key=("id",)))
     log.add(batch(wider, [("insert", {"id": 3, "n": value})]))
-    lake_table.evolve(log.window(schema.table, 0, 1), 1, Applied(number=0, schema_version=1, rows=None))
+    lake_table.evolve(log.window(schema.table, 0, 1), STAMP, Applied(number=0, schema_version=1, rows=None))
     assert (data_files(lake_table) == files) == in_place
     assert lake_table.applied(1) == Applied(number=0, schema_version=2, rows=2)
     lake_table.apply(log.window(schema.table, 0, 1), 1)

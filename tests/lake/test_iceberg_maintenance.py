@@ -141,7 +141,7 @@ def test_a_merge_into_a_small_table_adds_one_file_and_leaves_the_session_as_it_w
     lake_table.apply(log.window(schema.table, 1, 2), 1)
     assert len(files(lake_table) - before) == 1
     partitions = "spark.sql.shuffle.partitions"
-    assert lake_table._session().conf.get(partitions) == spark.conf.get(partitions) != "200"
+    assert lake_table._session.conf.get(partitions) == spark.conf.get(partitions) != "200"
 
 
 def test_changes_are_applied_while_somebody_compacts(

@@ -30,7 +30,7 @@ from lakefeed.change.batch import CHANGED, DELETED, FOUND
 from lakefeed.change.table import TableId
 from lakefeed.errors import LakefeedError
 from lakefeed.lake.base import ChunkSource
-from lakefeed.lake.location import filesystem, spark_glob, spark_path
+from lakefeed.lake.location import filesystem, spark_path
 from lakefeed.lake.spark.error import explained
 from lakefeed.lake.spark.type import quoted
 
@@ -87,7 +87,7 @@ def full_diff(lake: DataFrame, comparison: Comparison, progress: Callable[[int, 
         # What was read, in the types of the lake table: of the columns that it has.
         types = {field.name: field.dataType for field in lake.schema.fields}
         names = [name for name in comparison.schema.names if name in types]
-        read = session.read.parquet(spark_glob(place))
+        read = session.read.parquet(spark_path(place, as_glob=True))
         source = read.select([F.col(quoted(name)).cast(types[name]).alias(name) for name in names])
         suspects = _suspects(lake, source, comparison.key).cache()  # 2: counted, then written
         try:

@@ -26,7 +26,7 @@ from lakefeed.errors import DecodeError, LakefeedError
 from lakefeed.lake.base import ChunkSource
 from lakefeed.lake.location import filesystem
 from lakefeed.lake.spark.error import explained
-from lakefeed.lake.window import is_ordered_alike
+from lakefeed.lake.window import ORDERED_ALIKE
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -186,7 +186,7 @@ def file_statistics(metadata: Any, schema: pa.Schema) -> str:
             nulls[field.name] = sum(group.null_count for group in groups)
         bounded = [group for group in groups if group.has_min_max]
         silent = any(not group.has_min_max and group.num_values for group in groups)
-        if not bounded or silent or not is_ordered_alike(field.type):
+        if not bounded or silent or not any(is_kind(field.type) for is_kind in ORDERED_ALIKE):
             continue
         try:
             found = [min(group.min for group in bounded), max(group.max for group in bounded)]

@@ -43,14 +43,13 @@ def _hex(char: str) -> str:
     return "".join(f"~{byte:02X}" for byte in char.encode())
 
 
-def spark_path(path: str) -> str:
-    """For Spark: with its scheme, because a cluster's default file system need not be the local one."""
-    return path if "://" in path else f"file://{path}"
+def spark_path(path: str, *, as_glob: bool = False) -> str:
+    """For Spark: with its scheme, because a cluster's default file system need not be the local one.
 
-
-def spark_glob(path: str) -> str:
-    """For Spark's file readers, which take globs: a path that means only itself."""
-    return "".join(f"\\{char}" if char in "{}[]*?\\" else char for char in spark_path(path))
+    ``as_glob``: for Spark's file readers, which take globs, a path that means only itself.
+    """
+    full = path if "://" in path else f"file://{path}"
+    return "".join(f"\\{char}" if char in "{}[]*?\\" else char for char in full) if as_glob else full
 
 
 def delta_uri(path: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, NoReturn
 
 from lakefeed.change.segment import Window
 from lakefeed.change.table import TableSchema
@@ -48,7 +49,7 @@ class SparkTable:
         self._pipeline = pipeline
         self._store = store
         self._sessions = sessions
-        self._own: SparkSession | None = None
+        self._session: SparkSession | None = None  # the table's own, made when it is needed
         self._turn = threading.Lock()
         self._key: tuple[str, ...] | None = None
         self._reached = (0, 0)  # the generation and the change set that we have brought the table to
@@ -60,7 +61,7 @@ class SparkTable:
         hit("lake.before_load")
         refuse_unstorable(self._mode.schema(copy.schema), added=self._mode.added_columns())
         self._mode.check_columns(copy.schema)
-        loaded = self._store.load(copy, self._mode, self._session, progress)
+        loaded = self._store.load(copy, self._mode, cache(self._sessions.child), progress)
         hit("lake.after_load")
         return loaded
 
@@ -71,21 +72,33 @@ class SparkTable:
         window's changes as a step, and commit it. After a conflict with another commit the table is read, and 3 is
         done again.
         """
-        stamp = Stamp(generation=generation, number=window.upto, metadata=self._metadata(window, generation))
+        metadata = {
+            "pipeline": self._pipeline,
+            "table": str(window.table),
+            "generation": generation,
+            "change_sets": {"after": window.after, "upto": window.upto},
+            "schema_version": window.target.version,
+            "position": window.end.encode() if window.end is not None else None,
+        }
+        stamp = Stamp(generation=generation, number=window.upto, metadata=metadata)
         with self._turn:
-            applied = self._recorded(generation, fresh=False)  # 1
+            reached = self._reached[1] if self._reached[0] == generation else 0
+            applied = self._store.applied(generation, fresh=False)  # 1
             if applied is None:
                 raise LakeError(f"there is no table of generation {generation} at {self.location}")
+            if applied.number < reached:
+                self._rolled_back(applied)
             if applied.number >= window.upto:
                 return applied
             version, target = applied.schema_version, window.target
             if target.version > version or window.open_stale_reasons(version):
-                applied = self.evolve(window, generation, applied)  # 2
+                applied = self.evolve(window, stamp, applied)  # 2
             mapping = self._decisions.get(target.version, generation)
             self._key = target.key if mapping is None else mapping.schema(target).key
             if not window.segments:
                 return applied
-            own, session = mapped_window(window, mapping) if mapping is not None else window, self._session()
+            own = mapped_window(window, mapping) if mapping is not None else window
+            session = self._session = self._session or self._sessions.child()
 
             def work() -> Applied:
                 return self._store.commit(session, self._mode.step(session, own, self._store), stamp)
@@ -101,26 +114,25 @@ class SparkTable:
                         applied = self._outcome(error, stamp)
                         break
                 # Maintenance, ours or somebody's, has replaced files under us: the changes are planned again.
-                self._recorded(generation, fresh=True)
+                found = self._store.applied(generation)
+                if found is not None and found.number < reached:
+                    self._rolled_back(found)
             hit("lake.after_commit")
             self._reached = (generation, applied.number)
             return applied
 
-    def _recorded(self, generation: int, *, fresh: bool) -> Applied | None:
-        """What the table records. CommitFailedError if that is less than we have brought it to."""
-        applied, (life, reached) = self._store.applied(generation, fresh=fresh), self._reached
-        if applied is not None and life == generation and applied.number < reached:
-            self._reached = (0, 0)
-            raise CommitFailedError(
-                f"the table at {self.location} was at change set {reached} and is at {applied.number}: somebody has "
-                "rolled it back",
-                remedy="The next sync applies the changes again that the table has lost; there is nothing to do.",
-            )
-        return applied
+    def _rolled_back(self, applied: Applied) -> NoReturn:
+        """The table records less than we have brought it to."""
+        reached, self._reached = self._reached[1], (0, 0)
+        raise CommitFailedError(
+            f"the table at {self.location} was at change set {reached} and is at {applied.number}: somebody has "
+            "rolled it back",
+            remedy="The next sync applies the changes again that the table has lost; there is nothing to do.",
+        )
 
-    def evolve(self, window: Window, generation: int, applied: Applied) -> Applied:
+    def evolve(self, window: Window, stamp: Stamp, applied: Applied) -> Applied:
         """Settle a newer schema and the stale reasons of a window: TableStoppedError if the table cannot go on."""
-        version, target = applied.schema_version, window.target.version
+        generation, version, target = stamp.generation, applied.schema_version, window.target.version
         stale = window.open_stale_reasons(version)
         path = steps(window.schemas, version, target) if target > version else [window.target]
         before = self._decisions.at(path[0], generation)
@@ -131,9 +143,10 @@ class SparkTable:
         own = [self._mode.schema(before.schema(path[0])), self._mode.schema(after.schema(path[-1]))]
         refuse_unstorable(own[-1], added=self._mode.added_columns())
         self._decisions.decide(after, path, generation, stale)
-        stamp = Stamp(generation=generation, schema_version=target, metadata=self._metadata(window, generation))
+        stamp = replace(stamp, number=None, schema_version=target)
+        session = self._session = self._session or self._sessions.child()
         try:
-            self._store.evolve(self._session(), own, stamp)
+            self._store.evolve(session, own, stamp)
         except Exception as error:  # noqa: BLE001  # judged by what the table then records
             return self._outcome(error, stamp)
         return self._store.applied(generation) or replace(applied, schema_version=target)
@@ -187,18 +200,3 @@ class SparkTable:
         ):
             return after
         raise explained(error, self.route.table) from error
-
-    def _metadata(self, window: Window, generation: int) -> dict[str, Any]:
-        return {
-            "pipeline": self._pipeline,
-            "table": str(window.table),
-            "generation": generation,
-            "change_sets": {"after": window.after, "upto": window.upto},
-            "schema_version": window.target.version,
-            "position": window.end.encode() if window.end is not None else None,
-        }
-
-    def _session(self) -> SparkSession:
-        if self._own is None:
-            self._own = self._sessions.child()
-        return self._own

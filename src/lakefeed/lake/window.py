@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, Operation
 from lakefeed.change.segment import Segment, Window
-from lakefeed.lake.location import filesystem, spark_glob
+from lakefeed.lake.location import filesystem, spark_path
 from lakefeed.lake.schema.projection import lineage, projected, steps
-from lakefeed.lake.spark.type import quoted, spark_columns
+from lakefeed.lake.spark.type import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -37,7 +37,17 @@ if TYPE_CHECKING:
 CARRIED = "_lakefeed_carried_"
 """Prefix of a boolean column: did this change carry that column? Only for columns that some change did not."""
 
-_METADATA = {POSITION: "string", TIME: "timestamp", TXN: "string"}
+ORDERED_ALIKE = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
+"""The kinds of types whose values Parquet, the table formats and Spark order alike."""
+
+_METADATA: dict[str, pa.DataType] = {
+    OP: pa.int8(),
+    SEQ: pa.int64(),
+    ABSENT: pa.list_(pa.string()),
+    POSITION: pa.string(),
+    TIME: pa.timestamp("us", tz="UTC"),
+    TXN: pa.string(),
+}
 _LONGEST_TEXT = 200
 _LARGE_BYTES = 64 << 20
 _MOST_VALUES, _MOST_SEGMENTS = 10_000, 200
@@ -67,10 +77,11 @@ def read_changes(
     ``before_images`` those are among the rows, which is for modes that keep rows as they were captured.
     """
     from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.pandas.types import from_arrow_schema
 
     incomplete = incomplete_columns(window)
     plain = [name for name in metadata if name != ABSENT]
-    more = "".join(f", {name} {_METADATA[name]}" for name in plain)
+    added = [pa.field(name, _METADATA[name]) for name in (OP, SEQ, ABSENT, *plain)]
     by_version: dict[int, list[Segment]] = {}
     for segment in window.segments:
         by_version.setdefault(segment.schema_version, []).append(segment)
@@ -79,8 +90,10 @@ def read_changes(
         path = steps(window.schemas, version, window.target.version)
         origin = lineage(path)
         # The schema is given, so that Spark does not open a file to guess it.
-        columns = f"{spark_columns(path[0])}, {OP} tinyint, {SEQ} bigint, {ABSENT} array<string>{more}"
-        changes = session.read.schema(columns).parquet(*(spark_glob(segment.path) for segment in segments))
+        own = [pa.field(column.name, column.type) for column in path[0].columns]  # nullable: a delete has only the key
+        columns = from_arrow_schema(pa.schema([*own, *added]), prefer_timestamp_ntz=True)
+        files = (spark_path(segment.path, as_glob=True) for segment in segments)
+        changes = session.read.schema(columns).parquet(*files)
         extra = [F.col(name) for name in plain]
         if ABSENT in metadata:  # under the names that the columns have now; NULL if all were carried
             missing = [F.when(~_carried(origin[name]), F.lit(name)) for name in incomplete]
@@ -120,13 +133,38 @@ class KeyBounds:
             return None
 
 
-def key_bounds(window: Window) -> KeyBounds | None:
-    """What every first key column value of the window lies between; None if unknown."""
-    key = window.target.key[0]
-    if not is_ordered_alike(window.target.column(key).type):
+def key_bounds(window: Window, column: str | None = None) -> KeyBounds | None:
+    """What every first key column value of the window lies between, or every value of ``column``; None if unknown.
+
+    A NULL counts as unknown: bounds would hide it.
+    """
+    key = window.target.key[0] if column is None else column
+    if key != TIME and not any(is_kind(window.target.column(key).type) for is_kind in ORDERED_ALIKE):
         return None
-    found = _range(window, key)
-    return KeyBounds(key, *found) if found is not None else None
+    names: dict[int, str | None] = {}
+    for version in {segment.schema_version for segment in window.segments}:
+        path = steps(window.schemas, version, window.target.version)
+        names[version] = key if key == TIME else lineage(path)[key]
+    low: Any = None
+    high: Any = None
+    for segment in window.segments:
+        name = names[segment.schema_version]
+        files, place = filesystem(segment.path)
+        footer = pq.read_metadata(place, filesystem=files)
+        # A footer's names are those of leaves: each list has one, ``element``.
+        leaves: list[Any] = [footer.schema.column(index) for index in range(len(footer.schema))]
+        index = next((number for number, leaf in enumerate(leaves) if leaf.path == leaf.name == name), None)
+        if index is None:
+            return None
+        parts: list[Any] = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
+        if not parts or any(part is None or not part.has_min_max or part.null_count for part in parts):
+            return None
+        try:
+            low = min([*([] if low is None else [low]), *(part.min for part in parts)])
+            high = max([*([] if high is None else [high]), *(part.max for part in parts)])
+        except (OverflowError, TypeError, ValueError):
+            return None  # the column's type changed on the way, or a date that Python cannot hold
+    return None if low is None else KeyBounds(key, low, high)
 
 
 def narrowed(bounds: KeyBounds | None, window: Window, table_bytes: int) -> KeyBounds | None:
@@ -147,46 +185,8 @@ def narrowed(bounds: KeyBounds | None, window: Window, table_bytes: int) -> KeyB
 
 def lowest_time(window: Window) -> str | None:
     """The earliest commit time of a window as a literal of Spark SQL; None if unknown, as where a change has none."""
-    found = _range(window, TIME)
-    return _literal(found[0]) if found is not None else None
-
-
-def is_ordered_alike(kind: pa.DataType) -> bool:
-    """Do Parquet, the table formats and Spark have the same order for values of this type?"""
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind)
-    )
-
-
-def _range(window: Window, column: str) -> tuple[Any, Any] | None:
-    """Over a column of the target, or TIME, in each file; None at the first that does not have it all.
-
-    A NULL counts as unknown: bounds would hide it.
-    """
-    low: Any = None
-    high: Any = None
-    names: dict[int, str | None] = {}
-    for version in {segment.schema_version for segment in window.segments}:
-        path = steps(window.schemas, version, window.target.version)
-        names[version] = column if column == TIME else lineage(path)[column]
-    for segment in window.segments:
-        name = names[segment.schema_version]
-        files, place = filesystem(segment.path)
-        footer = pq.read_metadata(place, filesystem=files)
-        # A footer's names are those of leaves: each list has one, ``element``.
-        leaves: list[Any] = [footer.schema.column(index) for index in range(len(footer.schema))]
-        index = next((number for number, leaf in enumerate(leaves) if leaf.path == leaf.name == name), None)
-        if index is None:
-            return None
-        parts: list[Any] = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
-        if not parts or any(part is None or not part.has_min_max or part.null_count for part in parts):
-            return None
-        try:
-            low = min([*([] if low is None else [low]), *(part.min for part in parts)])
-            high = max([*([] if high is None else [high]), *(part.max for part in parts)])
-        except (OverflowError, TypeError, ValueError):
-            return None  # the column's type changed on the way, or a date that Python cannot hold
-    return None if low is None else (low, high)
+    found = key_bounds(window, TIME)
+    return _literal(found.low) if found is not None else None
 
 
 def _literal(value: Any) -> str:

@@ -23,6 +23,7 @@ from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import CommitFailedError, TableStoppedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import Loaded, TableCopy
+from lakefeed.lake.delta.history import AppIds
 from lakefeed.lake.formats import other_format_at
 from lakefeed.lake.loader import GROUP_CHUNKS, DataFile, attempt_chunk, written_chunks
 from lakefeed.lake.location import delta_uri, filesystem
@@ -45,7 +46,7 @@ def load_table(
     progress: Callable[[int], None],
 ) -> Loaded:
     """Copy ``copy`` into the table of ``store``; ``context`` is asked for only if there is much to read."""
-    ids, total = store.ids(copy.generation), len(copy.chunks)
+    ids, total = AppIds(store.owner, copy.generation), len(copy.chunks)
     with store.writing() as table:
         begun = table is not None and table.transaction_version(ids.owner) == copy.generation
         done: int | None = table.transaction_version(ids.copy) if table is not None and begun else None
@@ -94,10 +95,10 @@ def _commit_group(
     """
     from deltalake import Schema
     from deltalake.exceptions import CommitFailedError as Refused
-    from deltalake.transaction import CommitProperties, Transaction, create_table_with_add_actions
+    from deltalake.transaction import AddAction, CommitProperties, Transaction, create_table_with_add_actions
 
     before, after = chunks
-    ids = store.ids(copy.generation)
+    ids = AppIds(store.owner, copy.generation)
     transactions = {ids.copy: after}
     if before is None:
         transactions |= {ids.owner: copy.generation, ids.schema: copy.schema.version}
@@ -110,7 +111,8 @@ def _commit_group(
         # leave what a compaction has made of them meanwhile.
         max_commit_retries=0,
     )
-    schema, actions = Schema.from_arrow(stored), [add_action(file) for file in files]
+    schema = Schema.from_arrow(stored)
+    actions: list[Any] = [AddAction(one.name, one.bytes, {}, one.written_ms, True, one.statistics) for one in files]
     for left in reversed(range(_CONFLICT_TRIES)):
         with store.writing() as table:
             if before is not None and (table is None or table.transaction_version(ids.copy) != before):
@@ -144,13 +146,6 @@ def _loaded(store: DeltaStore, generation: int) -> Loaded:
             text = metadata["copy"]["high"]
             high = highest(high, decode_position(text) if text else None)
     return Loaded(rows=rows, high=high)
-
-
-def add_action(file: DataFile) -> Any:
-    """One written file, as a commit names it."""
-    from deltalake.transaction import AddAction
-
-    return AddAction(file.name, file.bytes, {}, file.written_ms, True, file.statistics)
 
 
 @dataclass(frozen=True, slots=True)

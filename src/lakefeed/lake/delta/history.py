@@ -27,18 +27,22 @@ _COMMIT = re.compile(r"(\d{20})\.json")
 
 
 class AppIds(NamedTuple):
-    """The application ids of one table in one pipeline: see ``store``."""
+    """What the commits of one life of a table record under: see ``store``. ``owner`` is the same for all of them."""
 
     owner: str
-    applied: str
-    schema: str
-    copy: str
+    generation: int
 
+    @property
+    def applied(self) -> str:
+        return f"{self.owner}/{self.generation}"
 
-def app_ids(pipeline: str, table: TableId, generation: int) -> AppIds:
-    owner = f"lakefeed/{pipeline}/{table}"
-    applied = f"{owner}/{generation}"
-    return AppIds(owner, applied, f"{applied}/schema", f"{applied}/copy")
+    @property
+    def schema(self) -> str:
+        return f"{self.applied}/schema"
+
+    @property
+    def copy(self) -> str:
+        return f"{self.applied}/copy"
 
 
 class DeltaHistory:
@@ -99,7 +103,7 @@ def read_log(path: str, table: TableId) -> list[LogCommit]:
             commits.append(LogCommit(version=int(version)))
             continue
         recorded = {one["txn"]["appId"]: one["txn"]["version"] for one in actions if "txn" in one}
-        ids = app_ids(metadata["pipeline"], table, metadata["generation"])
+        ids = AppIds(f"lakefeed/{metadata['pipeline']}/{table}", metadata["generation"])
         commits.append(LogCommit(version=int(version), metadata=metadata, applied=recorded.get(ids.applied)))
     return commits
 

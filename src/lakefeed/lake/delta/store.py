@@ -37,18 +37,18 @@ from pyarrow import fs
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import CommitFailedError, LakeError
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
-from lakefeed.lake.delta.copy import FileChunk, add_action, load_table
+from lakefeed.lake.delta.copy import FileChunk, load_table
 from lakefeed.lake.delta.feature import features_of
-from lakefeed.lake.delta.history import AppIds, app_ids, exact_versions
+from lakefeed.lake.delta.history import AppIds, exact_versions
 from lakefeed.lake.delta.maintenance import WRITTEN, maintain_table
 from lakefeed.lake.loader import DataFile, file_statistics
-from lakefeed.lake.location import delta_uri, filesystem, spark_glob, spark_path
+from lakefeed.lake.location import delta_uri, filesystem, spark_path
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.mode.base import CurrentRows, Mode
 from lakefeed.lake.route import Route
 from lakefeed.lake.schema.projection import lineage, projected
 from lakefeed.lake.spark.error import ConcurrentModification
-from lakefeed.lake.spark.type import quoted, spark_columns
+from lakefeed.lake.spark.type import quoted, spark_type
 from lakefeed.lake.store import AppendRows, Extent, MergeRows, Replaceable, RewriteRows, Stamp, Step
 from lakefeed.lake.window import KeyBounds
 
@@ -83,24 +83,35 @@ class DeltaStore:
     def __init__(self, path: str, pipeline: str, route: Route, options: DeltaOptions) -> None:
         self.location = path
         self.pipeline = pipeline
+        self.owner = f"lakefeed/{pipeline}/{route.table}"
         self.options = options
         self._route = route
         self._uri = delta_uri(path)
         self._storage = dict(options.storage) or None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # ``commit`` asks ``applied`` inside
         self._table: DeltaTable | None = None  # as it was last read
         self._seen: tuple[tuple[int, int] | None, Applied | None] = (None, None)  # of a version and generation
 
     # What the commits record
 
-    def ids(self, generation: int) -> AppIds:
-        """What the commits of one life of the table record under: see the module."""
-        return app_ids(self.pipeline, self._route.table, generation)
-
     def applied(self, generation: int, *, fresh: bool = True) -> Applied | None:
         with self._lock:
             table = self.refresh() if fresh or self._table is None else self._table
-            return self._recorded(table, generation)
+            if table is None:
+                return None
+            # Worked out once for each version: deltalake scans the log for it.
+            at, ids = (table.version(), generation), AppIds(self.owner, generation)
+            if self._seen[0] != at:
+                number, version = table.transaction_version(ids.applied), table.transaction_version(ids.schema)
+                found: Applied | None = None
+                if table.transaction_version(ids.owner) == generation and number is not None and version is not None:
+                    # Rows by the files' statistics; None where they do not say it.
+                    counts = pa.table(table.get_add_actions(flatten=True)).column("num_records")
+                    known = not features_of(table).has_masked_rows and not counts.null_count
+                    rows = int(pc.sum(counts, min_count=0).as_py()) if known else None
+                    found = Applied(number=number, schema_version=version, rows=rows)
+                self._seen = (at, found)
+            return self._seen[1]
 
     def refresh(self) -> DeltaTable | None:
         """Read the log: the table at its newest version. Another process may have committed, or removed it."""
@@ -121,23 +132,6 @@ class DeltaStore:
         if not DeltaTable.is_deltatable(self._uri, self._storage):
             return None
         return DeltaTable(self._uri, storage_options=self._storage)
-
-    def _recorded(self, table: DeltaTable | None, generation: int) -> Applied | None:
-        """What the handle has of this generation. Worked out once for each version: deltalake scans the log for it."""
-        if table is None:
-            return None
-        at, ids = (table.version(), generation), app_ids(self.pipeline, self._route.table, generation)
-        if self._seen[0] != at:
-            number, version = table.transaction_version(ids.applied), table.transaction_version(ids.schema)
-            found: Applied | None = None
-            if table.transaction_version(ids.owner) == generation and number is not None and version is not None:
-                # Rows by the files' statistics; None where they do not say it.
-                counts = pa.table(table.get_add_actions(flatten=True)).column("num_records")
-                known = not features_of(table).has_masked_rows and not counts.null_count
-                rows = int(pc.sum(counts, min_count=0).as_py()) if known else None
-                found = Applied(number=number, schema_version=version, rows=rows)
-            self._seen = (at, found)
-        return self._seen[1]
 
     # Extent and rows
 
@@ -185,21 +179,23 @@ class DeltaStore:
                 raise LakeError(f"the table at {self._uri} is gone")
             described: Any = self._table.schema().to_arrow()  # another library's schema, by the Arrow C interface
         schema = from_arrow_schema(pa.schema(described), prefer_timestamp_ntz=True)
-        return session.read.schema(schema).parquet(*(spark_glob(f"{self.location}/{path}") for path in old.files))
+        return session.read.schema(schema).parquet(
+            *(spark_path(f"{self.location}/{path}", as_glob=True) for path in old.files)
+        )
 
     # Commits
 
     def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> Applied:
         """By Spark, or, where the table allows it, as an exchange of files: see the module."""
         from deltalake.exceptions import CommitFailedError as Refused
-        from deltalake.transaction import CommitProperties, RemoveAction, Transaction
+        from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
         with self._lock:
             table = self._table
             appends = isinstance(step, AppendRows) and table is not None and features_of(table).takes_files
             by_files = isinstance(step, RewriteRows) or appends
             # Spark would not see that another process has a part of these change sets.
-            done = self._done(table if by_files else self.refresh(), stamp)
+            done = self._done(stamp, fresh=not by_files)
         if done is not None:
             return done
         if not by_files:
@@ -211,20 +207,18 @@ class DeltaStore:
                     mode = "append" if isinstance(step, AppendRows) else "overwrite"
                     step.rows.write.format("delta").mode(mode).save(spark_path(self.location))
             with self._lock:
-                return self._done(self.refresh(), stamp) or self._lost(stamp)
+                return self._done(stamp, fresh=True) or self._lost(stamp)
 
-        added, now = write_files(step.rows, self.location), int(time.time() * 1000)
+        written, now = write_files(step.rows, self.location), int(time.time() * 1000)
+        added = [AddAction(one.name, one.bytes, {}, one.written_ms, True, one.statistics) for one in written]
         removed = [RemoveAction(path, True, now) for path in step.old.files] if isinstance(step, RewriteRows) else []
         properties = CommitProperties(
             custom_metadata={"userMetadata": json.dumps(stamp.metadata)},
-            app_transactions=[
-                Transaction(app_ids(self.pipeline, self._route.table, stamp.generation).applied, stamp.number or 0)
-            ],
+            app_transactions=[Transaction(AppIds(self.owner, stamp.generation).applied, stamp.number or 0)],
             max_commit_retries=0,
         )
         with self._lock:
-            table = self._table  # another thread may have read it again
-            done = self._done(table, stamp)
+            done, table = self._done(stamp), self._table  # another thread may have read it again
             if done is not None or table is None:
                 return done or self._lost(stamp)  # the files are part of nothing: maintenance removes them
             if isinstance(step, RewriteRows) and table.version() != step.old.version:
@@ -234,21 +228,22 @@ class DeltaStore:
             if files.get_file_info(entry).type is not fs.FileType.File:
                 self._table, self._seen = None, (None, None)
                 raise CommitFailedError(f"the table at {self.location} was removed or replaced")
-            actions = [*(add_action(file) for file in added), *removed]
             try:
-                table.create_write_transaction(actions, "append", table.schema(), commit_properties=properties)
+                table.create_write_transaction(
+                    [*added, *removed], "append", table.schema(), commit_properties=properties
+                )
             except Refused as error:
                 raise ConcurrentModification(str(error)) from error
             table.update_incremental()
-            return self._done(table, stamp) or self._lost(stamp)
+            return self._done(stamp) or self._lost(stamp)
 
-    def _done(self, table: DeltaTable | None, stamp: Stamp) -> Applied | None:
+    def _done(self, stamp: Stamp, *, fresh: bool = False) -> Applied | None:
         """What the table records, if it has the stamp's change set.
 
         CommitFailedError if the table is not where the stamp's change sets begin: another process has this pipeline,
         too, and the changes are to be planned again.
         """
-        recorded = self._recorded(table, stamp.generation)
+        recorded = self.applied(stamp.generation, fresh=fresh)
         if recorded is None:
             raise CommitFailedError(f"the table at {self.location} is not of generation {stamp.generation} any more")
         if stamp.number is None or recorded.number >= stamp.number:
@@ -283,7 +278,8 @@ class DeltaStore:
         )
         with self._stamped(session, stamp):
             if is_only_metadata:
-                nothing = session.createDataFrame([], spark_columns(last))
+                columns = ", ".join(f"{quoted(column.name)} {spark_type(column.type)}" for column in last.columns)
+                nothing = session.createDataFrame([], columns)
                 nothing.write.format("delta").mode("append").option("mergeSchema", "true").save(place)
             else:
                 rows = self.read(session).select(*projected(path))
@@ -292,7 +288,7 @@ class DeltaStore:
     @contextmanager
     def _stamped(self, session: SparkSession, stamp: Stamp) -> Iterator[None]:
         """The commit inside, by Spark, records the stamp; one that is recorded already is left out."""
-        ids = self.ids(stamp.generation)
+        ids = AppIds(self.owner, stamp.generation)
         app_id, version = (
             (ids.applied, stamp.number) if stamp.number is not None else (ids.schema, stamp.schema_version)
         )

@@ -10,19 +10,17 @@ when it was deleted; ``HELD`` says whether any change carried values at all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lakefeed.change.batch import OP, SEQ, Operation
 from lakefeed.change.segment import Window
 from lakefeed.lake.spark.type import quoted
-from lakefeed.lake.window import incomplete_columns, read_changes
+from lakefeed.lake.window import incomplete_columns
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
-EMPTY: Mapping[str, str] = MappingProxyType({})
 FRESH = "_lakefeed_fresh"
 """Was the key inserted or deleted here? Then nothing of the table's row belongs to what is left."""
 
@@ -37,31 +35,15 @@ _VALUE, _SENT = "_lakefeed_value", "_lakefeed_sent"  # prefixes: the newest carr
 _TRUNCATES = "_lakefeed_truncates"
 
 
-def collapsed_window(
-    session: SparkSession, window: Window, metadata: Sequence[str] = (), *, keep_deleted: bool = False
-) -> DataFrame:
-    """One row per key of a window. What lies before the last truncate is gone with it.
+def collapse(changes: DataFrame, window: Window, *, keep_deleted: bool = False) -> DataFrame:
+    """One row per key: its columns, ``_lakefeed_op`` and other metadata of the last change. No truncates.
 
-    ``metadata`` are further metadata columns: the row has those of its last change.
+    ``changes`` are those of the window, as ``read_changes`` gives them. If it has incomplete columns, the rows have
+    their flags, which say what was carried, and FRESH; with ``keep_deleted`` also HELD.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    changes = read_changes(session, window, metadata)
-    if window.truncated_at is not None:
-        changes = changes.where((F.col(SEQ) > window.truncated_at) & (F.col(OP) != int(Operation.TRUNCATE)))
-    return collapse(changes, window.target.key, incomplete_columns(window), keep_deleted=keep_deleted)
-
-
-def collapse(
-    changes: DataFrame, key: Sequence[str], incomplete: Mapping[str, str] = EMPTY, *, keep_deleted: bool = False
-) -> DataFrame:
-    """One row per ``key``: its columns, ``_lakefeed_op`` and other metadata of the last change.
-
-    With ``incomplete`` columns (and the flags that say what was carried) also those flags, and FRESH; with
-    ``keep_deleted`` also HELD.
-    """
-    from pyspark.sql import functions as F  # noqa: N812
-
+    key, incomplete = window.target.key, incomplete_columns(window)
     names = [name for name in changes.columns if name != SEQ and name not in incomplete.values()]
     rest = [name for name in names if name not in key and name not in incomplete]
     own = [name for name in rest if keep_deleted and not name.startswith("_lakefeed_")]

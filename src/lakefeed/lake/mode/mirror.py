@@ -27,12 +27,12 @@ from lakefeed.lake.mode.base import (
     checked_names,
     operation_text,
 )
-from lakefeed.lake.mode.collapse import collapse, collapsed_window, truncates_as_deletes
+from lakefeed.lake.mode.collapse import collapse, truncates_as_deletes
 from lakefeed.lake.mode.keyless import keyless_step
 from lakefeed.lake.mode.upsert import Own, left_rows, merge_step, packed, upsert_step
 from lakefeed.lake.spark.type import quoted
 from lakefeed.lake.store import AppendRows, Step, TableStore
-from lakefeed.lake.window import incomplete_columns, key_bounds, read_changes
+from lakefeed.lake.window import key_bounds, read_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,9 +105,9 @@ class Mirror(Mode):
             # A truncate deletes every row that was there, and these must stay: each is read.
             there = store.read(session).where(f"{quoted(self.soft_delete)} IS NULL")
             changes = truncates_as_deletes(read_changes(session, window, own.metadata), there, key)
-            return merge_step(collapse(changes, key, incomplete_columns(window), keep_deleted=True), window, None, own)
+            return merge_step(collapse(changes, window, keep_deleted=True), window, None, own)
         bounds = key_bounds(window)
-        changes = collapsed_window(session, window, own.metadata, keep_deleted=True)
+        changes = collapse(read_changes(session, window, own.metadata), window, keep_deleted=True)
         extent = store.extent(key[0], bounds)
         if extent is not None and extent.touched_files == 0:
             return AppendRows(packed(left_rows(changes, window, own), window))

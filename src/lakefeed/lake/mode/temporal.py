@@ -30,7 +30,7 @@ from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.errors import ConfigError, TableStoppedError
 from lakefeed.lake.mode.base import INSTANT, UNKNOWN_TIME, CurrentRows, Mode, check_name, checked_names
 from lakefeed.lake.mode.collapse import truncates_as_deletes
-from lakefeed.lake.mode.upsert import Own, file_count, keys_of, matches, packed, rewrites_files, upsert_step
+from lakefeed.lake.mode.upsert import BROADCAST_ROWS, Own, matches, packed, rewritten_files, upsert_step
 from lakefeed.lake.mode.versions import STORED, Versions
 from lakefeed.lake.schema.mapping import ColumnMapping
 from lakefeed.lake.schema.projection import lineage
@@ -165,6 +165,8 @@ class Temporal(Mode):
 
         bounds = key_bounds(window)
         changes = read_changes(session, window, (TIME,))
+        keys = changes.select(*map(quoted, target.key)).alias("s")
+        keys = F.broadcast(keys) if window.counts.total <= BROADCAST_ROWS else keys
         # Current versions, and closed ones that end after the first change: only clocks that step back make those.
         lowest = lowest_time(window)
         concerned = f"({current} OR t.{quoted(self.valid_to)} > {lowest})" if lowest is not None else "true"
@@ -172,21 +174,22 @@ class Temporal(Mode):
             extent = store.extent(target.key[0], bounds)
             if extent is not None and extent.touched_files == 0:
                 return AppendRows(packed(versions.rows(versions.of_changes(changes)).drop(STORED), window))
-            if extent is not None and extent.replaceable is not None and rewrites_files(window, extent):
+            count = rewritten_files(session, window, extent) if extent is not None else 0
+            if extent is not None and extent.replaceable is not None and count:
                 # The touched files again: what the window makes of its keys' versions, and all other rows.
-                old, keys = store.read_files(session, extent.replaceable).alias("t"), keys_of(changes, window)
+                old = store.read_files(session, extent.replaceable).alias("t")
                 stored = old.where(concerned).join(keys, F.expr(matches(window)), "left_semi")
                 events = versions.of_changes(changes).unionByName(versions.of_table(stored))
                 made = versions.rows(events, unchanged=True).drop(STORED)
                 others = old.join(keys, F.expr(f"{matches(window)} AND {current}"), "left_anti")
                 rows = others.select(*map(quoted, made.columns)).unionByName(made)
-                return RewriteRows(rows.coalesce(file_count(rows, extent.touched_bytes)), extent.replaceable)
+                return RewriteRows(rows.coalesce(count), extent.replaceable)
             bounds = narrowed(bounds, window, extent.bytes if extent is not None else 0)
 
         within = bounds.condition("t") if bounds is not None else None
         stored = store.read(session).alias("t").where(concerned).where(within or "true")
         if window.truncated_at is None:
-            stored = stored.join(keys_of(changes, window), F.expr(matches(window)), "left_semi")
+            stored = stored.join(keys, F.expr(matches(window)), "left_semi")
         else:
             changes = truncates_as_deletes(changes, stored.where(quoted(self.is_current)), target.key)
         rows = versions.rows(versions.of_changes(changes).unionByName(versions.of_table(stored)))

@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lakefeed.change.batch import OP, Operation
+from lakefeed.change.batch import OP, SEQ, Operation
 from lakefeed.change.segment import Window
-from lakefeed.lake.mode.collapse import FRESH, HELD, collapsed_window
+from lakefeed.lake.mode.collapse import FRESH, HELD, collapse
 from lakefeed.lake.spark.error import INCOMPLETE
 from lakefeed.lake.spark.type import quoted, spark_type
 from lakefeed.lake.store import AppendRows, Extent, MergeRows, ReplaceRows, RewriteRows, Step, TableStore
@@ -41,7 +41,8 @@ _SURELY_TOUCHED = 4
 _FILE_BYTES = 128 << 20
 _FILE_ROWS = 200_000
 _TASK_BYTES = 1 << 20
-_BROADCAST_ROWS = 1_000_000
+BROADCAST_ROWS = 1_000_000
+"""Of keys, up to which they are sent to every task that reads the table's rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,36 +73,34 @@ def upsert_step(session: SparkSession, window: Window, store: TableStore, own: O
     """The cheapest sound way; for modes whose deletes remove rows."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    changes = collapsed_window(session, window, own.metadata)
-    if window.truncated_at is not None:
-        rows = left_rows(changes, window, own)
+    changes = read_changes(session, window, own.metadata)
+    if window.truncated_at is not None:  # what lies before it is gone with it
+        later = changes.where((F.col(SEQ) > window.truncated_at) & (F.col(OP) != int(Operation.TRUNCATE)))
+        rows = left_rows(collapse(later, window), window, own)
         if own.only:  # the table's other rows stay
             others = store.read(session).alias("t").where(f"NOT ({own.only})").select(*map(quoted, rows.columns))
             rows = rows.unionByName(others)
         return ReplaceRows(rows)
 
-    bounds = key_bounds(window)
-    extent = store.extent(window.target.key[0], bounds)
-    appends = extent is not None and extent.touched_files == 0
-    rewrites = replaces = False
+    collapsed, bounds, key = collapse(changes, window), key_bounds(window), window.target.key
+    extent = store.extent(key[0], bounds)
+    if extent is not None and extent.touched_files == 0:
+        return AppendRows(packed(left_rows(collapsed, window, own), window))
+    count = 0
     if extent is not None and not window.absent and own.onto == own.new:  # a merge has the table's row at hand
-        rewrites = rewrites_files(window, extent)
-        many = window.counts.total >= _SURELY_TOUCHED * extent.touched_files
-        replaces = extent.replaceable is None and many and extent.touched_bytes >= REWRITE_SHARE * extent.bytes
-    if extent is None or not (appends or rewrites or replaces):
+        count = rewritten_files(session, window, extent)
+    if extent is None or not count:
         bounds = narrowed(bounds, window, extent.bytes if extent is not None else 0)
-        return merge_step(changes, window, bounds, own)
+        return merge_step(collapsed, window, bounds, own)
 
-    rows = left_rows(changes, window, own)
-    if appends:
-        return AppendRows(packed(rows, window))
     # Stored rows, with what the window leaves instead of the rows of its keys.
-    old = extent.replaceable
+    rows, old = left_rows(collapsed, window, own), extent.replaceable
     stored = store.read_files(session, old) if old is not None else store.read(session)
     condition = f"{matches(window)} AND {own.only}" if own.only else matches(window)
-    keys = keys_of(read_changes(session, window), window)
+    keys = read_changes(session, window).select(*map(quoted, key)).alias("s")
+    keys = F.broadcast(keys) if window.counts.total <= BROADCAST_ROWS else keys
     kept = stored.alias("t").join(keys, F.expr(condition), "left_anti").select(*map(quoted, rows.columns))
-    rows = kept.unionByName(rows).coalesce(file_count(rows, extent.bytes if old is None else extent.touched_bytes))
+    rows = kept.unionByName(rows).coalesce(count)
     return ReplaceRows(rows) if old is None else RewriteRows(rows, old)
 
 
@@ -160,14 +159,6 @@ def matches(window: Window) -> str:
     )
 
 
-def keys_of(changes: DataFrame, window: Window) -> DataFrame:
-    """The key columns as ``s``, to be joined with the table: sent to every task if they are few."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    keys = changes.select(*(F.col(quoted(name)) for name in window.target.key)).alias("s")
-    return F.broadcast(keys) if window.counts.total <= _BROADCAST_ROWS else keys
-
-
 def refusal(window: Window, name: str) -> str:
     """The SQL that stops the table instead of giving a value for a column that nobody sent."""
     return f"CAST(raise_error('{INCOMPLETE}') AS {spark_type(window.target.column(name).type)})"
@@ -179,13 +170,15 @@ def packed(rows: DataFrame, window: Window) -> DataFrame:
     return rows.coalesce(max(1, min(wanted, rows.sparkSession.sparkContext.defaultParallelism)))
 
 
-def rewrites_files(window: Window, extent: Extent) -> bool:
-    """Is it cheaper to rewrite the touched files than to merge? Only if the store can exchange them."""
+def rewritten_files(session: SparkSession, window: Window, extent: Extent) -> int:
+    """In how many files to write the touched ones again: large ones, but work for every task. 0 if a merge is cheaper.
+
+    A store that cannot exchange files writes all of them again.
+    """
     many = window.counts.total >= _SURELY_TOUCHED * extent.touched_files
-    return extent.replaceable is not None and (many or extent.touched_bytes <= SMALL_BYTES)
-
-
-def file_count(rows: DataFrame, size: int) -> int:
-    """In how many files to write so many bytes: large ones, but work for every task."""
-    least = rows.sparkSession.sparkContext.defaultParallelism if size > _TASK_BYTES else 1
-    return max(least, math.ceil(size / _FILE_BYTES))
+    if extent.replaceable is not None:
+        size, is_cheaper = extent.touched_bytes, many or extent.touched_bytes <= SMALL_BYTES
+    else:
+        size, is_cheaper = extent.bytes, many and extent.touched_bytes >= REWRITE_SHARE * extent.bytes
+    least = session.sparkContext.defaultParallelism if size > _TASK_BYTES else 1
+    return max(least, math.ceil(size / _FILE_BYTES)) if is_cheaper else 0

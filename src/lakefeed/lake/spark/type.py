@@ -37,11 +37,6 @@ def spark_type(kind: pa.DataType) -> str | None:
     return _SCALARS.get(kind)
 
 
-def spark_columns(schema: TableSchema) -> str:
-    """The table's own columns as Spark SQL declares them."""
-    return ", ".join(f"{quoted(column.name)} {spark_type(column.type)}" for column in schema.columns)
-
-
 def quoted(name: str) -> str:
     """A name as Spark SQL reads it, whatever is in it."""
     return "`" + name.replace("`", "``") + "`"
