@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
@@ -19,6 +19,7 @@ import pyarrow as pa
 from lakefeed.change.position import Position
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.change.watermark import KeyValue
+from lakefeed.errors import SourceSetupError
 
 Key = tuple[KeyValue, ...]
 
@@ -151,6 +152,16 @@ class Dialect(ABC):
 
         Comparing it with the column must be exact, to the last digit of a second.
         """
+
+    def described(self, table: TableId) -> DescribedTable:
+        """One table as the catalog has it now, on a connection of its own. SourceSetupError if it is not there."""
+        with closing(self.connect()) as session:
+            found = session.describe([table]).get(table)
+        if found is None:
+            raise SourceSetupError(
+                f"there is no table {table} in the source", remedy="Run lakefeed sync, which notices that."
+            )
+        return found
 
     def after(self, left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering]) -> str:
         """SQL that is true where the tuple ``left`` comes after the tuple ``right``, in the order of ORDER BY."""

@@ -6,6 +6,7 @@ These modules import pydantic and nothing of their database: `lakefeed init` and
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -62,7 +63,7 @@ class PollRuleConfig(Section):
     )
 
 
-class SourceConfig(Section):
+class SourceConfig(Section, ABC):
     """The database to read. ``kind`` and ``capture`` are Literals in a source's own section.
 
     ``template`` is the section as ``lakefeed init`` writes it, ``first_key`` the key of it that everybody has to set.
@@ -86,17 +87,17 @@ class SourceConfig(Section):
         default={}, description="capture: poll. How tables are polled, by glob pattern."
     )
 
+    @abstractmethod
     def source(self) -> Source:
         """What a pipeline binds, for the chosen ``capture``. Connects to nothing; ConfigError for what cannot work."""
-        raise NotImplementedError
 
     def dialect(self) -> Dialect:
         """How the database's SQL is written and its rows are read: for polling, and for what `verify` asks."""
-        raise NotImplementedError
+        raise ConfigError("this kind of source cannot be polled", remedy="Choose another source.capture.")
 
     def verify_reader(self, table: TableId) -> VerifyReader:
         """The reader that ``lakefeed verify`` compares the lake with."""
-        raise NotImplementedError
+        raise ConfigError(f"{table} cannot be verified: this kind of source has no reader for lakefeed verify")
 
     def is_internal(self, table: TableId) -> bool:  # noqa: ARG002  # most catalogs do not list such tables
         """Is it a table of the database system or of Lakefeed, which nobody expects in the lake?"""

@@ -7,17 +7,14 @@ lake has text, the value is taken as PostgreSQL prints it. Rows of children that
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
 from psycopg import sql
 
-from lakefeed.capture.dialect import DescribedTable
 from lakefeed.capture.postgres.database import Database
 from lakefeed.capture.postgres.dialect import PostgresDialect
 from lakefeed.change.table import TableId
-from lakefeed.errors import SourceSetupError
 
 _RUN_ROWS = 50_000
 _NAME = "lakefeed_verify"
@@ -32,10 +29,10 @@ class PostgresVerifyReader:
         self._table = table
 
     def columns(self) -> Sequence[str]:
-        return self._described().schema.names
+        return self._dialect.described(self._table).schema.names
 
     def count(self) -> int:
-        query = sql.SQL("SELECT count(*) FROM {}").format(sql.SQL(self._described().origin))
+        query = sql.SQL("SELECT count(*) FROM {}").format(sql.SQL(self._dialect.described(self._table).origin))
         with self._database.connection(_NAME) as connection:
             found = connection.execute(query).fetchone()
             return int(found[0]) if found is not None else 0
@@ -47,7 +44,9 @@ class PostgresVerifyReader:
             (printed if field.type == pa.string() else sql.SQL("{0}")).format(sql.Identifier(name))
             for name, field in zip(names, columns, strict=True)
         ]
-        query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(listed), sql.SQL(self._described().origin))
+        query = sql.SQL("SELECT {} FROM {}").format(
+            sql.SQL(", ").join(listed), sql.SQL(self._dialect.described(self._table).origin)
+        )
         with (
             self._database.connection(_NAME) as connection,
             connection.transaction(),
@@ -56,12 +55,3 @@ class PostgresVerifyReader:
             cursor.execute(query)
             while rows := cursor.fetchmany(_RUN_ROWS):
                 yield rows
-
-    def _described(self) -> DescribedTable:
-        with closing(self._dialect.connect()) as session:
-            found = session.describe([self._table]).get(self._table)
-        if found is None:
-            raise SourceSetupError(
-                f"there is no table {self._table} in the source", remedy="Run lakefeed sync, which notices that."
-            )
-        return found

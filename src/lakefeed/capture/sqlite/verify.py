@@ -14,10 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakefeed.capture.dialect import DescribedTable
 from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.change.table import TableId
-from lakefeed.errors import SourceSetupError
 
 _RUN_ROWS = 50_000
 
@@ -31,29 +29,20 @@ class SqliteVerifyReader:
         self._table = table
 
     def columns(self) -> Sequence[str]:
-        return self._described().schema.names
+        return self._dialect.described(self._table).schema.names
 
     def count(self) -> int:
         with self._connection() as connection:
-            query = f"SELECT count(*) FROM {self._described().origin}"  # noqa: S608  # quoted by the session
+            query = f"SELECT count(*) FROM {self._dialect.described(self._table).origin}"  # noqa: S608  # quoted by the session
             return int(connection.execute(query).fetchone()[0])
 
     def rows(self, columns: pa.Schema, names: Sequence[str]) -> Iterator[Sequence[tuple[Any, ...]]]:  # noqa: ARG002
-        described = self._described()
+        described = self._dialect.described(self._table)
         listed = ", ".join(described.sql_names.get(name) or self._dialect.quoted(name) for name in names)
         with self._connection() as connection:
             cursor = connection.execute(f"SELECT {listed} FROM {described.origin}")  # noqa: S608  # quoted names
             while rows := cursor.fetchmany(_RUN_ROWS):
                 yield rows
-
-    def _described(self) -> DescribedTable:
-        with closing(self._dialect.connect()) as session:
-            found = session.describe([self._table]).get(self._table)
-        if found is None:
-            raise SourceSetupError(
-                f"there is no table {self._table} in {self._path}", remedy="Run lakefeed sync, which notices that."
-            )
-        return found
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
