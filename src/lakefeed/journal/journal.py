@@ -53,7 +53,7 @@ class Journal(JournalView):
         self._lease = lease
         self._attempts = itertools.count()
         self._unknown: int | None = None  # a change set that may or may not be durable
-        self._folders: set[Path] = set()
+        self._folders: dict[TableId, Path] = {}
         self._writing = threading.RLock()
         self._trimming = threading.Lock()
 
@@ -132,9 +132,16 @@ class Journal(JournalView):
             lease = self._require_lease()
             index = self._index  # only an append adds to it; a trim replaces it, which moves neither head nor identity
             newest, number = index.newest, index.head + 1
-            self._check_next(change_set, newest.end if newest else None)
+            start, end = change_set.start, change_set.end
+            if newest is not None and start != newest.end:  # an empty journal takes any start
+                raise JournalError(f"the change set starts at {start}, but the journal ends at {newest.end}")
+            order = end.compare(start) if start is not None else 1
+            if order == -1:
+                raise JournalError(f"the change set ends at {end}, before its start {start}")
+            if order == 0 and change_set.is_heartbeat:
+                raise StateError("a heartbeat that does not move the end is nothing to append", remedy="Skip it.")
             path = self._layout.commit(number)
-            numbering = Numbering(self.schemas, lambda table: self._version_at(table, number), change_set.end)
+            numbering = Numbering(self.schemas, lambda table: self._version_at(table, number), end)
             writer = SegmentWriter(
                 self._layout,
                 self._options,
@@ -161,8 +168,8 @@ class Journal(JournalView):
                 hit("journal.after_segments")
                 commit = Commit(
                     number=number,
-                    start=change_set.start,
-                    end=change_set.end,
+                    start=start,
+                    end=end,
                     identity=index.origin.identity,
                     last_seq=writer.last_seq,
                     committed_rows=(newest.committed_rows if newest else 0) + change_set.rows,
@@ -278,17 +285,6 @@ class Journal(JournalView):
             )
         self._lease.check()
         return self._lease
-
-    def _check_next(self, change_set: ChangeSet, reached: Position | None) -> None:
-        """It starts where the journal ends (an empty one takes any start), does not go back, and has something new."""
-        if reached is not None and change_set.start != reached:
-            raise JournalError(f"the change set starts at {change_set.start}, but the journal ends at {reached}")
-        start = reached if reached is not None else change_set.start
-        order = change_set.end.compare(start) if start is not None else 1
-        if order == -1:
-            raise JournalError(f"the change set ends at {change_set.end}, before its start {start}")
-        if order == 0 and change_set.is_heartbeat:
-            raise StateError("a heartbeat that does not move the end is nothing to append", remedy="Skip it.")
 
     def _prune(self, table: TableId, needed: Collection[int]) -> int:
         """Versions at or above the one in effect stay: an append under way may have recorded them."""

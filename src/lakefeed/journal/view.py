@@ -113,7 +113,7 @@ class CommitIndex:
         since, version = self.origin.trimmed, self.origin.versions.get(table)
         if found:
             since, version = self._numbers[table][found - 1], self._entries[table][found - 1].schema_version
-        begun = [one for one in self.schemas.of(table).beginnings if one.number <= number]
+        begun = [one for one in self.schemas[table].beginnings if one.number <= number]
         return begun[-1].version if begun and (version is None or begun[-1].number > since) else version
 
     def entries(self, table: TableId) -> list[TableCommit]:
@@ -230,7 +230,7 @@ class JournalView:
 
     def schema(self, table: TableId, version: int) -> TableSchema:
         """One version of a table's schema. JournalError if there is none, or retention has dropped it."""
-        found = self.schemas.of(table).versions.get(version)
+        found = self.schemas[table].versions.get(version)
         if found is None:
             raise JournalError(f"the journal has no version {version} of the schema of {table} (any more)")
         return found.schema
@@ -266,7 +266,7 @@ class JournalView:
             return next(iter(kept))  # no commit can name another: none has to be read to know
         version = self._index.version_at(table, number)
         if version is None:
-            beginnings, entries = self.schemas.of(table).beginnings, self._index.entries(table)
+            beginnings, entries = self.schemas[table].beginnings, self._index.entries(table)
             version = beginnings[0].version if beginnings else entries[0].schema_version if entries else None
         if version is None:
             raise JournalError(f"the journal has never seen table {table}")
