@@ -93,15 +93,20 @@ class SegmentFile:
         self._columns = pa.schema(plain)
         with named_errors(path):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        self._parquet = pq.ParquetWriter(
-            pa.PythonFile(weakref.proxy(self), "w"),  # weak: no garbage collector sees the reference that Arrow has
-            self._columns,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=_DICTIONARY,  # type: ignore[arg-type]  # the stubs know only bool
-            write_statistics=True,
-            store_schema=False,
-        )
+        try:
+            self._parquet = pq.ParquetWriter(
+                pa.PythonFile(weakref.proxy(self), "w"),  # weak: no garbage collector sees the reference that Arrow has
+                self._columns,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=_DICTIONARY,  # type: ignore[arg-type]  # the stubs know only bool
+                write_statistics=True,
+                store_schema=False,
+            )
+        except BaseException:  # a type that Parquet does not have
+            os.close(self._descriptor)
+            path.unlink(missing_ok=True)
+            raise
 
     def add(self, batches: Sequence[pa.RecordBatch], seq_base: int) -> None:
         """Add batches, in order, as row groups of their own. Their seq becomes ``seq_base`` + seq."""
