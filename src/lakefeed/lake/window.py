@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, Operation
 from lakefeed.change.segment import Segment, Window
+from lakefeed.change.table import Column
 from lakefeed.lake.location import filesystem, spark_path
 from lakefeed.lake.schema.projection import lineage, projected, steps
 from lakefeed.lake.spark.type import quoted
@@ -133,18 +134,19 @@ class KeyBounds:
             return None
 
 
-def key_bounds(window: Window, column: str | None = None) -> KeyBounds | None:
-    """What every first key column value of the window lies between, or every value of ``column``; None if unknown.
+def key_bounds(window: Window, *, of_times: bool = False) -> KeyBounds | None:
+    """What every first key column value of the window lies between, or every commit time; None if unknown.
 
     A NULL counts as unknown: bounds would hide it.
     """
-    key = window.target.key[0] if column is None else column
-    if key != TIME and not any(is_kind(window.target.column(key).type) for is_kind in ORDERED_ALIKE):
+    first = Column(TIME, _METADATA[TIME]) if of_times else window.target.key_columns[0]
+    key = first.name
+    if not any(is_kind(first.type) for is_kind in ORDERED_ALIKE):
         return None
     names: dict[int, str | None] = {}
     for version in {segment.schema_version for segment in window.segments}:
         path = steps(window.schemas, version, window.target.version)
-        names[version] = key if key == TIME else lineage(path)[key]
+        names[version] = key if of_times else lineage(path)[key]
     low: Any = None
     high: Any = None
     for segment in window.segments:
@@ -185,7 +187,7 @@ def narrowed(bounds: KeyBounds | None, window: Window, table_bytes: int) -> KeyB
 
 def lowest_time(window: Window) -> str | None:
     """The earliest commit time of a window as a literal of Spark SQL; None if unknown, as where a change has none."""
-    found = key_bounds(window, TIME)
+    found = key_bounds(window, of_times=True)
     return _literal(found.low) if found is not None else None
 
 

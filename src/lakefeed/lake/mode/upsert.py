@@ -154,8 +154,8 @@ def matches(window: Window) -> str:
     """The SQL condition that a change ``s`` is of the row ``t``."""
     # A key column that may be NULL (SQLite allows it) is compared so that NULL equals NULL.
     return " AND ".join(
-        f"t.{quoted(name)} {'<=>' if window.target.column(name).nullable else '='} s.{quoted(name)}"
-        for name in window.target.key
+        f"t.{quoted(column.name)} {'<=>' if column.nullable else '='} s.{quoted(column.name)}"
+        for column in window.target.key_columns
     )
 
 
