@@ -14,7 +14,7 @@ key ends where it is read, and is neither sorted nor sent to another task: Icebe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from functools import reduce
@@ -97,9 +97,7 @@ def read_changes(
         changes = session.read.schema(columns).parquet(*files)
         extra = [F.col(name) for name in plain]
         if ABSENT in metadata:  # under the names that the columns have now; NULL if all were carried
-            missing = [F.when(~_carried(origin[name]), F.lit(name)) for name in incomplete]
-            names = F.array_compact(F.array(*missing)) if missing else F.lit(None).cast("array<string>")
-            extra.append(F.when(F.size(names) > 0, names).alias(ABSENT))
+            extra.append(absent_names({name: _carried(origin[name]) for name in incomplete}).alias(ABSENT))
         flags = [_carried(origin[name]).alias(flag) for name, flag in incomplete.items()]
         parts.append(changes.select(*projected(path), F.col(OP), F.col(SEQ), *extra, *flags))
     rows = reduce(lambda one, other: one.unionByName(other), parts)
@@ -113,6 +111,15 @@ def _carried(name: str | None) -> SparkColumn:
     if name is None:
         return F.lit(True)
     return ~F.coalesce(F.array_contains(F.col(ABSENT), name), F.lit(False))
+
+
+def absent_names(carried: Mapping[str, SparkColumn]) -> SparkColumn:
+    """The names of those columns that a change did not carry; NULL if it carried all of them."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    missing = [F.when(~flag, F.lit(name)) for name, flag in carried.items()]
+    names = F.array_compact(F.array(*missing)) if missing else F.lit(None).cast("array<string>")
+    return F.when(F.size(names) > 0, names)
 
 
 @dataclass(frozen=True, slots=True)
