@@ -20,7 +20,7 @@ from lakefeed.capture.postgres.catalog import CatalogFacts
 from lakefeed.capture.postgres.pgoutput import Layout, PgoutputDecoder, Relation, Resolved, Run, WalPiece, make_run
 from lakefeed.capture.postgres.values import SourceType, arrow_type
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TXN, Operation
-from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked
+from lakefeed.change.change_set import ChangeSet, TableBlocked
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.position import decode_position
 from lakefeed.change.table import Column, TableId, TableSchema
@@ -154,12 +154,16 @@ def test_a_key_change_is_a_delete_and_an_insert() -> None:
     assert short(rows) == [("DELETE", 1, None, None), ("INSERT", 2, "a", None)]
 
 
-def test_t06_a_key_change_without_all_values_asks_for_a_new_copy() -> None:
+def test_t06_a_key_change_without_all_values_names_them_behind_the_delete_of_the_old_key() -> None:
     made = assembler()
     moved = wire.update(1, ["2", UNCHANGED, None], key=["1", None, None])
     made.add(make_run([wire.begin(), T, moved, wire.commit()]))
-    (notice,) = made.cut().notices
-    assert isinstance(notice, RecopyNeeded)
+    change_set = made.cut()
+    assert not change_set.notices, "the lake has the value under the old key: nothing is copied"
+    (deleted, inserted) = [row for one in change_set.batches for row in one.data.to_pylist()]
+    assert (deleted["_lakefeed_op"], inserted["_lakefeed_op"]) == (Operation.DELETE, Operation.INSERT)
+    assert inserted["_lakefeed_seq"] == deleted["_lakefeed_seq"] + 1
+    assert (deleted[ABSENT], len(inserted[ABSENT])) == (None, 1)
 
 
 def test_t04_a_part_of_a_composite_key_is_never_a_key() -> None:

@@ -9,7 +9,8 @@ with a length (int32) and that many bytes. Rules:
 - An update that changes the key is two rows, delete of the old key and insert of the new one; so is every update of a
   table without a key, whose rows have no other identity than all their values.
 - An unchanged TOAST value is not sent. It is taken from the old image where there is one (REPLICA IDENTITY FULL), and
-  listed as absent otherwise; it is never NULL.
+  listed as absent otherwise; it is never NULL. In the insert of a changed key, too: the delete before it says under
+  which key the lake has the value.
 - A key is all or nothing: a row with a part of its key missing is a DecodeError.
 - A before image is the old row of an update or delete, and only a full one (REPLICA IDENTITY FULL, the mark O). There
   PostgreSQL logs large values with it, so it is whole.
@@ -42,7 +43,6 @@ from lakefeed.capture.postgres.values import (
     to_arrow,
 )
 from lakefeed.change.batch import Operation
-from lakefeed.change.change_set import RecopyNeeded
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import DecodeError
@@ -323,8 +323,6 @@ class DecodedRows:
     seqs: Ints
     messages: Ints
     absent: Any
-    incomplete: bool
-    """A row got a new key while some of its values were not sent: nobody but the source can complete it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,10 +371,8 @@ def _decode(run: Run, tuples: _Tuples, layout: Layout) -> DecodedRows:
         lists = pa.ListArray.from_arrays(offsets, pa.array(layout.schema.names, pa.string()).take(wanted))
         has_gaps: Any = pa.array(np.any(unsent, axis=1))
         absent = pc.if_else(has_gaps, lists, absent)
-    moved = (tuples.operations == Operation.INSERT) & (run.kinds[tuples.messages] == UPDATE)
-    incomplete = bool(np.any(unsent[moved]))
     operations = tuples.operations.astype(np.int8)
-    return DecodedRows(tuple(columns), operations, tuples.seqs, tuples.messages, absent, incomplete)
+    return DecodedRows(tuple(columns), operations, tuples.seqs, tuples.messages, absent)
 
 
 def _interleaved(one: DecodedRows, other: DecodedRows) -> DecodedRows:
@@ -393,7 +389,6 @@ def _interleaved(one: DecodedRows, other: DecodedRows) -> DecodedRows:
         seqs=np.concatenate((one.seqs, other.seqs))[order],
         messages=np.concatenate((one.messages, other.messages))[order],
         absent=merged(one.absent, other.absent),
-        incomplete=one.incomplete,
     )
 
 
@@ -599,6 +594,3 @@ class PgoutputDecoder:
                 continue
             codes_of = codes[rows.messages]
             made.items.append(Rows(schema, rows.columns, rows.operations, rows.seqs, codes_of, rows.absent))
-            if rows.incomplete:
-                reason = "the key of a row changed, and PostgreSQL did not send its large values along"
-                made.items.append(Announced(notices=(RecopyNeeded(schema.table, reason),)))
