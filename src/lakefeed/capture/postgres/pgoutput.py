@@ -5,12 +5,14 @@ in one buffer, seen as arrays; all row messages of a table are decoded together,
 to say about a relation comes with the piece that describes it: the decoder asks nobody.
 
 A tuple is a column count (int16), then for each column a kind: ``n`` NULL, ``u`` unchanged TOAST (not sent), ``t`` text
-with a length (int32) and that many bytes. Rules:
+with a length (int32) and that many bytes. ``b``, binary, is sent only where the server cannot print a row of the
+transaction (``walsender``). Rules:
 - An update that changes the key is two rows, delete of the old key and insert of the new one; so is every update of a
   table without a key, whose rows have no other identity than all their values.
 - An unchanged TOAST value is not sent. It is taken from the old image where there is one (REPLICA IDENTITY FULL), and
   listed as absent otherwise; it is never NULL.
 - A key is all or nothing: a row with a part of its key missing is a DecodeError.
+- Rows in binary form are not decoded: their table is copied again, or blocked for the sake of a row that is too large.
 - A before image is the old row of an update or delete, and only a full one (REPLICA IDENTITY FULL, the mark O). There
   PostgreSQL logs large values with it, so it is whole.
 """
@@ -30,8 +32,8 @@ from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.log import Announced, Decoded, Rows, Transaction
 from lakefeed.capture.postgres.catalog import CatalogFacts
 from lakefeed.capture.postgres.values import (
-    EPOCH_MICROSECONDS,
-    Bytes,
+    EPOCH_US,
+    TOO_LARGE,
     Ints,
     Mask,
     Messages,
@@ -41,15 +43,17 @@ from lakefeed.capture.postgres.values import (
     to_arrow,
 )
 from lakefeed.change.batch import Operation
-from lakefeed.change.change_set import RecopyNeeded
+from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableNotice
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import DecodeError
 
 _BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE, _RELATION, _TRUNCATE = (ord(letter) for letter in "BCIUDRT")
 _KNOWN = np.isin(np.arange(256), list(b"BCIUDRTYOM"))  # with types, origins and logical messages, which say nothing
+CHANGES = list(b"BIUDT")
+"""Messages that every reading of the log has. Descriptions are sent once in a connection."""
 _SIZES = {_BEGIN: 21, _COMMIT: 26}
-_NULL, _UNCHANGED, _TEXT = ord("n"), ord("u"), ord("t")
+_NULL, _UNCHANGED, _TEXT, _BINARY = (ord(letter) for letter in "nutb")
 _NEW, _KEY, _OLD = ord("N"), ord("K"), ord("O")
 _TUPLE = 6  # kind, relation id (4), N or K or O
 _PLACES = 3  # of the order that one row message has: before image, delete, and insert or update
@@ -57,6 +61,12 @@ _ABSENT = pa.list_(pa.string())
 PIECE_BYTES = 4 << 20
 _PIECE_MESSAGES = 12_000
 """Messages are decoded so many at a time: fewer cost more each, more leave the processor's caches."""
+LARGE_BYTES = 64 << 20
+"""A row from this size on, in binary form, may be what cannot be printed: eight times as long at most, as bits are."""
+
+
+class _BinaryError(DecodeError):
+    """Rows came in binary form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +126,15 @@ def committed(run: Messages) -> int:
     """How many messages there are up to the last COMMIT."""
     found = np.flatnonzero(run.kinds == _COMMIT)
     return int(found[-1]) + 1 if len(found) else 0
+
+
+def without(run: Messages, given: int) -> tuple[Messages, int]:
+    """A run up to its first COMMIT, without the first ``given`` of its changes, and how many these were."""
+    commits = np.flatnonzero(run.kinds == _COMMIT)
+    run = run[: int(commits[0]) + 1] if len(commits) else run
+    is_change = np.isin(run.kinds, CHANGES)
+    is_skipped = is_change & (np.cumsum(is_change) <= given)
+    return run[~is_skipped], int(is_skipped.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +198,10 @@ class _Tuples:
     old: Ints
 
 
-def walk(data: Bytes, at: Ints, limit: Ints, columns: int) -> tuple[list[Slices], list[Mask], Ints]:
+def walk(run: Messages, at: Ints, limit: Ints, columns: int) -> tuple[list[Slices], list[Mask], Ints]:
     """The tuples that begin at ``at``: the values of each column, which of them the source did not send (that is not
     NULL), and where the tuples end. DecodeError for anything else, or for one that reaches beyond its ``limit``."""
-    counts = numbers(data, at, ">u2")
+    data, counts = run.data, numbers(run.data, at, ">u2")
     if np.any(counts != columns):
         found = int(counts[np.flatnonzero(counts != columns)[0]])
         raise DecodeError(f"a row has {found} columns, its relation message has {columns}")
@@ -192,6 +211,8 @@ def walk(data: Bytes, at: Ints, limit: Ints, columns: int) -> tuple[list[Slices]
         kinds = data[place]
         sent, unsent = kinds == _TEXT, kinds == _UNCHANGED
         if not np.all(sent | unsent | (kinds == _NULL)):
+            if np.any(kinds == _BINARY):
+                raise _BinaryError("a column is in binary form")
             raise DecodeError("a column is neither NULL, unchanged nor text, or its message ends before it")
         lengths = np.where(sent, numbers(data, place + 1, ">i4"), 0)
         starts = np.where(sent, place + 5, place + 1)
@@ -218,7 +239,7 @@ def _locate(run: Messages, chosen: Ints, order: Ints, layout: Layout, *, before_
     with_old = updates & has_old
     new_at, moved = at.copy(), np.zeros(len(at), dtype=bool)
     if with_old.any():
-        new_at[with_old], moved[with_old] = _second(run.data, at[with_old], ends[with_old], layout)
+        new_at[with_old], moved[with_old] = _second(run, at[with_old], ends[with_old], layout)
     images = ~inserts & (marks == _OLD) & (before_images and layout.whole_old_rows)
     rows, place = np.nonzero(np.stack((images, deletes | moved, ~deletes), axis=1))
     is_new = place == _PLACES - 1
@@ -233,13 +254,13 @@ def _locate(run: Messages, chosen: Ints, order: Ints, layout: Layout, *, before_
     )
 
 
-def _second(data: Bytes, at: Ints, ends: Ints, layout: Layout) -> tuple[Ints, Mask]:
+def _second(run: Messages, at: Ints, ends: Ints, layout: Layout) -> tuple[Ints, Mask]:
     """For updates with an old image: where the new row begins, and whether the key changed."""
     width = len(layout.schema.columns)
-    before, _, old_ends = walk(data, at, ends, width)
-    if np.any(old_ends >= ends) or np.any(data[old_ends] != _NEW):
+    before, _, old_ends = walk(run, at, ends, width)
+    if np.any(old_ends >= ends) or np.any(run.data[old_ends] != _NEW):
         raise DecodeError("an update has an old row and no new one")
-    after, unsent, _ = walk(data, old_ends + 1, ends, width)
+    after, unsent, _ = walk(run, old_ends + 1, ends, width)
     moved = np.full(len(at), not layout.key)
     for place in layout.key:
         is_same: Any = pc.equal(before[place].binary(), after[place].binary())
@@ -247,11 +268,11 @@ def _second(data: Bytes, at: Ints, ends: Ints, layout: Layout) -> tuple[Ints, Ma
     return old_ends + 1, moved
 
 
-def _complete(data: Bytes, tuples: _Tuples, values: list[Slices], unsent: list[Mask], layout: Layout) -> None:
+def _complete(run: Messages, tuples: _Tuples, values: list[Slices], unsent: list[Mask], layout: Layout) -> None:
     """Fill what was not sent out of the old row: all of a full one, the key of any."""
     rows = np.flatnonzero(tuples.old >= 0)
-    full = (data[tuples.old[rows] - 1] == _OLD) & layout.whole_old_rows
-    old, old_unsent, _ = walk(data, tuples.old[rows], tuples.limit[rows], len(values))
+    full = (run.data[tuples.old[rows] - 1] == _OLD) & layout.whole_old_rows
+    old, old_unsent, _ = walk(run, tuples.old[rows], tuples.limit[rows], len(values))
     for place, (own, source) in enumerate(zip(values, old, strict=True)):
         usable = unsent[place][rows] & ~old_unsent[place] & (full | (place in layout.key))
         filled = rows[usable]
@@ -264,11 +285,11 @@ def _decode(run: Messages, tuples: _Tuples, layout: Layout) -> tuple[list[Any], 
     while some of its values were not sent: nobody but the source can complete it. MisfitError for a value that its
     column cannot hold; it names the column."""
     schema, key = layout.schema, layout.key
-    values, unsent, ends = walk(run.data, tuples.at, tuples.limit, len(schema.columns))
+    values, unsent, ends = walk(run, tuples.at, tuples.limit, len(schema.columns))
     if np.any(ends != tuples.limit):
         raise DecodeError("a row message has bytes left over")
     if any(np.any(one & (tuples.old >= 0)) for one in unsent):
-        _complete(run.data, tuples, values, unsent, layout)
+        _complete(run, tuples, values, unsent, layout)
     deletes = tuples.operations == Operation.DELETE
     has_deletes = bool(key) and bool(deletes.any())
     columns = []
@@ -323,7 +344,7 @@ class PgoutputDecoder:
                 runs, self._begun = [*self._begun, run[:whole]], []
             if whole < len(run):
                 self._begun.append(run[whole:])
-        if not runs and sum(one.size for one in self._begun) > PIECE_BYTES:
+        if not runs and sum(one.ends[-1] - one.begins[0] for one in self._begun) > PIECE_BYTES:
             runs, self._begun = self._begun, []
         decoded = self._decoded(joined(runs)) if runs else Decoded[PostgresLsn]()
         if not self._begun:
@@ -348,7 +369,7 @@ class PgoutputDecoder:
             raise DecodeError("messages do not come in whole transactions")
         made = Decoded[PostgresLsn](continues=self._open is not None)
         at = run.begins[begin]
-        times, xids = numbers(data, at + 9, ">i8") + EPOCH_MICROSECONDS, numbers(data, at + 17, ">u4")
+        times, xids = numbers(data, at + 9, ">i8") + EPOCH_US, numbers(data, at + 17, ">u4")
         # Of each COMMIT, where its record *ends*: that is the position to resume from (T1).
         ends: list[int] = numbers(data, run.begins[commit] + 10, ">u8", np.uint64).tolist()
         known = [(self._open.time_us, self._open.id)] if self._open is not None else []
@@ -394,11 +415,17 @@ class PgoutputDecoder:
             if layout is None:
                 continue
             own, schema = chosen[relations == relation], layout.schema
-            tuples = _locate(run, own, order[own], layout, before_images=self._before_images)
             try:
+                tuples = _locate(run, own, order[own], layout, before_images=self._before_images)
                 columns, absent, is_incomplete = _decode(run, tuples, layout)
             except MisfitError as error:
                 made.items.append(Announced(notices=(error.blocked(schema.table),)))
+                continue
+            except _BinaryError:
+                notice: TableNotice = RecopyNeeded(schema.table, "PostgreSQL could not print a row of a transaction")
+                if np.any(run.ends[own] - run.begins[own] >= LARGE_BYTES):
+                    notice = TableBlocked(schema.table, "a row is too large for PostgreSQL to print it", TOO_LARGE)
+                made.items.append(Announced(notices=(notice,)))
                 continue
             operations = tuples.operations.astype(np.int8)
             made.items.append(Rows(schema, columns, operations, tuples.order, codes[tuples.messages], absent))

@@ -30,7 +30,7 @@ Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Array = Any  # pyarrow's stubs know arrays by their scalar type, which is decided here at run time
 
-EPOCH_MICROSECONDS = 946_684_800_000_000
+EPOCH_US = 946_684_800_000_000
 """PostgreSQL counts time from 2000, Arrow from 1970."""
 PAD = 16
 """Zero bytes behind the data, so that an integer or a uuid can be read at every place of it."""
@@ -63,19 +63,8 @@ class Messages:
         """The first byte of each."""
         return self.data[self.begins]
 
-    @property
-    def size(self) -> int:
-        """Bytes of all messages."""
-        return int((self.ends - self.begins).sum())
-
     def message(self, index: int) -> bytes:
         return self.data[self.begins[index] : self.ends[index]].tobytes()
-
-    def behind(self, head_bytes: int) -> Messages:
-        """The messages without a head that each of them has. DecodeError for one that is nothing else."""
-        if np.any(self.begins + head_bytes >= self.ends):
-            raise DecodeError("a message is empty")
-        return Messages(self.data, self.begins + head_bytes, self.ends)
 
 
 def as_messages(parts: list[bytes]) -> Messages:
@@ -131,6 +120,15 @@ class Slices:
 
 KEEP_AS_TEXT = "Add '{column}' to source.text_columns, which keeps that column as PostgreSQL prints it."
 """The remedy for a value that does not fit its column."""
+NOT_UTF8 = (
+    "Correct the value in the source, or take '{table}' out of source.tables. Where it is Latin-1: "  # a remedy
+    'UPDATE "{table.schema}"."{table.name}" SET "{name}" = convert_from(convert(convert_to("{name}", \'SQL_ASCII\'), '
+    "'LATIN1', 'UTF8'), 'SQL_ASCII') WHERE encode(convert_to(\"{name}\", 'SQL_ASCII'), 'hex') !~ "
+    "'^([0-7].|[cd].[89ab].|e.[89ab].[89ab].|f.[89ab].[89ab].[89ab].)*$';"
+)
+"""The same, for a text of a database without an encoding. The bytes of UTF-8 are matched in hexadecimal form."""
+TOO_LARGE = "Make the row smaller (printed, less than 1 GB) or delete it, or take the table out of source.tables."
+"""The remedy for a row that the server cannot send."""
 
 
 def misfit(reason: str) -> MisfitError:
@@ -148,7 +146,10 @@ def to_arrow(texts: Array, kind: pa.DataType) -> Array:
     try:
         if pa.types.is_binary(kind):
             return _from_hex(texts)
-        strings = texts.cast(pa.string())  # checks that it is UTF-8
+        try:
+            strings = texts.cast(pa.string())
+        except pa.ArrowInvalid as error:
+            raise MisfitError("a text that is not UTF-8", remedy=NOT_UTF8) from error
         if pa.types.is_string(kind):
             return strings
         if pa.types.is_boolean(kind):
@@ -225,8 +226,6 @@ def copied_columns(rows: Messages, count: int) -> tuple[Slices, ...]:
 
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31, counted from 1970
 _DAY = 86_400_000_000
-_EPOCH_DAYS = EPOCH_MICROSECONDS // _DAY
-_JSONB_VERSION = 1
 _HEX = np.frombuffer("".join(f"{octet:02x}" for octet in range(256)).encode(), np.uint16)
 _UUID_PARTS = ((0, 8, 0), (8, 12, 9), (12, 16, 14), (16, 20, 19), (20, 32, 24))
 """Digits from, to, and where they go: the dashes are between."""
@@ -257,7 +256,7 @@ def _numbers(values: Slices, sent: str, kind: pa.DataType) -> Array:
 def _instants(values: Slices, sent: str, day: int, kind: pa.DataType) -> Array:
     """Days or microseconds since 2000. The outermost numbers stand for the infinities, and are out of range anyway."""
     found = _fixed(values, sent, np.int64)
-    epoch = _EPOCH_DAYS * day
+    epoch = EPOCH_US // _DAY * day
     if np.any(((found < _FIRST_DAY * day - epoch) | (found >= (_LAST_DAY + 1) * day - epoch)) & values.valid):
         raise misfit(f"a {'date' if day == 1 else 'timestamp'} that is infinite, BC or after the year 9999")
     made = (found + epoch).astype(np.dtype(sent).newbyteorder("="))
@@ -272,7 +271,7 @@ def _texts(values: Slices) -> Array:
 def _jsonb(values: Slices) -> Array:
     """A version number, then the text."""
     some = values.valid
-    if np.any(values.lengths[some] < 1) or np.any(values.data[values.starts[some]] != _JSONB_VERSION):
+    if np.any(values.lengths[some] < 1) or np.any(values.data[values.starts[some]] != 1):
         raise DecodeError("a jsonb of an unknown version")
     return _texts(Slices(values.data, values.starts + some, values.lengths - some, some))
 
@@ -334,31 +333,27 @@ Reader = Callable[[Slices], Array]
 """A column in binary form → what ``to_arrow`` gives for the printed form. MisfitError by the same rule."""
 
 
-def _number(sent: str, kind: pa.DataType) -> tuple[pa.DataType, Reader]:
-    return kind, partial(_numbers, sent=sent, kind=kind)
-
-
-def _instant(sent: str, day: int, kind: pa.DataType) -> tuple[pa.DataType, Reader]:
-    return kind, partial(_instants, sent=sent, day=day, kind=kind)
+def _typed(kind: pa.DataType, read: Callable[..., Array], **how: Any) -> tuple[pa.DataType, Reader]:
+    return kind, partial(read, kind=kind, **how)
 
 
 _TYPES: dict[int, tuple[pa.DataType, Reader]] = {
     16: (pa.bool_(), _booleans),
     17: (pa.binary(), Slices.binary),  # bytea
     19: (pa.string(), _texts),  # name
-    20: _number(">i8", pa.int64()),
-    21: _number(">i2", pa.int16()),
-    23: _number(">i4", pa.int32()),
+    20: _typed(pa.int64(), _numbers, sent=">i8"),
+    21: _typed(pa.int16(), _numbers, sent=">i2"),
+    23: _typed(pa.int32(), _numbers, sent=">i4"),
     25: (pa.string(), _texts),
-    26: _number(">u4", pa.int64()),  # oid: 32 bits without a sign
+    26: _typed(pa.int64(), _numbers, sent=">u4"),  # oid: 32 bits without a sign
     114: (pa.string(), _texts),  # json
-    700: _number(">f4", pa.float32()),
-    701: _number(">f8", pa.float64()),
+    700: _typed(pa.float32(), _numbers, sent=">f4"),
+    701: _typed(pa.float64(), _numbers, sent=">f8"),
     1042: (pa.string(), _texts),  # char(n)
     1043: (pa.string(), _texts),  # varchar
-    1082: _instant(">i4", 1, pa.date32()),
-    1114: _instant(">i8", _DAY, pa.timestamp("us")),
-    1184: _instant(">i8", _DAY, pa.timestamp("us", tz="UTC")),
+    1082: _typed(pa.date32(), _instants, sent=">i4", day=1),
+    1114: _typed(pa.timestamp("us"), _instants, sent=">i8", day=_DAY),
+    1184: _typed(pa.timestamp("us", tz="UTC"), _instants, sent=">i8", day=_DAY),
     2950: (pa.string(), _uuids),
     3802: (pa.string(), _jsonb),
 }

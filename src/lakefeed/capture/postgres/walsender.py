@@ -2,6 +2,10 @@
 
 The catalog is asked on a second connection, once for all relations that a piece describes, and the answer travels
 inside the piece: the decoder asks nobody.
+
+A transaction with a row that the server cannot print (a bytea of 600 MB has 1.2 GB of text) would end the stream for
+all tables. It is read in binary form instead, from where the text ended to its COMMIT, and the decoder says which
+tables are concerned. The publication is no way out: the server goes by what it was when the row was written.
 """
 
 from __future__ import annotations
@@ -19,12 +23,12 @@ import psycopg
 from lakefeed.capture.log import LogReader
 from lakefeed.capture.postgres.catalog import CatalogFacts, read_facts, wait_for_commits
 from lakefeed.capture.postgres.database import STREAM, Database, Names, quoted
-from lakefeed.capture.postgres.pgoutput import PIECE_BYTES, WalPiece, committed, described
+from lakefeed.capture.postgres.pgoutput import CHANGES, PIECE_BYTES, WalPiece, committed, described, without
 from lakefeed.capture.postgres.slot import head, read_slot
-from lakefeed.capture.postgres.values import EPOCH_MICROSECONDS, Messages, joined
-from lakefeed.capture.postgres.wire import open_wire, wait_ready
+from lakefeed.capture.postgres.values import EPOCH_US, TOO_LARGE, Messages, joined
+from lakefeed.capture.postgres.wire import UNSENDABLE, open_wire, wait_ready
 from lakefeed.change.lsn import PostgresLsn
-from lakefeed.errors import LakefeedError, PositionLostError, SourceUnavailableError
+from lakefeed.errors import LakefeedError, PositionLostError, SourceError, SourceUnavailableError
 
 _LOG, _KEEPALIVE = ord("w"), ord("k")
 _HEAD_BYTES = 25  # before each message of the log: w, start, end, time
@@ -68,7 +72,12 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         self._asked = False
         self._reported = PostgresLsn(0)
         self._reported_at = 0.0
-        self._failed = self._is_settled = self._in_transaction = self._is_closed = False
+        self._failed = self._is_settled = self._in_transaction = self._is_closed = self._is_binary = False
+        self._after, self._given = after, 0
+        """The last COMMIT that was given, and how many messages of the transaction behind it."""
+        self._skipped = 0
+        self._described: set[str] = set()
+        self._error: psycopg.Error | None = None
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)  # a full pipe wakes as well as one byte more
         self._catalog = database.connect(names.slot)
@@ -77,14 +86,12 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
                 slot = read_slot(self._catalog, names.slot)
             # Where the slot is, and not ``after``: reading on confirms nothing.
             self._confirmed = slot.confirmed if slot is not None else PostgresLsn(0)
-            self._connection = database.connect(names.slot, STREAM, replication=True)
+            self._connect()
         except BaseException:
             self._catalog.close()
             raise
-        self._wire = open_wire(self._connection)
-        self._gulps = not (self._connection.info.host or "/").startswith("/")
         try:
-            self._start(after)
+            self._start()
         except BaseException:
             self._release()
             raise
@@ -99,6 +106,17 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             try:
                 arrival = self._settled() if wait_seconds <= 0 else self._next(wait_seconds)
                 return self._piece(arrival) if arrival is not None else None
+            except UNSENDABLE as error:
+                if self._is_binary:  # a row of more than 1 GB in any form
+                    self._failed = True
+                    raise SourceError(
+                        f"{self._database}: PostgreSQL cannot send a row of {' or '.join(sorted(self._described))},"
+                        f" written after {self._after.text()}: {str(error).splitlines()[0]}",
+                        remedy=f"{TOO_LARGE} The log cannot be read past it: run `lakefeed uninstall`, which drops"
+                        " the slot, then `lakefeed sync`, which copies every table again.",
+                    ) from error
+                self._restart(binary=True)
+                return WalPiece()
             except BaseException as error:
                 self._failed = True
                 if isinstance(error, psycopg.Error):
@@ -151,11 +169,24 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         for end in (self._wake_read, self._wake_write):
             os.close(end)
 
-    def _start(self, after: PostgresLsn) -> None:
+    def _connect(self) -> None:
+        self._connection = self._database.connect(self._names.slot, STREAM, replication=True)
+        self._wire = open_wire(self._connection)
+        self._gulps = not (self._connection.info.host or "/").startswith("/")
+
+    def _restart(self, *, binary: bool) -> None:
+        """Read the log again from the last COMMIT on; what was given of the next transaction is not given again."""
+        self._is_binary, self._skipped, self._described = binary, 0, set()
+        self._wire.close()
+        self._connection.close()
+        self._connect()
+        self._start()
+
+    def _start(self) -> None:
         publication = quoted(self._names.publication).replace("'", "''")
         command = (
-            f"START_REPLICATION SLOT {quoted(self._names.slot)} LOGICAL {after.text()}"
-            f" (proto_version '1', publication_names '{publication}')"
+            f"START_REPLICATION SLOT {quoted(self._names.slot)} LOGICAL {self._after.text()}"
+            f" (proto_version '1', publication_names '{publication}', binary '{str(self._is_binary).lower()}')"
         )
         until = time.monotonic() + _FREE_SECONDS
         while True:
@@ -174,6 +205,9 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         """What comes within that time, and with a backlog as much as is decoded at once; None if nothing does, or
         somebody called ``wake``."""
         until = time.monotonic() + wait_seconds
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
         while True:
             self._report()
             arrival = self._received()
@@ -184,7 +218,11 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
                     if sum(one.data.nbytes for one in runs) >= PIECE_BYTES:
                         break
                     time.sleep(GULP_SECONDS)
-                    arrival = self._received()
+                    try:
+                        arrival = self._received()
+                    except psycopg.Error as error:
+                        self._error = error  # for the next read: what came before it is given first
+                        break
                     runs += [arrival.run] if arrival.run is not None else []
                 run = joined(runs) if runs else None
                 if run is not None:
@@ -209,10 +247,11 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         for index in np.flatnonzero(messages.kinds == _KEEPALIVE).tolist():
             if len(message := messages.message(index)) >= _KEEPALIVE_BYTES:
                 position, sent, asks = struct.unpack_from(">Qq?", message, 1)
-                idle_at, sent_us = PostgresLsn(position), sent + EPOCH_MICROSECONDS
+                idle_at, sent_us = PostgresLsn(position), sent + EPOCH_US
                 self._asked = self._asked or asks
-        run = messages[log].behind(_HEAD_BYTES) if log.any() else None
-        return Arrival(len(messages), run, None if log[-1] else idle_at, sent_us)
+        ends = messages.ends[log]  # one that is nothing but its head is empty, which the decoder refuses
+        run = Messages(messages.data, np.minimum(messages.begins[log] + _HEAD_BYTES, ends), ends)
+        return Arrival(len(messages), run if len(run) else None, None if log[-1] else idle_at, sent_us)
 
     def _settled(self) -> Arrival | None:
         """What comes next; None if the server has said that nothing more is in its log up to its head of now. How far
@@ -250,7 +289,21 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         return (row[0] is True, int(row[1])) if row is not None else (False, 0)
 
     def _piece(self, arrival: Arrival) -> WalPiece:
-        facts, tables = CatalogFacts(), described(arrival.run) if arrival.run is not None else []
+        run = arrival.run
+        if run is None:
+            return WalPiece(idle_at=arrival.idle_at)
+        if self._is_binary:
+            run, skipped = without(run, self._given - self._skipped)
+            self._skipped += skipped
+        whole = committed(run)
+        if whole:
+            self._after = PostgresLsn(int.from_bytes(run.message(whole - 1)[10:18], "big"))  # as the decoder has it
+            self._given = 0
+        self._given += int(np.isin(run[whole:].kinds, CHANGES).sum())
+        if whole and self._is_binary:
+            self._restart(binary=False)
+        facts, tables = CatalogFacts(), described(run)
+        self._described |= {f"{one.schema}.{one.name}" for one in tables} if self._is_binary else set()
         if tables:
             facts = read_facts(self._catalog, tables)
             # A commit is in the log before the catalog shows it: a column that the catalog does not have was added a
@@ -263,7 +316,7 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             if any(column.name not in live.get(one.id, {column.name}) for one in tables for column in one.columns):
                 wait_for_commits(self._catalog, _VISIBLE_SECONDS)
                 facts = read_facts(self._catalog, tables)
-        return WalPiece(arrival.run, facts, arrival.idle_at)
+        return WalPiece(run if len(run) else None, facts, None if self._is_binary or whole else arrival.idle_at)
 
     def _report(self) -> None:
         """Standby status update: written, flushed and applied up to what was confirmed. The server is asked to answer,
@@ -274,7 +327,7 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             return
         asked, self._asked = self._asked or late, False
         position = self._confirmed
-        micros = time.time_ns() // 1000 - EPOCH_MICROSECONDS
+        micros = time.time_ns() // 1000 - EPOCH_US
         value = position.value
         self._wire.write(struct.pack(">cQQQqB", b"r", value, value, value, micros, int(asked)))
         self._reported, self._reported_at = position, now

@@ -17,14 +17,14 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 import psycopg
 from psycopg.pq import ExecStatus
 
+from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.postgres.database import Connection, run
-from lakefeed.capture.postgres.values import PAD, Messages, as_messages
+from lakefeed.capture.postgres.values import PAD, TOO_LARGE, Messages, as_messages
 from lakefeed.errors import DecodeError
 
 _DATA, _BOTH, _OUT, _ERROR, _READY = (ord(letter) for letter in "dWHEZ")
@@ -48,33 +48,8 @@ def wait_ready(files: tuple[int, ...], seconds: float, event: int = select.POLLI
     return [file for file, _ in waiting.poll(max(0.0, seconds) * 1000)]
 
 
-class Wire(Protocol):
-    """One command at a time. Belongs to one thread. Everything but ``close`` may raise psycopg.Error."""
-
-    @property
-    def is_over(self) -> bool:
-        """The command is complete and all of it is read: libpq can use the connection again."""
-
-    def start(self, command: str) -> None:
-        """Send START_REPLICATION or COPY; its data has begun when this returns."""
-
-    def read(self, least_bytes: int = 0) -> Messages | None:
-        """The data that has come by now, several MB at most, without a wait; None if it is less than ``least_bytes``
-        and more is to come. An error of the server is raised when the command is over."""
-
-    def write(self, message: bytes) -> None: ...
-
-    def end(self) -> None:
-        """End the stream from here: what the server has sent is read until the command is over."""
-
-    def close(self) -> None:
-        """Let go of everything that is not the connection's. Never raises."""
-
-
-def open_wire(connection: Connection) -> Wire:
-    """The fastest wire for a connection: nobody but libpq can read one that it encrypts."""
-    is_encrypted = connection.pgconn.ssl_in_use or connection.pgconn.used_gssapi
-    return LibpqWire(connection) if is_encrypted else SocketWire(connection)
+UNSENDABLE = (psycopg.errors.InternalError_, psycopg.errors.ProgramLimitExceeded, psycopg.errors.FeatureNotSupported)
+"""What a server raises that cannot send a row: a value or a row above 1 GB, a type without output."""
 
 
 class Inbox:
@@ -130,7 +105,7 @@ class Inbox:
 
 
 class SocketWire:
-    """See ``Wire``. For connections that are not encrypted."""
+    """One command at a time. Belongs to one thread. Everything but ``close`` may raise psycopg.Error."""
 
     def __init__(self, connection: Connection) -> None:
         self._answer_seconds = connection.answer_seconds
@@ -143,9 +118,11 @@ class SocketWire:
 
     @property
     def is_over(self) -> bool:
-        return self._is_ready and self._first is None
+        """The command is complete and all of it is read: libpq can use the connection again."""
+        return self._is_ready and self._first is None and self._failed is None
 
     def start(self, command: str) -> None:
+        """Send START_REPLICATION or COPY; its data has begun when this returns."""
         self._has_begun, self._is_ready, self._failed = False, False, None
         self._send(b"Q", command.encode() + b"\0")
         until = time.monotonic() + self._answer_seconds
@@ -156,11 +133,14 @@ class SocketWire:
             self._first = self.read()
 
     def read(self, least_bytes: int = 0) -> Messages | None:
+        """The data that has come by now, several MB at most, without a wait; None if it is less than ``least_bytes``
+        and more is to come. An error of the server is raised behind the data that came before it, when the command
+        is over."""
         if self._first is not None:
             first, self._first = self._first, None
             return first
         self._inbox.fill(self._socket)
-        if self._inbox.size < least_bytes and not self._inbox.is_over:
+        if self._inbox.size < least_bytes and not (self._inbox.is_over or self._is_ready):
             return None
         frames = self._inbox.take()
         for index in np.flatnonzero(frames.kinds != _DATA).tolist():
@@ -169,20 +149,25 @@ class SocketWire:
             self._is_ready = self._is_ready or kind == _READY
             if kind == _ERROR:
                 self._failed = error_of(frames.message(index)[_HEAD:])
-        if not len(frames) and self._inbox.closed:
+        data = frames[frames.kinds == _DATA]
+        if len(data):
+            return Messages(data.data, data.begins + _HEAD, data.ends)
+        if self._inbox.closed and not len(frames):
             raise self._failed or psycopg.OperationalError("server closed the connection unexpectedly")
         if self._is_ready and self._failed is not None:
-            raise self._failed
-        data = frames[frames.kinds == _DATA]
-        return Messages(data.data, data.begins + _HEAD, data.ends) if len(data) else None
+            failed, self._failed = self._failed, None
+            raise failed
+        return None
 
     def write(self, message: bytes) -> None:
         self._send(b"d", message)
 
     def end(self) -> None:
+        """End the stream from here: what the server has sent is read until the command is over."""
         self._send(b"c", b"")
 
     def close(self) -> None:
+        """Let go of everything that is not the connection's. Never raises."""
         self._socket.close()
 
     def _send(self, kind: bytes, body: bytes) -> None:
@@ -210,20 +195,23 @@ def error_of(body: bytes) -> psycopg.Error:
 
 
 class LibpqWire:
-    """See ``Wire``. For connections that only libpq can decrypt."""
+    """The same, for connections that only libpq can decrypt."""
 
     def __init__(self, connection: Connection) -> None:
-        self.is_over = True
         self._connection = connection
         self._pgconn = connection.pgconn
         self._taken: list[bytes] = []
         self._size = 0
-        self._has_ended = False
+        self._has_ended = self._is_ready = True
         self._failed: psycopg.Error | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_ready and not self._taken and self._failed is None
 
     def start(self, command: str) -> None:
         run(self._connection, command)
-        self.is_over, self._has_ended, self._failed = False, False, None
+        self._has_ended = self._is_ready = False
 
     def read(self, least_bytes: int = 0) -> Messages | None:
         """Libpq's own buffer holds some dozen messages only, so it is filled again and again until there is no more."""
@@ -240,16 +228,17 @@ class LibpqWire:
                 self._pgconn.consume_input()
                 is_filled = True
             self._has_ended = count < 0
-        if self._has_ended and not self.is_over:
+        if self._has_ended and not self._is_ready:
             self._pgconn.consume_input()
-            while not self.is_over and not self._pgconn.is_busy():
+            while not self._is_ready and not self._pgconn.is_busy():
                 result = self._pgconn.get_result()
-                self.is_over = result is None
+                self._is_ready = result is None
                 if result is not None and result.status == ExecStatus.FATAL_ERROR:
                     self._failed = psycopg.errors.error_from_result(result)
-            if self.is_over and self._failed is not None:
-                raise self._failed
-        if not self._taken or (self._size < least_bytes and not self.is_over):
+        if self._is_ready and not self._taken and self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+        if not self._taken or (self._size < least_bytes and not self._is_ready):
             return None
         taken, self._taken, self._size = self._taken, [], 0
         return as_messages(taken)
@@ -266,6 +255,20 @@ class LibpqWire:
         pass
 
 
+Wire = SocketWire | LibpqWire
+
+
+def open_wire(connection: Connection) -> Wire:
+    """The fastest wire for a connection: nobody but libpq can read one that it encrypts.
+
+    A database without an encoding is read as it is: the server would end a whole stream at a value that is not UTF-8.
+    """
+    if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
+        run(connection, "SET client_encoding = 'SQL_ASCII'")
+    is_encrypted = connection.pgconn.ssl_in_use or connection.pgconn.used_gssapi
+    return LibpqWire(connection) if is_encrypted else SocketWire(connection)
+
+
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0"
 _COPY_HEADER = len(_SIGNATURE) + 8  # flags, length of an extension that there is none of
 _TRAILER = b"\xff\xff"
@@ -273,7 +276,7 @@ _TRAILER = b"\xff\xff"
 
 def read_copy(connection: Connection, query: str, *, piece_bytes: int, piece_rows: int) -> Iterator[Messages]:
     """The rows of ``query`` as COPY ... TO STDOUT (FORMAT binary) sends them, in pieces of about that size, for
-    ``copied_columns``. psycopg.Error if it fails, also in the middle.
+    ``copied_columns``. psycopg.Error if it fails, also in the middle; MisfitError for a row that cannot be sent.
 
     Format: PostgreSQL documentation, "COPY", "Binary Format". The server sends one row in a message, the first one
     behind a header; a trailer is the last. It may be silent for as long as a query takes to its first row, but only
@@ -302,9 +305,14 @@ def read_copy(connection: Connection, query: str, *, piece_bytes: int, piece_row
             rows = rows[: len(rows) - has_ended]
             for start in range(0, len(rows), piece_rows):
                 yield rows[start : start + piece_rows]
+    except UNSENDABLE as error:
+        reason = f"PostgreSQL cannot send it: {str(error).splitlines()[0]}"
+        raise MisfitError(reason, column="a row", remedy=TOO_LARGE) from error
     finally:
         wire.close()
         if not wire.is_over:
             connection.close()  # libpq does not know that there is more to come
+    if connection.info.encoding == "ascii":  # psycopg's name of SQL_ASCII, under which it reads no text
+        run(connection, "SET client_encoding = 'UTF8'")
     if not has_ended:
         raise DecodeError("a copy ended without its trailer")
