@@ -1,7 +1,7 @@
 # ruff: noqa: S608 (names in SQL are quoted; values are psycopg literals)
 """PostgresDialect: a PostgreSQL database or replica, for a role that may do nothing but SELECT.
 
-Rows come through COPY in binary form and give the same Arrow values as the log's (``binary``). The snapshot of a log
+Rows come through COPY in binary form and give the same Arrow values as the log's (``values``). The snapshot of a log
 source is read under the exported snapshot that its plan recorded (``SnapshotOrigin``), as long as that is alive; then
 every chunk is exact at its position. Without it, a chunk reads under a snapshot of its own and has a bracket.
 """
@@ -33,11 +33,11 @@ from lakefeed.capture.dialect import (
     key_rows,
 )
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.postgres.binary import form_of, read_copy
 from lakefeed.capture.postgres.catalog import SourceTable, one_reading, read_tables, sql_name, with_columns
 from lakefeed.capture.postgres.database import READING, Connection, Database, quoted, run
 from lakefeed.capture.postgres.snapshot import BEGIN, SnapshotOrigin, bracketed, import_snapshot, shows
-from lakefeed.capture.postgres.values import KEEP_AS_TEXT, SourceType
+from lakefeed.capture.postgres.values import SourceType, copied_columns, form_of
+from lakefeed.capture.postgres.wire import read_copy
 from lakefeed.change.table import Column, TableId
 from lakefeed.change.watermark import KeyValue
 
@@ -240,15 +240,15 @@ class PostgresSession(Session):
             stated = [SourceType(result.ftype(index), result.fmod(index)) for index in range(len(schema))]
             if query.source is not None and not shows(self._connection, sql_name(query.source.id)):
                 raise TableChangedError
-            forms = [form_of(one.name, one.type, kind) for one, kind in zip(schema, stated, strict=True)]
-            copied = f"SELECT {', '.join(form.sql for form in forms)} FROM ({query.sql}) AS r"
+            forms = [form_of(quoted(one.name), one.type, kind) for one, kind in zip(schema, stated, strict=True)]
+            copied = f"SELECT {', '.join(form for form, _ in forms)} FROM ({query.sql}) AS r"
             for rows in read_copy(self._connection, copied, piece_bytes=_PIECE_BYTES, piece_rows=_PIECE_ROWS):
                 arrays = []
-                for form, values, one in zip(forms, rows.columns(len(forms)), schema, strict=True):
+                for (_, as_arrow), values, one in zip(forms, copied_columns(rows, len(forms)), schema, strict=True):
                     try:
-                        arrays.append(form.read(values))
+                        arrays.append(as_arrow(values))
                     except MisfitError as error:
-                        raise MisfitError(error.reason, column=one.name, remedy=KEEP_AS_TEXT) from error
+                        raise error.of(one.name) from error
                 yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
