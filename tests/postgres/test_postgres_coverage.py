@@ -11,10 +11,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres.rows import drain, facts_of, opened
+from tests.postgres.rows import drain, facts_of, head, opened
 
 from lakefeed import Pipeline, PipelineOptions, Postgres
-from lakefeed.capture.postgres.slot import head
 from lakefeed.change.change_set import RecopyNeeded, TableDropped, TableNotice
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId
