@@ -298,11 +298,13 @@ class _Stream(Generic[P, Piece]):
                 builder.add(self._decoder.decode(piece))
             for announced in self._facts.due(builder.reached):
                 builder.announce(announced)
-            if builder.is_ready(more=piece is not None):
-                return builder.cut()
             # A log that never pauses may have nothing for the lake: changes of a blocked table, say.
-            ahead_bytes = self._resume.ahead_bytes(builder.position, builder.reached)
             is_over = piece is None or (wait_seconds > 0 and builder.is_empty)
-            if (is_over and time.monotonic() >= until) or builder.is_idle_too_long(ahead_bytes):
-                return builder.heartbeat(ahead_bytes)
+            change_set = builder.due(
+                more=piece is not None,
+                is_over=is_over and time.monotonic() >= until,
+                ahead_bytes=self._resume.ahead_bytes(builder.position, builder.reached),
+            )
+            if change_set is not None:
+                return change_set
         return None
