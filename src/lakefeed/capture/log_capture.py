@@ -3,10 +3,9 @@
     ResumePoint.start → LogReader → Decoder → ChangeSetBuilder → change sets, cut at commits
                                      SchemaFacts.due ↗
 
-A change set is cut at a commit as soon as one of these holds: nothing more has come, it has enough rows or bytes, or
-its first change has waited long enough. A transaction of any size passes: it is decoded piece by piece, and the builder
-spills what is too much for memory. A change set that was cut can be read for as long as somebody refers to it, whatever
-was confirmed, trimmed or closed meanwhile.
+When a change set is cut: ``ChangeSetBuilder.due``. A transaction of any size passes: it is decoded piece by piece, and
+the builder spills what is too much for memory. A change set that was cut can be read for as long as somebody refers to
+it, whatever was confirmed, trimmed or closed meanwhile.
 
 Threads: see ChangeCapture. The catalog side has one session, which is used by one call at a time; ``close`` cancels
 what runs on it. The stream side has the reader. Neither waits for the other.
@@ -245,17 +244,16 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
                 stream.close()
             return self._resume.drop()
 
-    def _require_open(self) -> None:
-        if self._session is None:
+    def _require_open(self) -> Session:
+        session = self._session
+        if session is None:
             raise StateError("the capture is not open", remedy="Call open first.")
+        return session
 
     @contextmanager
     def _catalog(self) -> Iterator[Session]:
         with self._catalog_lock:
-            session = self._session
-            if session is None:
-                raise StateError("the capture is not open", remedy="Call open first.")
-            yield session
+            yield self._require_open()
 
     def _own(self, position: Position) -> P:
         if not isinstance(position, self._position):
