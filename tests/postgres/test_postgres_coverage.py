@@ -255,7 +255,7 @@ def test_a_schema_that_waits_for_the_end_of_its_transaction_is_told_after_a_brea
         capture.discover()
         stream = capture._stream
         assert stream is not None
-        stream.builder.advance(head(writer))
+        stream.builder.reached = head(writer)
         stream.builder.in_transaction = True  # a large one, of which a part has come
         assert next(capture.live(start, wait_seconds=0.1)).is_heartbeat
         assert not stream.builder.is_empty
