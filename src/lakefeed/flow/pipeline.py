@@ -23,7 +23,7 @@ from typing import Self
 from lakefeed.capture.base import Finding, Lag, Source
 from lakefeed.capture.compare import Comparable
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError, LakefeedError, LeaseError, StateError
+from lakefeed.errors import ConfigError, LakeError, LakefeedError, LeaseError, StateError
 from lakefeed.flow.full_diff import FullDiffs
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.maintenance import maintain_tables
@@ -86,6 +86,7 @@ class Pipeline:
 
         Everything that was committed in the source before the call is in the lake when this returns, except for
         tables with an error in the result: those that failed now, and those that failed before and are in their pause.
+        LakeError if ``max_backlog_bytes`` wait for tables that fail, and there may be more in the source.
         Safe to call from several threads: one works, the others wait and then find nothing to do.
         """
         with self._work:
@@ -211,9 +212,13 @@ class Pipeline:
 
         def has_room() -> bool:
             nonlocal result
-            if opened.lake.backlog_bytes > self._options.max_backlog_bytes:
+            while opened.lake.is_full:
                 result = result.then(opened.lake.sync())
-            return opened.lake.backlog_bytes <= self._options.max_backlog_bytes
+                pause = opened.errors.verdict_seconds()
+                if pause is None:
+                    break
+                time.sleep(pause)
+            return not opened.lake.is_full
 
         for _ in range(_ROUNDS):
             opened.copies.enrol()
@@ -221,7 +226,16 @@ class Pipeline:
             captured += opened.capture.drain(has_room)
             if not opened.copies.has_staged:
                 break
-        return captured, result.then(opened.lake.sync())
+        result = result.then(opened.lake.sync())
+        if opened.lake.is_full:
+            failed = opened.errors.all()
+            first, remedy = next(iter(failed.values()), ("the lake is too slow", "Call again."))
+            raise LakeError(
+                f"capture has stopped: more than max_backlog_bytes of changes wait for {len(failed)} tables that "
+                f"cannot be written ({', '.join(map(str, sorted(failed)))}): {first}",
+                remedy=remedy,
+            )
+        return captured, result
 
     def _open(self) -> OpenPipeline:
         if self._opened is None:
