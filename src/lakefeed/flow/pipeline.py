@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lakefeed.capture.base import Finding, Lag, Source
+from lakefeed.capture.base import Finding, Lag, Level, Source
 from lakefeed.capture.compare import Comparable
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakeError, LakefeedError, LeaseError, StateError
@@ -38,6 +38,7 @@ from lakefeed.journal.lease import lease_holder
 from lakefeed.lake.base import Lake, TableResult
 from lakefeed.lake.full_diff import FullDiffResult
 from lakefeed.lake.maintenance import MaintenanceResult
+from lakefeed.lake.route import settled
 
 _ROUNDS = 3
 """Of copying and capturing in one sync: a table that changes faster than that is caught by the next sync."""
@@ -78,8 +79,23 @@ class Pipeline:
         self._opened: OpenPipeline | None = None
 
     def check(self) -> tuple[Finding, ...]:
-        """Preflight of the source: findings, each with its remedy. Changes nothing."""
-        return self._capture.check()
+        """Preflight of the source and the routes: findings, each with its remedy. Changes nothing."""
+        findings = self._capture.check()
+        if any(finding.level is Level.ERROR for finding in findings):
+            return findings
+        opens = self._opened is None
+        try:
+            if opens:
+                self._capture.open()
+            offered = self._capture.discover()
+        finally:
+            if opens:
+                self._capture.close()
+        _, clashes = settled((route for one in offered for route in self._tables.routes(one.table)), {})
+        return *findings, *(
+            Finding(level=Level.ERROR, problem=one.problem, remedy=one.remedy, table=one.second.source)
+            for one in clashes
+        )
 
     def sync_once(self) -> CycleResult:
         """One cycle: copy what the lake does not have yet, capture, apply.
