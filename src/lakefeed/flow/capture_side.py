@@ -144,6 +144,7 @@ class CaptureSide:
             if end is not None and seconds > _BUSY_SECONDS and commit.end >= end:
                 break
             if not has_room() or (end is None and seconds > _ENDLESS_SECONDS and commit.rows < _SMALL_ROWS):
+                self._changes = None  # the next heartbeat would be about this call, and not about the next one
                 return captured
         # Tables that had left before the call have had their last change.
         for state in self._leaving():
