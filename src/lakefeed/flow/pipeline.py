@@ -20,8 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lakefeed.capture.base import Finding, Lag, Source
-from lakefeed.capture.compare import Comparable
+from lakefeed.capture.base import Comparable, Finding, Lag, Source
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakefeedError, LeaseError, StateError
 from lakefeed.flow.full_diff import FullDiffs
