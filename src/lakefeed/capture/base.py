@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from types import TracebackType
-from typing import Any, Protocol, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -19,6 +20,9 @@ from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import SourceSetupError
+
+if TYPE_CHECKING:
+    from lakefeed.capture.poll.rule import FullDiff
 
 
 class Continuity(Enum):
@@ -33,15 +37,15 @@ class Continuity(Enum):
 class Capabilities:
     """What a mechanism can see. Data, so that callers decide by looking and not by trying."""
 
-    deletes: bool
-    before_images: bool
+    deletes: bool = True
+    before_images: bool = False
     """Rows as they were before an update or delete come along, where they are known. Mechanisms have to be asked to."""
-    transactions: bool
-    schema_changes: bool
-    exact_snapshot: bool
-    snapshot_resume: bool
+    transactions: bool = True
+    schema_changes: bool = False
+    exact_snapshot: bool = False
+    snapshot_resume: bool = False
     every_change: bool = True
-    """Each change of a row is delivered, and not only what it has come to since the last look."""
+    """Each change of a row is delivered, and not only what it has come to since the last poll."""
     current_chunks: bool = False
     """A chunk has the rows as they are when it is read, however old its plan: never older than what ``live`` gave."""
 
@@ -74,24 +78,16 @@ class Lag:
     source: Mapping[str, int | str | None] = field(default_factory=dict)
 
 
-class ChunkReader(Protocol):
+class ChunkReader(AbstractContextManager["ChunkReader"], Protocol):
     """An open chunk: iterate once for its rows as Arrow, then ask for the bracket.
 
     Batches have the table's own columns (``TableSchema.arrow``), no metadata. All rows of one chunk come from states
     of the table between ``low`` and ``high``; where the two are equal, the chunk is exact.
     """
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
     def __iter__(self) -> Iterator[pa.RecordBatch]: ...
-
     @property
     def low(self) -> Position: ...
-
     @property
     def high(self) -> Position: ...
 
@@ -101,9 +97,7 @@ class Chunk(Protocol):
 
     @property
     def table(self) -> TableId: ...
-
     def open(self) -> ChunkReader: ...
-
     def to_json(self) -> Mapping[str, Any]:
         """What ``ChangeCapture.chunk`` turns back into an equal chunk after a restart."""
 
@@ -149,14 +143,7 @@ class ChangeCapture(ABC):
     kind: str
     """The source's name in positions and checkpoints: sqlite, postgres, mysql, mariadb, or one's own."""
 
-    capabilities = Capabilities(
-        deletes=True,
-        before_images=False,
-        transactions=True,
-        schema_changes=False,
-        exact_snapshot=False,
-        snapshot_resume=False,
-    )
+    capabilities = Capabilities()
 
     def open(self) -> None:  # noqa: B027  # a source without a connection needs none
         """Connect. Idempotent."""
@@ -236,6 +223,35 @@ class ChangeCapture(ABC):
     def uninstall(self) -> tuple[str, ...]:
         """Remove everything that ``prepare`` made. Returns the names of what was removed; leaves no trace."""
         return ()
+
+
+@runtime_checkable
+class Comparable(Protocol):
+    """What a capture adds if its source can be compared with the lake in full. Polling does; a log and triggers deliver
+    every delete and have nothing to compare. Any thread, beside the stream, and before ``open``.
+    """
+
+    def keep_state(self, directory: Path) -> None:
+        """Called once, before ``open``, with the pipeline's own directory: what must outlive the process goes there."""
+
+    def full_diff(self, table: TableId) -> FullDiff | None:
+        """How the table is to be compared, and how often; None if it is only on demand."""
+
+    def differences(self, table: TableId) -> Path | None:
+        """The directory from which the capture takes what a comparison of ``table`` found; None if there is none."""
+
+    def keys(
+        self,
+        table: TableId,
+        *,
+        known: TableSchema | None = None,
+        chunk_rows: int = 1_000_000,
+        whole_rows: bool = False,
+    ) -> SnapshotPlan:
+        """The plan of a comparison: chunks of the table's keys, or of whole rows. ``known``: as it was delivered."""
+
+    def chunk(self, data: Mapping[str, Any]) -> Chunk:
+        """A planned chunk back from its JSON."""
 
 
 class Source(Protocol):

@@ -12,38 +12,29 @@ import errno
 import tempfile
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.log import Announced, Decoded, Transaction
+from lakefeed.capture.log import Announced, Decoded, P, Transaction
 from lakefeed.change.batch import METADATA, ChangeBatch, change_schema
 from lakefeed.change.change_set import ChangeSet, TableBlocked, TableNotice
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import JournalFullError
 
-P = TypeVar("P", bound=Position)
-
 MEMORY_BYTES = 64 << 20
 _TIMES = 1000
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _ABSENT = pa.list_(pa.string())
 _TIME = METADATA.field("_lakefeed_time").type
-_PART = pa.schema(
-    [
-        ("op", pa.int8()),
-        ("seq", pa.int64()),
-        ("transaction", pa.int32()),
-        ("absent", _ABSENT),
-        ("time", pa.int64()),  # NULL: the transaction's
-    ]
+_PART = pa.schema(  # a time of NULL is the transaction's
+    [("op", pa.int8()), ("seq", pa.int64()), ("transaction", pa.int32()), ("absent", _ABSENT), ("time", pa.int64())]
 )
 
 
@@ -58,12 +49,6 @@ class Limits:
     heartbeat_bytes: int = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Spilled:
-    offset: int
-    size: int
-
-
 class Spill:
     """Arrow batches, in memory while they are few and in a temporary file when not. Append, then iterate as often as
     wanted, from one thread at a time. The file has no name: it is gone with the last reference or with the process.
@@ -71,18 +56,13 @@ class Spill:
 
     def __init__(self, *, memory_bytes: int = MEMORY_BYTES) -> None:
         self._memory_bytes = memory_bytes
-        self._in_memory = 0
-        self._items: list[pa.RecordBatch | _Spilled] = []
+        self._items: list[pa.RecordBatch | tuple[int, int]] = []  # or offset and size in the file
         self._file: Any = None
-
-    @property
-    def spilled(self) -> bool:
-        return self._file is not None
 
     def append(self, batch: pa.RecordBatch) -> None:
         """JournalFullError, which is retried as the journal's own is, if the disk has no room for the file."""
-        if self._in_memory + batch.nbytes <= self._memory_bytes:
-            self._in_memory += batch.nbytes
+        if batch.nbytes <= self._memory_bytes:
+            self._memory_bytes -= batch.nbytes
             self._items.append(batch)
             return
         file = self._file
@@ -93,7 +73,6 @@ class Spill:
             with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), batch.schema) as writer:
                 writer.write_batch(batch)
             file.flush()  # a full disk must be known now
-            item = _Spilled(offset, file.tell() - offset)
         except BaseException as error:
             if file is not None and self._file is None:
                 _close(file)  # nothing is in it: it must not stay open for as long as the change set is tried again
@@ -107,21 +86,16 @@ class Spill:
         if self._file is None:
             self._file = file
             weakref.finalize(self, _close, file)
-        self._items.append(item)
-
-    def __len__(self) -> int:
-        return len(self._items)
+        self._items.append((offset, file.tell() - offset))
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for item in self._items:
             if isinstance(item, pa.RecordBatch):
                 yield item
-                continue
-            assert self._file is not None  # noqa: S101  # something was spilled into it
-            self._file.seek(item.offset)
-            with pa.ipc.open_stream(pa.py_buffer(self._file.read(item.size))) as reader:
-                batch = reader.read_next_batch()
-            yield batch
+            else:
+                self._file.seek(item[0])
+                with pa.ipc.open_stream(pa.py_buffer(self._file.read(item[1]))) as reader:
+                    yield reader.read_next_batch()
 
 
 def _close(file: Any) -> None:
@@ -192,7 +166,7 @@ class ChangeSetBuilder(Generic[P]):
         self._blocked: set[TableId] = set()
         self._draft = _Draft(Spill(memory_bytes=memory_bytes))
         self._cut_at = time.monotonic()
-        self._times: OrderedDict[str, float] = OrderedDict()
+        self._times: dict[str, float] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -218,17 +192,14 @@ class ChangeSetBuilder(Generic[P]):
             count = len(item.operations)
             if not count or item.schema.table in self._blocked:
                 continue
-            order, codes = item.order, item.transactions
-            if draft.next_seq or base:
-                order, codes = np.asarray(order) + draft.next_seq, np.asarray(codes) + base
+            order, codes = np.asarray(item.order) + draft.next_seq, np.asarray(item.transactions) + base
             absent = pa.nulls(count, _ABSENT) if item.absent is None else item.absent
             times = pa.nulls(count, pa.int64()) if item.times is None else item.times
+            given = [*item.columns, item.operations, order, codes, absent, times]
             fields = [*(pa.field(column.name, column.type) for column in item.schema.columns), *_PART]
             arrays = [
                 values if isinstance(values, pa.Array) else pa.array(values, kind.type)
-                for values, kind in zip(
-                    [*item.columns, item.operations, order, codes, absent, times], fields, strict=True
-                )
+                for values, kind in zip(given, fields, strict=True)
             ]
             batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
             draft.parts.append(batch)
@@ -285,7 +256,7 @@ class ChangeSetBuilder(Generic[P]):
         if draft.transactions:
             self._times[self.position.encode()] = draft.transactions[-1].time_us / 1e6
             if len(self._times) > _TIMES:
-                self._times.popitem(last=False)
+                del self._times[next(iter(self._times))]
         batches = Batches(draft.parts, tuple(draft.tables), tuple(draft.transactions))
         return ChangeSet(start, self.reached, batches, draft.rows, tuple(draft.schemas), tuple(draft.notices))
 

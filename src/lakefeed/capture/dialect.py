@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date
 from decimal import Decimal
 from typing import Any, NamedTuple, Self
 
@@ -35,8 +35,7 @@ class Refusal(NamedTuple):
     remedy: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Ordering:
+class Ordering(NamedTuple):
     """The operators, as SQL, of the order in which the database itself sorts a column's values."""
 
     before: str = "<"
@@ -75,7 +74,7 @@ class DescribedTable:
             "sql_names": dict(self.sql_names),
             "unordered": dict(self.unordered),
             "misfits": dict(self.misfits),
-            "orderings": {name: [one.before, one.equal, one.after] for name, one in self.orderings.items()},
+            "orderings": {name: list(operators) for name, operators in self.orderings.items()},
         }
 
     @classmethod
@@ -85,8 +84,7 @@ class DescribedTable:
         return cls(schema, data["origin"], data["sql_names"], data["unordered"], data["misfits"], orderings)
 
 
-@dataclass(frozen=True, slots=True)
-class Horizon:
+class Horizon(NamedTuple):
     """The source's time, and up to which time nothing can become visible any more; microseconds since 1970.
 
     ``settled_us`` has not been lowered by the safety lag yet. None: nothing is known to be settled now.
@@ -96,16 +94,14 @@ class Horizon:
     settled_us: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Bracket:
+class Bracket(NamedTuple):
     """Which commits a consistent read sees: all up to ``low``, none after ``high``. Equal: it is exact."""
 
     low: Position
     high: Position
 
 
-@dataclass(frozen=True, slots=True)
-class Cuts:
+class Cuts(NamedTuple):
     """Keys that divide a table into ranges of about equal size, in order, and about how many rows it has."""
 
     keys: tuple[Key, ...]
@@ -165,15 +161,11 @@ class Dialect(ABC):
 
     def after(self, left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering]) -> str:
         """SQL that is true where the tuple ``left`` comes after the tuple ``right``, in the order of ORDER BY."""
-        if all(one == PLAIN for one in orderings):
-            return f"({', '.join(left)}) > ({', '.join(right)})"
-        return _written_out(left, right, orderings, strict=True)
+        return _compared(left, right, orderings, is_after=True)
 
     def up_to(self, left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering]) -> str:
         """SQL that is true where ``left`` is ``right`` or comes before it."""
-        if all(one == PLAIN for one in orderings):
-            return f"({', '.join(left)}) <= ({', '.join(right)})"
-        return _written_out(left, right, orderings, strict=False)
+        return _compared(left, right, orderings, is_after=False)
 
 
 class Session(ABC):
@@ -235,22 +227,21 @@ def key_value(value: Any) -> KeyValue:
             return value
         case float():
             return Decimal(repr(value))
-        case datetime():
-            return value.isoformat(" ")
-        case date():
-            return value.isoformat()
+        case date():  # or datetime
+            return str(value)
     raise TypeError(f"{value!r} cannot be part of a key")
 
 
-def _written_out(left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering], *, strict: bool) -> str:
-    """Column by column: operators of different schemas cannot stand between two tuples.
+def _compared(left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering], *, is_after: bool) -> str:
+    """Two tuples, or column by column: operators of different schemas cannot stand between two tuples.
 
     The condition on the first column follows from the rest, and lets the database begin or end in its index.
     """
-    *before, last = list(zip(left, right, orderings, strict=True))
-    a, b, one = last
-    sql = f"{a} {one.after} {b}" if strict else f"NOT ({a} {one.after} {b})"
+    if all(one == PLAIN for one in orderings):
+        return f"({', '.join(left)}) {'>' if is_after else '<='} ({', '.join(right)})"
+    *before, (a, b, one) = zip(left, right, orderings, strict=True)
+    sql = f"{a} {one.after} {b}" if is_after else f"NOT ({a} {one.after} {b})"
     for a, b, one in reversed(before):
-        beyond, within = (one.after, one.before) if strict else (one.before, one.after)
+        beyond, within = (one.after, one.before) if is_after else (one.before, one.after)
         sql = f"NOT ({a} {within} {b}) AND ({a} {beyond} {b} OR ({a} {one.equal} {b} AND {sql}))"
     return f"({sql})"

@@ -29,13 +29,11 @@ from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 
 P = TypeVar("P", bound=Position)
-"""The source's own kind of position."""
-At = TypeVar("At", bound=Position, contravariant=True)
-"""The same, where it is only taken."""
+"""The source's own kind of position. ``At`` is the same, where it is only taken."""
 Piece = TypeVar("Piece")
-"""What the reader gives and the decoder takes: bytes, a run of messages, rows of a log table."""
+"""What the reader gives and the decoder takes: bytes, a run of messages, rows of a log table. ``Raw`` is the same."""
+At = TypeVar("At", bound=Position, contravariant=True)
 Raw = TypeVar("Raw", contravariant=True)
-"""The same, where it is only taken."""
 
 Choose = Callable[[Mapping[TableId, Refusal | None]], tuple[TableId, ...]]
 """Tables of a catalog (``SchemaFacts.tables``) → those that the patterns match. ConfigError as in ``select``."""
@@ -57,11 +55,10 @@ class Rows:
     """Changes of one table, column by column, in the order of the log.
 
     ``columns`` are those of ``schema``. ``operations`` (int8) are values of ``Operation``; a truncate is a row of
-    NULLs. ``order`` (int64, growing) are offsets in the piece that was decoded, so that changes of several tables keep
-    their order; ``width`` in ``Decoded`` says how many offsets the whole piece has used. ``transactions`` (int32) are
-    indices into ``Decoded.transactions``. ``absent`` lists, for each row, columns that the source did not send; None
-    where it sent all of all. ``times`` (int64, microseconds since 1970) are the rows' own times, where the log has
-    them; None means the transaction's.
+    NULLs. ``order`` (int64, growing) are offsets in the piece, over all its tables; the piece uses ``Decoded.width`` of
+    them. ``transactions`` (int32) are indices into ``Decoded.transactions``. ``absent`` lists, for each row, columns
+    that the source did not send; None where it sent all of all. ``times`` (int64, microseconds since 1970) are the
+    rows' own times; None means the transaction's.
     """
 
     schema: TableSchema
@@ -102,29 +99,28 @@ class Decoded(Generic[P]):
 class LogReader(Protocol[At, Piece]):
     """The log strictly after a position, as raw pieces. ``read`` belongs to the stream side, the others to any thread.
 
-    A source whose server wants answers while the consumer is busy wraps its reader in a BackgroundReader. For that one,
-    and for nobody else, are ``size``, ``beat``, ``wake`` and ``in_burst``.
+    A source whose server wants answers while the consumer is busy wraps its reader in a BackgroundReader. That one
+    alone uses ``size``, ``beat``, ``wake`` and ``in_burst``.
     """
 
     in_burst: bool = False
     """A backlog is read in gulps: that nothing comes for a moment does not mean that nothing is there."""
 
     def read(self, wait_seconds: float) -> Piece | None:
-        """The next piece; None if nothing has come within about ``wait_seconds``, or sooner if the source can only be
-        polled. Without a wait, None means that nothing more was in the log at the time of the call: the source itself
-        has answered that. SourceUnavailableError where the connection is lost or the source answers nothing for longer
-        than its deadline. None after ``close``."""
+        """The next piece; None if nothing has come within about ``wait_seconds``, sooner if the source can only be
+        polled, or after ``close``. Without a wait, None means that the source itself has answered that nothing more was
+        in the log at the time of the call. SourceUnavailableError where the connection is lost or silent too long."""
 
     def size(self, piece: Piece) -> int:  # noqa: ARG002
         """About how many bytes of memory a piece needs: the background reader waits while too many are unread."""
         return 0
 
     def beat(self) -> None:
-        """Keep the connection alive while nobody reads: called every moment while too many pieces are unread."""
+        """Keep the connection alive: called every moment while too many pieces are unread."""
         return
 
     def wake(self) -> None:
-        """Make a ``read`` that waits return now. Any thread."""
+        """Make a ``read`` that waits return now."""
         return
 
     def confirm(self, position: At) -> None:
@@ -138,7 +134,8 @@ class ResumePoint(ABC, Generic[P, Piece]):
     """What the source keeps for one pipeline: a replication slot, a change log with a mark, a retained binlog.
 
     Each call is short, bounded in time and safe to repeat. ``create``, ``origin``, ``copied`` and ``drop`` belong to
-    the catalog side, ``start`` and ``confirm`` to the stream side; the others to any thread.
+    the catalog side, ``start`` and ``confirm`` to the stream side. The others belong to any thread; ``end`` and ``lag``
+    work on connections of their own, ``lag`` also while this is closed.
     """
 
     def open(self) -> None:
@@ -166,7 +163,7 @@ class ResumePoint(ABC, Generic[P, Piece]):
         handed out. StateError for a table that had to be prepared first and was not."""
 
     def copied(self, table: TableId) -> None:
-        """The copy of ``table`` is over: what was kept open for ``origin`` may go. Catalog side; idempotent."""
+        """The copy of ``table`` is over: what was kept open for ``origin`` may go. Idempotent."""
 
     @abstractmethod
     def require(self, position: P) -> None:
@@ -185,15 +182,12 @@ class ResumePoint(ABC, Generic[P, Piece]):
         return 0
 
     def end(self) -> P | None:
-        """Where the source's log ends now, on a connection of its own. Any thread. None: not known."""
+        """Where the source's log ends now. None: not known."""
         return None
 
     def lag(self, confirmed_at: float | None) -> Lag:  # noqa: ARG002
-        """How far the confirmed position trails the source, on a connection of its own, also while this is closed.
-
-        ``confirmed_at``: when the newest confirmed transaction was committed (seconds since 1970, the source's clock),
-        if this process has delivered it.
-        """
+        """How far the confirmed position trails the source. ``confirmed_at``: when the newest confirmed transaction was
+        committed (seconds since 1970, the source's clock), if this process has delivered it."""
         return Lag()
 
     @abstractmethod
@@ -216,8 +210,7 @@ class SchemaFacts(Generic[P]):
 
     One that finds something beside the stream (a table that was dropped, a column with no row since) keeps it until the
     stream has passed the moment of the finding: ``due`` gives it then. ``tables``, ``discover``, ``snapshot`` and
-    ``prepared`` belong to the catalog side, ``due``, ``delivered`` and ``rewind`` to the stream side; the others to any
-    thread.
+    ``prepared`` belong to the catalog side, ``due``, ``delivered`` and ``rewind`` to the stream side.
     """
 
     def tables(self, session: Session) -> Mapping[TableId, Refusal | None]:
@@ -229,13 +222,12 @@ class SchemaFacts(Generic[P]):
         return False
 
     def discover(self, session: Session, tables: Sequence[TableId]) -> tuple[TableSchema, ...]:
-        """Those of ``tables`` that are there, as the catalog shows them now. What differs from what was delivered is
-        due later."""
+        """Those of ``tables`` that are there, as they are now. What differs from what was delivered is due later."""
         return tuple(one.schema for one in session.describe(tables).values())
 
     def snapshot(self, session: Session, table: TableId) -> tuple[DescribedTable, TableSchema] | None:
-        """What a copy of ``table`` is read from, and the shape that it is delivered with: what the log states later is
-        compared with that. None: there is no such table."""
+        """What a copy of ``table`` is read from, and the schema that it is delivered with, which counts as delivered
+        from now on. None: there is no such table."""
         described = session.describe([table]).get(table)
         return None if described is None else (described, described.schema)
 

@@ -24,8 +24,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from lakefeed.capture.base import ChangeCapture
-from lakefeed.capture.compare import Comparable
+from lakefeed.capture.base import ChangeCapture, Comparable
 from lakefeed.capture.poll.rule import FullDiff
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.durable import make_directory, replace_file

@@ -21,8 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lakefeed.capture.base import Finding, Lag, Level, Source
-from lakefeed.capture.compare import Comparable
+from lakefeed.capture.base import Comparable, Finding, Lag, Level, Source
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakeError, LakefeedError, LeaseError, StateError
 from lakefeed.flow.full_diff import FullDiffs

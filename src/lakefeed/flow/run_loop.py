@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lakefeed.capture.base import ChangeCapture
-from lakefeed.capture.compare import Comparable
+from lakefeed.capture.base import ChangeCapture, Comparable
 from lakefeed.durable import remove_temporaries
 from lakefeed.errors import JournalError, JournalFullError, LakefeedError, Retry
 from lakefeed.flow.capture_side import CaptureSide
