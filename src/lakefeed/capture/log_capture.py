@@ -124,7 +124,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
 
     def discover(self) -> tuple[TableSchema, ...]:
         with self._catalog() as session:
-            return self._facts.discover(session, self.choose(self._facts.tables(session)))
+            return self._facts.discover(session, self.choose)
 
     def wants(self, table: TableId) -> bool:
         return is_wanted(

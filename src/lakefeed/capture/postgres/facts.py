@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lakefeed.capture.dialect import DescribedTable, Refusal, Session
-from lakefeed.capture.log import Announced
+from lakefeed.capture.dialect import DescribedTable, Session
+from lakefeed.capture.log import Announced, Choose
 from lakefeed.capture.postgres.catalog import (
     FULL,
     NEVER,
@@ -83,10 +83,6 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             first = schema.columns[0].id if schema.columns else None
             if first:
                 self.learn(schema.table, int(first.partition(".")[0]), schema.at_version(0))
-
-    def tables(self, session: Session) -> Mapping[TableId, Refusal | None]:  # noqa: ARG002  # its limits are a copy's
-        with self._connections.connection() as connection:
-            return {table: source.refusal for table, source in read_tables(connection).items()}
 
     def snapshot(self, session: Session, table: TableId) -> tuple[DescribedTable, TableSchema] | None:  # noqa: ARG002
         with self._connections.connection() as connection:
@@ -183,12 +179,12 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             self._learn_source(source, at)
             self._begin(source.id, source, coverage)
 
-    def discover(self, session: Session, tables: Sequence[TableId]) -> tuple[TableSchema, ...]:  # noqa: ARG002
+    def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:  # noqa: ARG002  # a copy's limits
         """Compare all tables there are, the columns of those in question and what is published with before."""
         with self._connections.connection() as connection:
             with one_reading(connection):
                 there = read_tables(connection)
-                chosen = [table for table in tables if table in there]
+                chosen = choose({table: source.refusal for table, source in there.items()})
                 known = [table for table in there.keys() - set(chosen) if self.known(table) is not None]
                 sources = with_columns(connection, [there[table] for table in (*chosen, *known)])
                 coverage = read_coverage(connection, self._publication)
