@@ -416,7 +416,8 @@ def altered(connection: Connection | None, before: str, source: SourceTable) -> 
         if reason is not None:
             found[f"{source.oid}.{column.number}"] = reason
     is_other = any(columns.get(str(one.number), (0, one.parts))[1] != one.parts for one in source.columns)
-    return bool(changed or found or is_other), found
+    came = any(str(oid) not in files for oid in source.files)
+    return bool(changed or found or is_other or came), found
 
 
 def unseen(connection: Connection, before: Iterable[Leaf], now: Sequence[Leaf]) -> str | None:

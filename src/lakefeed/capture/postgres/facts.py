@@ -96,9 +96,10 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
     def _learn_source(self, source: SourceTable, at: PostgresLsn) -> TableSchema:
         """``at`` is behind the reading: the stream may have rows of an older shape until there."""
         schema = replace(source.schema(self._text_columns), fingerprint=fingerprint(source))
-        self._newest[source.oid] = source
-        self.learn(source.id, source.oid, schema)
-        self._ahead[source.id] = at
+        with self._lock:
+            self._newest[source.oid] = source
+            self.learn(source.id, source.oid, schema)
+            self._ahead[source.id] = at
         return schema
 
     def resolve(self, relation: Relation, facts: CatalogFacts) -> Resolved:
@@ -246,8 +247,9 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             self._renamed |= {life: table for table, life in known if life in partitioned}
 
     def due(self, reached: PostgresLsn) -> Sequence[Announced]:
-        for table in [table for table, at in self._ahead.items() if reached >= at]:
-            del self._ahead[table]
+        if self._ahead:
+            with self._lock:
+                self._ahead = {table: at for table, at in self._ahead.items() if reached < at}
         return super().due(reached)
 
     def begins_again(self) -> bool:
