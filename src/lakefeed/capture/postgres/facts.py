@@ -218,7 +218,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
                 gap = "it was taken out of the publication and put back"
             reason = gap if before.member is not None else None
             if reason is None and before.source is not None and before.source.oid == source.oid:
-                reason = unseen(connection, before.source.leaves, source.leaves)
+                reason = unseen(connection, before.source, source)
             if gap is None and source.refusal is not None and self._provision:
                 now = replace(now, member=None) if withdraw(connection, coverage, table) else now
             self._captured[table] = now
