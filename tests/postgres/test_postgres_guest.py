@@ -14,6 +14,7 @@ from tests.postgres.rows import changes, drain, facts_of, opened
 from lakefeed import Pipeline, Postgres
 from lakefeed.capture.postgres import walsender
 from lakefeed.capture.postgres.catalog import CatalogFacts, read_facts
+from lakefeed.capture.postgres.database import Database
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked
 from lakefeed.change.table import TableId
 from lakefeed.errors import PositionLostError
@@ -169,20 +170,28 @@ def test_rows_of_an_older_shape_before_a_copy_are_no_change_of_type(dsn: str, wr
         assert [row["v"] for row in changes(sets)] == ["7", 8]
 
 
-def test_a_table_that_is_dropped_between_two_readings_stops_no_other(
+def test_a_table_that_is_dropped_while_the_catalog_is_read_stops_nobody(
     dsn: str, writer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One reading has a table whole or not at all, on one connection."""
+    connects: list[str] = []
     with opened(Postgres(dsn)) as capture:
-        facts = facts_of(capture)
-        real = facts.tables
+        real, connect = capture.choose, Database.connect
 
-        def and_drop(session: Any) -> Any:
-            found = real(session)
+        def and_drop(there: Any) -> Any:
+            found = real(there)
             writer.execute("DROP TABLE IF EXISTS t")
             return found
 
-        monkeypatch.setattr(facts, "tables", and_drop)
+        def counted(database: Database, name: str, *more: Any, **options: Any) -> Any:
+            connects.append(name)
+            return connect(database, name, *more, **options)
+
+        monkeypatch.setattr(capture, "choose", and_drop)
+        monkeypatch.setattr(Database, "connect", counted)
+        assert [schema.table for schema in capture.discover()] == [T, U]
         assert [schema.table for schema in capture.discover()] == [U]
+        assert len(connects) == 2
 
 
 def test_a_generated_key_blocks_that_table_alone_also_if_it_comes_later(dsn: str, writer: Any) -> None:

@@ -137,3 +137,13 @@ def test_a_label_that_came_later_is_watched_too(dsn: str, writer: Any) -> None:
     assert life.after(writer, "ALTER TYPE mood ADD VALUE 'new'", runs=True) == []
     (notice,) = life.after(writer, "ALTER TYPE mood RENAME VALUE 'new' TO 'newer'", runs=False)
     assert isinstance(notice, RecopyNeeded)
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["a process runs", "none runs"])
+def test_a_partition_that_came_later_is_watched_too(dsn: str, writer: Any, runs: bool) -> None:
+    writer.execute("CREATE TABLE t (id int PRIMARY KEY, c int) PARTITION BY RANGE (id)")
+    life = Life(dsn)
+    assert life.after(writer, "CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (10)", runs=True) == []
+    assert life.after(writer, "INSERT INTO t VALUES (1, 5)", runs=True) == []
+    (notice,) = life.after(writer, "ALTER TABLE t ALTER c TYPE int USING c + 1", runs=runs)
+    assert isinstance(notice, RecopyNeeded)

@@ -221,9 +221,10 @@ class SchemaFacts(Generic[P]):
         """Whether ``table`` is delivered by this pipeline. Refused now, it is reported by ``due``; it stops nobody."""
         return False
 
-    def discover(self, session: Session, tables: Sequence[TableId]) -> tuple[TableSchema, ...]:
-        """Those of ``tables`` that are there, as they are now. What differs from what was delivered is due later."""
-        return tuple(one.schema for one in session.describe(tables).values())
+    def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:
+        """The tables that ``choose`` takes of those that are there, as the catalog shows them now. What differs from
+        what was delivered is due later."""
+        return tuple(one.schema for one in session.describe(choose(self.tables(session))).values())
 
     def snapshot(self, session: Session, table: TableId) -> tuple[DescribedTable, TableSchema] | None:
         """What a copy of ``table`` is read from, and the schema that it is delivered with, which counts as delivered

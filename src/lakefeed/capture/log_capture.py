@@ -122,7 +122,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
 
     def discover(self) -> tuple[TableSchema, ...]:
         with self._catalog() as session:
-            return self._facts.discover(session, self.choose(self._facts.tables(session)))
+            return self._facts.discover(session, self.choose)
 
     def wants(self, table: TableId) -> bool:
         return self._is_wanted(self._patterns, table)

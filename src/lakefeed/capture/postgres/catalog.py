@@ -98,7 +98,7 @@ WITH RECURSIVE tree(root, leaf, joined) AS (
   SELECT t.root, i.inhrelid, least(t.joined, age(i.xmin))
     FROM tree t JOIN pg_inherits i ON i.inhparent = t.leaf WHERE NOT i.inhdetachpending)
 SELECT t.root::int8, c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.relpersistence::text,
-       c.relfilenode::int8, t.joined < age(a.xmin), pg_snapshot_xmin(pg_current_snapshot())::text::int8
+       c.relfilenode::int8, t.joined < age(a.xmin)
   FROM tree t JOIN pg_class c ON c.oid = t.leaf JOIN pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = -1
  WHERE c.relkind <> 'p' ORDER BY 1, 3, 4"""
@@ -148,10 +148,7 @@ NEVER = Snapshot(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A partition that has rows itself. ``file`` is another one after TRUNCATE, and after whatever rewrites it.
-
-    ``seen``: transactions before this one were over when it was read.
-    """
+    """A partition that has rows itself. ``file`` is another one after TRUNCATE, and after whatever rewrites it."""
 
     oid: int
     name: str
@@ -161,7 +158,6 @@ class Leaf:
     file: int
     attached: bool
     """It was a table of its own before."""
-    seen: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,20 +412,21 @@ def altered(connection: Connection | None, before: str, source: SourceTable) -> 
         if reason is not None:
             found[f"{source.oid}.{column.number}"] = reason
     is_other = any(columns.get(str(one.number), (0, one.parts))[1] != one.parts for one in source.columns)
-    return bool(changed or found or is_other), found
+    came = any(str(oid) not in files for oid in source.files)
+    return bool(changed or found or is_other or came), found
 
 
-def unseen(connection: Connection, before: Iterable[Leaf], now: Sequence[Leaf]) -> str | None:
+def unseen(connection: Connection, before: SourceTable, now: SourceTable) -> str | None:
     """What happened to rows between two readings that the stream does not report; None if nothing did."""
-    there, known = {leaf.oid: leaf for leaf in now}, {leaf.oid for leaf in before}
-    for leaf in before:
+    there, known = {leaf.oid: leaf for leaf in now.leaves}, {leaf.oid for leaf in before.leaves}
+    for leaf in before.leaves:
         if leaf.oid not in there:
             return f"its partition {leaf.name} was dropped or detached"
         # One with rows that were there before was rewritten. Taken for truncated where that cannot be known.
         is_new = there[leaf.oid].file != leaf.file
-        if is_new and not has_kept_rows(connection, there[leaf.oid].name, leaf.seen):
+        if is_new and not has_kept_rows(connection, there[leaf.oid].name, before.snapshot.begin):
             return f"its partition {leaf.name} was truncated"
-    for leaf in now:
+    for leaf in now.leaves:
         came = leaf.oid not in known and leaf.attached
         # One that was attached while it was empty has its rows from the stream.
         if came and connection.one("SELECT coalesce(pg_relation_size(%s::oid), 0)", leaf.oid) != (0,):

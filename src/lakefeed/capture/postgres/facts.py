@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lakefeed.capture.dialect import DescribedTable, Refusal, Session
-from lakefeed.capture.log import Announced
+from lakefeed.capture.dialect import DescribedTable, Session
+from lakefeed.capture.log import Announced, Choose
 from lakefeed.capture.postgres.catalog import (
     FULL,
     NEVER,
@@ -84,10 +84,6 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             if first:
                 self.learn(schema.table, int(first.partition(".")[0]), schema.at_version(0))
 
-    def tables(self, session: Session) -> Mapping[TableId, Refusal | None]:  # noqa: ARG002  # its limits are a copy's
-        with self._connections.connection() as connection:
-            return {table: source.refusal for table, source in read_tables(connection).items()}
-
     def snapshot(self, session: Session, table: TableId) -> tuple[DescribedTable, TableSchema] | None:  # noqa: ARG002
         with self._connections.connection() as connection:
             with one_reading(connection):
@@ -100,9 +96,10 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
     def _learn_source(self, source: SourceTable, at: PostgresLsn) -> TableSchema:
         """``at`` is behind the reading: the stream may have rows of an older shape until there."""
         schema = replace(source.schema(self._text_columns), fingerprint=fingerprint(source))
-        self._newest[source.oid] = source
-        self.learn(source.id, source.oid, schema)
-        self._ahead[source.id] = at
+        with self._lock:
+            self._newest[source.oid] = source
+            self.learn(source.id, source.oid, schema)
+            self._ahead[source.id] = at
         return schema
 
     def resolve(self, relation: Relation, facts: CatalogFacts) -> Resolved:
@@ -183,12 +180,12 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             self._learn_source(source, at)
             self._begin(source.id, source, coverage)
 
-    def discover(self, session: Session, tables: Sequence[TableId]) -> tuple[TableSchema, ...]:  # noqa: ARG002
+    def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:  # noqa: ARG002  # a copy's limits
         """Compare all tables there are, the columns of those in question and what is published with before."""
         with self._connections.connection() as connection:
             with one_reading(connection):
                 there = read_tables(connection)
-                chosen = [table for table in tables if table in there]
+                chosen = choose({table: source.refusal for table, source in there.items()})
                 known = [table for table in there.keys() - set(chosen) if self.known(table) is not None]
                 sources = with_columns(connection, [there[table] for table in (*chosen, *known)])
                 coverage = read_coverage(connection, self._publication)
@@ -221,7 +218,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
                 gap = "it was taken out of the publication and put back"
             reason = gap if before.member is not None else None
             if reason is None and before.source is not None and before.source.oid == source.oid:
-                reason = unseen(connection, before.source.leaves, source.leaves)
+                reason = unseen(connection, before.source, source)
             if gap is None and source.refusal is not None and self._provision:
                 now = replace(now, member=None) if withdraw(connection, coverage, table) else now
             self._captured[table] = now
@@ -250,8 +247,9 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             self._renamed |= {life: table for table, life in known if life in partitioned}
 
     def due(self, reached: PostgresLsn) -> Sequence[Announced]:
-        for table in [table for table, at in self._ahead.items() if reached >= at]:
-            del self._ahead[table]
+        if self._ahead:
+            with self._lock:
+                self._ahead = {table: at for table, at in self._ahead.items() if reached < at}
         return super().due(reached)
 
     def begins_again(self) -> bool:

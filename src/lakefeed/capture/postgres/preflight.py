@@ -92,19 +92,16 @@ def _of_server(database: Database, connection: Connection, names: Names, slot: S
     # T27: ``prefer``, the default, falls back to plain text without a word.
     is_open = not host.startswith("/") and host not in _LOCAL and mode not in _ENCRYPTED
     lost, status = (slot.lost, slot.report["wal_status"]) if slot is not None else (None, None)
-    pids = {(connection.info.backend_pid,)}
+    is_converted, pids = encoding not in ("UTF8", "SQL_ASCII"), {(connection.info.backend_pid,)}
     if slot is None and version >= OLDEST:  # a pooler answers SQL, but has another backend behind each transaction
         pids |= {connection.one("SELECT pg_backend_pid()") for _ in range(3)}
     return [
-        (version < OLDEST, _ERROR, f"PostgreSQL {version // 10000} is too old; 15 or newer is needed",
-         "Upgrade the server."),
+        (version < OLDEST, _ERROR, f"PostgreSQL {version // 10000} is too old; 15 or newer is needed", "Upgrade it."),
         (wal_level != "logical", _ERROR, f"wal_level is {wal_level}; logical decoding needs logical",
          "ALTER SYSTEM SET wal_level = 'logical'; and restart the server."),
         (not replicates, _ERROR, f"the role {user} may not replicate", f"ALTER ROLE {quoted(user)} REPLICATION;"),
-        (in_recovery, _ERROR, "the server is a standby; the slot and publication are made on the primary",
-         "Use the primary."),
-        (encoding not in ("UTF8", "SQL_ASCII"), _WARNING, f"the database's encoding is {encoding}",
-         "It is converted to UTF-8."),
+        (in_recovery, _ERROR, "the server is a standby; slot and publication are made elsewhere", "Use the primary."),
+        (is_converted, _WARNING, f"the database's encoding is {encoding}", "It is converted to UTF-8."),
         (keep_size == "-1", _WARNING,
          "max_slot_wal_keep_size is unlimited: a pipeline that is stopped for long can fill the server's disk",
          "ALTER SYSTEM SET max_slot_wal_keep_size = '100GB'; SELECT pg_reload_conf();"),

@@ -144,13 +144,18 @@ def read_coverage(connection: Connection, name: str) -> Coverage:
     return Coverage(name, members, tuple(found))
 
 
+def _at_once(connection: Connection, statement: str) -> None:
+    """LockNotAvailable instead of a wait: a snapshot of ours may be kept meanwhile."""
+    with connection.transaction():
+        connection.execute(f"SET LOCAL lock_timeout = '{_AT_ONCE_SECONDS * 1000:.0f}ms'".encode())
+        connection.execute(statement.encode())
+
+
 def withdraw(connection: Connection, coverage: Coverage, table: TableId) -> bool:
     """Take a table that has lost its identity out of the publication: as long as it is in there, PostgreSQL refuses the
     application's own UPDATEs and DELETEs of it. False if that cannot be now; nothing waits for it."""
     try:
-        with connection.transaction():
-            connection.execute(f"SET LOCAL lock_timeout = '{_AT_ONCE_SECONDS * 1000:.0f}ms'".encode())
-            connection.execute(coverage.removal(table).encode())
+        _at_once(connection, coverage.removal(table))
     except psycopg.Error as error:
         log.warning("%s cannot be taken out of the publication now: %s", table, error)
         return False
@@ -308,9 +313,7 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
             return
         try:
             try:
-                with connection.transaction():
-                    connection.execute(f"SET LOCAL lock_timeout = '{_AT_ONCE_SECONDS * 1000:.0f}ms'".encode())
-                    connection.execute(statement.encode())
+                _at_once(connection, statement)
             except psycopg.errors.LockNotAvailable:
                 if len(wanted) > 1:
                     raise

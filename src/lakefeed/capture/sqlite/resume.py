@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from lakefeed.capture.base import Lag
 from lakefeed.capture.dialect import DescribedTable, Session
-from lakefeed.capture.log import ResumePoint, SchemaFacts
+from lakefeed.capture.log import Choose, ResumePoint, SchemaFacts
 from lakefeed.capture.sqlite.catalog import SCHEMA, SourceTable, read_table
 from lakefeed.capture.sqlite.confirmation import Confirmations
 from lakefeed.capture.sqlite.database import Database, OpenedFile, quoted, transaction
@@ -47,8 +47,8 @@ class SqliteFacts(SchemaFacts[SqliteSequence]):
         self._database = database
         self._names = names
 
-    def discover(self, session: Session, tables: Sequence[TableId]) -> tuple[TableSchema, ...]:
-        return tuple(schema for _, schema in self._read(session, tables))
+    def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:
+        return tuple(schema for _, schema in self._read(session, choose(self.tables(session))))
 
     def snapshot(self, session: Session, table: TableId) -> tuple[DescribedTable, TableSchema] | None:
         return next(iter(self._read(session, [table])), None)
