@@ -60,7 +60,7 @@ def test_a_table_is_made_anew_from_the_oldest_state_that_has_its_files(
     assert stored(place) == [(1, 3), (2, 3)]
 
 
-def test_b06_a_state_with_deletion_vectors_is_no_donor_and_deleted_rows_stay_deleted(
+def test_a_state_with_deletion_vectors_is_no_donor_and_deleted_rows_stay_deleted(
     spark: SparkSession, tmp_path: Path, database: sqlite3.Connection
 ) -> None:
     lake = Delta(spark, tmp_path / "lake", deletion_vectors=True)
@@ -92,7 +92,7 @@ def _generation(recorded: Any) -> int:
     return 0
 
 
-def test_b06_a_history_that_is_made_of_a_mirror_begins_before_the_changes_that_are_replayed(
+def test_a_history_that_is_made_of_a_mirror_begins_before_the_changes_that_are_replayed(
     spark: SparkSession, tmp_path: Path, database: sqlite3.Connection
 ) -> None:
     def made(mode: str) -> Pipeline:

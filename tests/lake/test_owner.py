@@ -52,7 +52,7 @@ def owned(root: Path) -> DeltaTable:
     return DeltaTable(lake_table.location)
 
 
-def test_d_a_new_copy_keeps_id_properties_protocol_and_comments(tmp_path: Path) -> None:
+def test_a_new_copy_keeps_id_properties_protocol_and_comments(tmp_path: Path) -> None:
     before = owned(tmp_path)
     wider = table("main.t", {"id": pa.int64(), "v": pa.string(), "w": pa.int32()}, key=("id",)).at_version(2)
     lake_table = one(Delta(_nothing, tmp_path / "lake").bind("shop"), wider)
@@ -75,7 +75,7 @@ def test_d_a_new_copy_keeps_id_properties_protocol_and_comments(tmp_path: Path) 
 
 
 @pytest.mark.spark
-def test_d_a_new_copy_with_a_local_time_keeps_the_change_data_feed(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_new_copy_with_a_local_time_keeps_the_change_data_feed(spark: SparkSession, tmp_path: Path) -> None:
     before = owned(tmp_path)
     timed = table("main.t", {"id": pa.int64(), "at": pa.timestamp("us")}, key=("id",)).at_version(2)
     lake_table = one(Delta(spark, tmp_path / "lake").bind("shop"), timed)
@@ -89,7 +89,7 @@ def test_d_a_new_copy_with_a_local_time_keeps_the_change_data_feed(spark: SparkS
 
 @pytest.mark.spark
 @pytest.mark.parametrize("setting", ["delta.enableChangeDataFeed", "delta.enableRowTracking"])
-def test_d_a_mirror_whose_rows_are_followed_is_not_written_again_for_a_few_changes(
+def test_a_mirror_whose_rows_are_followed_is_not_written_again_for_a_few_changes(
     spark: SparkSession, tmp_path: Path, setting: str
 ) -> None:
     (tmp_path / "segments").mkdir()
@@ -111,7 +111,7 @@ def test_d_a_mirror_whose_rows_are_followed_is_not_written_again_for_a_few_chang
 
 
 @pytest.mark.spark
-def test_d_deletion_vectors_ask_readers_for_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
+def test_deletion_vectors_ask_readers_for_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
     lake_table = one(Delta(spark, tmp_path / "lake", deletion_vectors=True).bind("shop"), SCHEMA)
     lake_table.load(copy_of(SCHEMA, [{"id": 1, "v": "0"}], tmp_path), lambda _: None)
     made = DeltaTable(lake_table.location)
@@ -119,9 +119,7 @@ def test_d_deletion_vectors_ask_readers_for_nothing_else(spark: SparkSession, tm
     assert made.metadata().configuration["delta.enableDeletionVectors"] == "true"
 
 
-def test_d_maintenance_keeps_what_the_table_wants_to_keep_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_maintenance_keeps_what_the_table_wants_to_keep_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owned(tmp_path)
     kept: list[float] = []
 
@@ -139,7 +137,7 @@ def test_d_maintenance_keeps_what_the_table_wants_to_keep_longer(
     assert interval_hours("") == 0
 
 
-def test_d_entries_of_the_log_that_are_young_stay(tmp_path: Path) -> None:
+def test_entries_of_the_log_that_are_young_stay(tmp_path: Path) -> None:
     log = tmp_path / "_delta_log"
     log.mkdir()
     for number in range(30):
@@ -156,14 +154,14 @@ def test_d_entries_of_the_log_that_are_young_stay(tmp_path: Path) -> None:
     assert remove_old_entries(str(tmp_path), 29, 5) > 0
 
 
-def test_d_names_that_iceberg_reserves_are_refused_before_the_copy_in_its_name(tmp_path: Path) -> None:
+def test_names_that_iceberg_reserves_are_refused_before_the_copy_in_its_name(tmp_path: Path) -> None:
     schema = table("main.t", {"id": pa.int64(), "_Pos": pa.int64()}, key=("id",)).at_version(1)
     with pytest.raises(TableStoppedError, match="Iceberg has the column name '_Pos' for itself"):
         one(Iceberg(_nothing, tmp_path).bind("shop"), schema).load(copy_of(schema, [], tmp_path), lambda _: None)
 
 
 @pytest.mark.parametrize("path", ["dbfs:/lake", "s3:/bucket/lake"])
-def test_d_an_address_with_one_slash_is_no_local_directory(path: str) -> None:
+def test_an_address_with_one_slash_is_no_local_directory(path: str) -> None:
     with pytest.raises(ConfigError, match="not a directory"):
         lake_root(path)
     assert lake_root("/a/b:/c") == "/a/b:/c"
