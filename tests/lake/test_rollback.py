@@ -75,7 +75,7 @@ def roll_back(spark: SparkSession, root: Path, location: str) -> None:
 
 
 @pytest.mark.parametrize("has_applied", [True, False])
-def test_b09_an_iceberg_table_that_is_rolled_back_gets_the_lost_changes_again(
+def test_an_iceberg_table_that_is_rolled_back_gets_the_lost_changes_again(
     spark: SparkSession, tmp_path: Path, has_applied: bool
 ) -> None:
     root = tmp_path / "lake"
@@ -92,7 +92,7 @@ def test_b09_an_iceberg_table_that_is_rolled_back_gets_the_lost_changes_again(
     assert ids(read_iceberg(life.location)) == [0, 1, 2, 3, 4]
 
 
-def test_b09_a_rollback_between_the_plan_and_the_commit_is_seen(
+def test_a_rollback_between_the_plan_and_the_commit_is_seen(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, write = tmp_path / "lake", IcebergStore.write
@@ -110,7 +110,7 @@ def test_b09_a_rollback_between_the_plan_and_the_commit_is_seen(
     assert ids(read_iceberg(life.location)) == [0, 1, 2, 3, 4]
 
 
-def test_b09_a_delta_table_that_is_restored_stops_until_that_is_undone(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_delta_table_that_is_restored_stops_until_that_is_undone(spark: SparkSession, tmp_path: Path) -> None:
     life = Life(Delta(spark, tmp_path / "lake").bind("shop"), tmp_path)
     DeltaTable(life.location).restore(1)
     assert ids(read_delta(life.location)) == [0, 1]
@@ -131,7 +131,7 @@ def test_b09_a_delta_table_that_is_restored_stops_until_that_is_undone(spark: Sp
     assert "restored older rows" in (life.error() or life.error()).error
 
 
-def test_b10_a_moved_iceberg_lake_is_refused_with_a_remedy_that_works(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_moved_iceberg_lake_is_refused_with_a_remedy_that_works(spark: SparkSession, tmp_path: Path) -> None:
     life = Life(Iceberg(spark, tmp_path / "old" / "lake").bind("shop"), tmp_path)
     (tmp_path / "new").mkdir()
     shutil.move(tmp_path / "old" / "lake", tmp_path / "new" / "lake")

@@ -58,7 +58,7 @@ def _nothing() -> SparkSession:
     ("name", "tables", "clashing"),
     [("history", ("orders", "people"), "history"), ("{table}_log", ("orders", "orders_log"), "orders_log")],
 )
-def test_b07_two_source_tables_of_one_lake_table_are_named_and_the_first_goes_on(
+def test_two_source_tables_of_one_lake_table_are_named_and_the_first_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, tables: tuple[str, str], clashing: str
 ) -> None:
     source, lake = tmp_path / "shop.db", tmp_path / "lake"
@@ -90,7 +90,7 @@ def test_b07_two_source_tables_of_one_lake_table_are_named_and_the_first_goes_on
         assert DeltaTable(str(lake / "main" / tables[1])).to_pyarrow_table().column("id").to_pylist() == [2]
 
 
-def test_b07_of_two_new_tables_the_one_of_that_name_feeds_it() -> None:
+def test_of_two_new_tables_the_one_of_that_name_feeds_it() -> None:
     log = TableId("main", "orders_log")
     routes = Routes(Mirror(), [Rule("orders", Append(), "{table}_log")])
     found, (clash,) = settled([*routes.of(ORDERS), *routes.of(log)], {})

@@ -120,6 +120,9 @@ class TableStore(Protocol):
     (``spark.error.is_conflict``): then ask ``applied`` afresh, and plan again.
     """
 
+    reserved: tuple[str, ...]
+    """Column names, in lower case, that the format has for itself."""
+
     @property
     def location(self) -> str:
         """Where readers find the table."""

@@ -58,7 +58,8 @@ class SparkTable:
 
     def load(self, copy: TableCopy, progress: Callable[[int], None]) -> Loaded:
         hit("lake.before_load")
-        refuse_unstorable(self._mode.schema(copy.schema), added=self._mode.added_columns())
+        own = self._mode.schema(copy.schema)
+        refuse_unstorable(own, added=self._mode.added_columns(), reserved=self._store.reserved)
         self._mode.check_columns(copy.schema)
         loaded = self._store.load(copy, self._mode, cache(self._sessions.child), progress)
         hit("lake.after_load")
@@ -132,7 +133,7 @@ class SparkTable:
             return applied
         self._mode.check_evolution(self.route.table, before, after, path)
         own = [self._mode.schema(before.schema(path[0])), self._mode.schema(after.schema(path[-1]))]
-        refuse_unstorable(own[-1], added=self._mode.added_columns())
+        refuse_unstorable(own[-1], added=self._mode.added_columns(), reserved=self._store.reserved)
         self._decisions.decide(after, path, generation, stale)
         stamp = replace(stamp, number=None, schema_version=target)
         session = self._session = self._session or self._sessions.child()

@@ -80,6 +80,8 @@ class DeltaOptions:
 class DeltaStore:
     """See ``lake.store.TableStore`` for the contract. One thread at a time writes; ``applied`` may be asked by any."""
 
+    reserved: tuple[str, ...] = ()
+
     def __init__(self, path: str, pipeline: str, route: Route, options: DeltaOptions) -> None:
         self.location = path
         self.pipeline = pipeline
@@ -167,7 +169,8 @@ class DeltaStore:
     def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:
         """How many of the table's files may have rows between the bounds; all, where their statistics do not tell.
 
-        With deletion vectors no bytes are touched: a merge marks rows and rewrites no file.
+        With deletion vectors no bytes are touched: a merge marks rows and rewrites no file. Nor where readers follow
+        single rows: to write others again would be a change of each.
         """
         with self._lock:
             table = self._table
@@ -187,12 +190,13 @@ class DeltaStore:
                 touched = pc.invert(outside)
             except pa.ArrowException:  # the statistics are of another type than the key, which then says nothing
                 pass
+        merges = features.masks_rows or features.tracks_rows
         paths = actions.filter(touched).column("path").to_pylist() if features.takes_files else []
         return Extent(
             files=actions.num_rows,
             bytes=int(pc.sum(sizes, min_count=0).as_py()),
             touched_files=int(pc.sum(touched, min_count=0).as_py()),
-            touched_bytes=0 if features.masks_rows else int(pc.sum(sizes.filter(touched), min_count=0).as_py()),
+            touched_bytes=0 if merges else int(pc.sum(sizes.filter(touched), min_count=0).as_py()),
             replaceable=Replaceable(version, tuple(map(str, paths))) if features.takes_files else None,
         )
 
@@ -341,7 +345,7 @@ class DeltaStore:
     def load(
         self, copy: TableCopy, mode: Mode, session: Callable[[], SparkSession], progress: Callable[[int], None]
     ) -> Loaded:
-        return load_table(self, copy, mode, lambda: session().sparkContext, progress)
+        return load_table(self, copy, mode, session, progress)
 
     @contextmanager
     def writing(self) -> Iterator[DeltaTable | None]:

@@ -86,6 +86,11 @@ class IcebergStore:
     Any thread may ask what the table records.
     """
 
+    # The table specification's metadata columns and row lineage.
+    reserved: tuple[str, ...] = (
+        "_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number",
+    )  # fmt: skip
+
     def __init__(
         self, name: Sequence[str], metadata: MetadataReader, owner: str, location: str, table: JavaTable
     ) -> None:
