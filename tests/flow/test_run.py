@@ -27,6 +27,7 @@ from lakefeed.errors import (
     JournalError,
     LakeError,
     LakefeedError,
+    RebuildNeededError,
     SourceSetupError,
     StateError,
 )
@@ -663,6 +664,45 @@ def test_a_sync_with_a_full_backlog_goes_on_for_the_tables_that_work_or_says_why
         broken.tables.clear()
         pipeline.sync_once()
     assert ids(lake, "main.b") == set(range(14))
+
+
+def test_a_table_that_cannot_catch_up_with_its_copy_is_copied_again_and_less_and_less_often(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one without a key that is changed while it is copied: it converges as soon as nobody writes."""
+    copies, apply, load = [], MemoryLakeTable.apply, MemoryLakeTable.load
+    capture = scripted(a=1)
+
+    def no_overlap(lake_table: MemoryLakeTable, window: Window, generation: int) -> Applied:
+        if not window.exact:
+            raise RebuildNeededError("what the copy has of these changes is unknown")
+        return apply(lake_table, window, generation)
+
+    def load_beside_a_writer(lake_table: MemoryLakeTable, copy: TableCopy, progress: Any) -> Any:
+        copies.append(copy.generation)
+        if is_written.is_set():
+            number = len(copies)
+            capture.content.rows[A.table].append({"id": number, "v": "x"})
+            capture.append(insert(A, id=number, v="x"), COMMIT)
+        return load(lake_table, copy, progress)
+
+    is_written = threading.Event()
+    is_written.set()
+    monkeypatch.setattr(MemoryLakeTable, "apply", no_overlap)
+    monkeypatch.setattr(MemoryLakeTable, "load", load_beside_a_writer)
+    monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(lake_side, "_RECOPY_SECONDS", (2.0, 2.0))
+    pipeline = pipeline_of(capture, lake)
+    with running(pipeline):
+        until(lambda: len(copies) >= 2)
+        second = time.monotonic()
+        until(lambda: pipeline.status().tables[A.table].error is not None)
+        until(lambda: len(copies) >= 3)
+        assert time.monotonic() - second > 1.5, "the first copy again comes at once, the next ones do not"
+        is_written.clear()
+        until(lambda: pipeline.status().verdict == "idle")
+        assert (pipeline.status().tables[A.table].state, pipeline.status().tables[A.table].error) == ("live", None)
+    assert ids(lake, "main.a") == set(range(len(capture.content.rows[A.table])))
 
 
 class Hung(ScriptedCapture):

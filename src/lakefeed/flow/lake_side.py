@@ -14,7 +14,7 @@ from lakefeed.change.table import TableId
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.result import CycleResult
-from lakefeed.flow.retry import TableErrors
+from lakefeed.flow.retry import Backoff, TableErrors
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableFormat, TableResult
@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 
 TRIM_EVERY = 64
 """Change sets between two trims: trimming lists directories and writes the states, a sync should not."""
+
+
+_RECOPY_SECONDS = (5.0, 3600.0)
+"""The first and the longest pause between copies of a table that none of them helps."""
 
 
 class LakeSide:
@@ -50,6 +54,7 @@ class LakeSide:
         self._engine = Engine(tables, journal, self._enrolled, parallel=options.parallel_tables)
         self._applying: frozenset[TableId] = frozenset()
         self._reported: set[tuple[TableId, int]] = set()
+        self._recopies: dict[TableId, Backoff] = {}  # a copy that does not help is not made again and again at once
         self.ended = False
         """The last sync has brought a table to its end. If its name is used again, that is a new table."""
 
@@ -73,8 +78,9 @@ class LakeSide:
             result = synced.tables.get(table)  # those that failed come first: see ``TableErrors.is_its_own``
             if result is None:
                 self._errors.forget(table)  # it has everything, whatever its last commit answered
-            elif result.rebuild:
+            elif result.rebuild and (again := self._recopies.setdefault(table, Backoff(*_RECOPY_SECONDS))).is_over:
                 # A new life of the table, which the copies' thread plans in its next turn.
+                again.failed()
                 state = self._states.get(table)
                 if state is not None and state.phase is Phase.LIVE:
                     self._states.stage_if(state, reason=result.error or "")
@@ -82,6 +88,8 @@ class LakeSide:
                 self._listener.table_error(table, result.error or "", result.remedy or "")
             else:
                 self._errors.record(table, result)
+                if result.error is None:
+                    self._recopies.pop(table, None)
         self.ended = False
         for state in self._states.in_phase(Phase.LIVE):
             complete = self._engine.complete(state.table, state.generation)
