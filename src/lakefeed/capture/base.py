@@ -26,28 +26,30 @@ if TYPE_CHECKING:
 
 
 class Continuity(Enum):
-    """What the source says of a position: can capture go on from it without a gap?"""
+    """Can capture go on from a position without a gap? FRESH: there is no resume point; the lake's copies are stale."""
 
     RESUMED = "resumed"
     FRESH = "fresh"
-    """There is no resume point yet: every copy that the lake has is stale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a mechanism can see. Data, so that callers decide by looking and not by trying."""
+    """What a mechanism can see. Data, so that callers decide by looking and not by trying.
+
+    ``before_images``: rows as they were before an update or delete come along, where they are known; mechanisms have to
+    be asked to. ``every_change``: each change of a row is delivered, and not only what it has come to since the last
+    poll. ``current_chunks``: a chunk, however old its plan, has the rows as they are when it is read, and so is never
+    older than what ``live`` gave.
+    """
 
     deletes: bool = True
     before_images: bool = False
-    """Rows as they were before an update or delete come along, where they are known. Mechanisms have to be asked to."""
     transactions: bool = True
     schema_changes: bool = False
     exact_snapshot: bool = False
     snapshot_resume: bool = False
     every_change: bool = True
-    """Each change of a row is delivered, and not only what it has come to since the last poll."""
     current_chunks: bool = False
-    """A chunk has the rows as they are when it is read, however old its plan: never older than what ``live`` gave."""
 
 
 class Level(Enum):
@@ -67,10 +69,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
-    """How far the confirmed position trails the source. Never negative; None where there is no such notion.
-
-    ``source`` is what else this kind of source says about the log that it keeps for us, by the source's own names.
-    """
+    """How far the confirmed position trails the source. Never negative; None where there is no such notion. ``source``
+    is what else this kind of source says about the log that it keeps for us, by the source's own names."""
 
     rows: int | None = None
     bytes: int | None = None
@@ -156,20 +156,15 @@ class ChangeCapture(ABC):
         return self.kind
 
     def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:  # noqa: ARG002
-        """Can live capture of ``tables`` go on strictly after ``position``?
-
-        RESUMED or FRESH (nothing was prepared, or the source has forgotten that it was). Raises PositionLostError
-        if the source has moved back, lost its log or is behind ``position``: never a silent fresh start. A table in
-        ``tables`` whose own resume point is missing is not an error here; ``live`` reports it as RecopyNeeded.
-        """
+        """Can live capture of ``tables`` go on strictly after ``position``? FRESH: nothing was prepared, or the source
+        has forgotten that it was. PositionLostError if the source has moved back, lost its log or is behind it: never a
+        silent fresh start. A table whose own resume point is missing is no error: ``live`` reports RecopyNeeded."""
         return Continuity.RESUMED
 
     def recall(self, schemas: Sequence[TableSchema]) -> None:  # noqa: B027
-        """The newest schemas that earlier change sets and copies were delivered with, one per captured table.
-
-        Called after ``open`` and before ``live``, and again for a table that is copied: so a mechanism that keeps no
-        record in the source still notices what changed while no process ran. One that does may ignore it.
-        """
+        """The newest schemas that earlier change sets and copies were delivered with, one per captured table. Called
+        before ``live``, and again for a table that is copied: so a mechanism that keeps no record in the source still
+        notices what changed while no process ran. One that does may ignore it."""
 
     def discover(self) -> tuple[TableSchema, ...]:
         """The tables the configured patterns match, as they are now. ConfigError for a pattern that matches none."""
@@ -196,17 +191,13 @@ class ChangeCapture(ABC):
 
     @abstractmethod
     def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
-        """Change sets strictly after ``after``, for ever, each starting where the one before ended.
-
-        Each ``next`` answers within about ``wait_seconds`` (at once if something is there): a heartbeat tells that
-        nothing was. ``wait_seconds=0`` never waits. None as ``after`` means: from the resume point of ``prepare``.
-        """
+        """Change sets strictly after ``after`` (None: the resume point), for ever, each starting where the one before
+        ended. Each ``next`` answers within about ``wait_seconds``, at once if something is there: a heartbeat tells
+        that nothing was. ``wait_seconds=0`` never waits."""
 
     def end(self) -> Position | None:
-        """Where the source's log ends now: everything that is committed lies at or before it. None: not known.
-
-        A drain stops there. Without it, a drain of a source that is written to all the time stops after a minute.
-        """
+        """Where the source's log ends now: all that is committed lies at or before it. A drain stops there. None: not
+        known; a drain of a source that is written to all the time then stops after a minute."""
         return None
 
     def confirm(self, position: Position) -> None:  # noqa: B027
@@ -228,8 +219,7 @@ class ChangeCapture(ABC):
 @runtime_checkable
 class Comparable(Protocol):
     """What a capture adds if its source can be compared with the lake in full. Polling does; a log and triggers deliver
-    every delete and have nothing to compare. Any thread, beside the stream, and before ``open``.
-    """
+    every delete and have nothing to compare. Any thread, beside the stream, and before ``open``."""
 
     def keep_state(self, directory: Path) -> None:
         """Called once, before ``open``, with the pipeline's own directory: what must outlive the process goes there."""
@@ -241,12 +231,7 @@ class Comparable(Protocol):
         """The directory from which the capture takes what a comparison of ``table`` found; None if there is none."""
 
     def keys(
-        self,
-        table: TableId,
-        *,
-        known: TableSchema | None = None,
-        chunk_rows: int = 1_000_000,
-        whole_rows: bool = False,
+        self, table: TableId, *, known: TableSchema | None = None, chunk_rows: int = 1_000_000, whole_rows: bool = False
     ) -> SnapshotPlan:
         """The plan of a comparison: chunks of the table's keys, or of whole rows. ``known``: as it was delivered."""
 

@@ -1,9 +1,8 @@
 """ChangeSetBuilder: what a decoder gives → change sets that end at a commit. The same for every log source.
 
 ``add`` takes pieces as they come, also in the middle of a transaction; ``cut`` hands out what is complete. The builder
-numbers the changes (``_lakefeed_seq`` grows with the log; there are gaps), adds the metadata columns, and moves what is
-too much for memory to a temporary file. A change set that was cut keeps its own data: it can be iterated again and
-outlives ``confirm`` and the builder.
+numbers the changes (``_lakefeed_seq`` grows with the log; there are gaps), adds the metadata columns, and spills what
+is too much for memory. A change set keeps its own data: it can be iterated again, and outlives ``confirm`` and builder.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import errno
 import tempfile
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,12 +24,10 @@ import pyarrow.compute as pc
 from lakefeed.capture.log import Announced, Decoded, P, Transaction
 from lakefeed.change.batch import METADATA, ChangeBatch, change_schema
 from lakefeed.change.change_set import ChangeSet, TableBlocked, TableNotice
-from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import JournalFullError
 
 MEMORY_BYTES = 64 << 20
-_TIMES = 1000
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _ABSENT = pa.list_(pa.string())
 _TIME = METADATA.field("_lakefeed_time").type
@@ -51,8 +49,7 @@ class Limits:
 
 class Spill:
     """Arrow batches, in memory while they are few and in a temporary file when not. Append, then iterate as often as
-    wanted, from one thread at a time. The file has no name: it is gone with the last reference or with the process.
-    """
+    wanted, from one thread at a time. The file has no name: it is gone with the last reference or with the process."""
 
     def __init__(self, *, memory_bytes: int = MEMORY_BYTES) -> None:
         self._memory_bytes = memory_bytes
@@ -123,16 +120,12 @@ class Batches:
             times: Any = pa.array([one.time_us for one in chosen], pa.int64()).take(indices)
             if own_times.null_count < len(own_times):
                 times = pc.coalesce(own_times, times)
-            meta = [
-                operations,
-                seqs,
-                pa.DictionaryArray.from_arrays(indices, pa.array([one.end.encode() for one in chosen], pa.string())),
-                times.cast(_TIME),
-                pa.DictionaryArray.from_arrays(indices, pa.array([one.id for one in chosen], pa.string())),
-                absent,
-            ]
-            batch = pa.RecordBatch.from_arrays([*part.columns[:width], *meta], schema=change_schema(schema))
-            yield ChangeBatch(schema, batch)
+            ends, ids = (
+                pa.DictionaryArray.from_arrays(indices, pa.array(texts, pa.string()))
+                for texts in ([one.end.encode() for one in chosen], [one.id for one in chosen])
+            )
+            arrays = [*part.columns[:width], operations, seqs, ends, times.cast(_TIME), ids, absent]
+            yield ChangeBatch(schema, pa.RecordBatch.from_arrays(arrays, schema=change_schema(schema)))
 
 
 @dataclass(slots=True)
@@ -166,7 +159,7 @@ class ChangeSetBuilder(Generic[P]):
         self._blocked: set[TableId] = set()
         self._draft = _Draft(Spill(memory_bytes=memory_bytes))
         self._cut_at = time.monotonic()
-        self._times: dict[str, float] = {}
+        self._times: deque[tuple[P, float]] = deque(maxlen=1000)
 
     @property
     def is_empty(self) -> bool:
@@ -231,10 +224,9 @@ class ChangeSetBuilder(Generic[P]):
         """The change set to hand out now; None between two.
 
         One that has something is cut at a commit, as soon as nothing ``more`` has come, it has enough rows or bytes, or
-        its first change has waited long enough. Where nothing for the lake has come, a heartbeat moves the position all
-        the same, by time or because the source is ``ahead_bytes`` further: so an idle source keeps no log for us, and a
-        busy one gets few heartbeats. ``is_over``: the caller's wait is, so there is an answer, if only a heartbeat that
-        moves nothing.
+        its first change has waited long enough. Where nothing for the lake has come, a heartbeat moves the position, by
+        time or because the source is ``ahead_bytes`` further: an idle source keeps no log for us, a busy one gets few
+        heartbeats. ``is_over``: the caller's wait is, so there is an answer, be it a heartbeat that moves nothing.
         """
         draft, limits, now = self._draft, self._limits, time.monotonic()
         if self.is_empty:
@@ -254,12 +246,10 @@ class ChangeSetBuilder(Generic[P]):
         self._draft = _Draft(Spill(memory_bytes=self._memory_bytes))
         self.position, self._cut_at = self.reached, time.monotonic()
         if draft.transactions:
-            self._times[self.position.encode()] = draft.transactions[-1].time_us / 1e6
-            if len(self._times) > _TIMES:
-                del self._times[next(iter(self._times))]
+            self._times.append((self.position, draft.transactions[-1].time_us / 1e6))
         batches = Batches(draft.parts, tuple(draft.tables), tuple(draft.transactions))
         return ChangeSet(start, self.reached, batches, draft.rows, tuple(draft.schemas), tuple(draft.notices))
 
-    def time_of(self, position: Position) -> float | None:
-        """When the last transaction up to the end of a recent change set was committed, by the source's clock."""
-        return self._times.get(position.encode())
+    def time_of(self, position: P) -> float | None:
+        """When the last transaction up to ``position`` was committed, by the source's clock, if it was a recent one."""
+        return next((seconds for end, seconds in reversed(self._times) if end <= position), None)

@@ -1,7 +1,5 @@
-"""The seam to a database that answers SELECT. A user's own database adds one Dialect and one Session and nothing else.
-
-A dialect says where the database is and how its SQL is written; a session is a connection that answers queries. Polling
-needs both and nothing more; a log source uses them for its catalog and its snapshots.
+"""The seam to a database that answers SELECT: a dialect says where it is and how its SQL is written, a session is a
+connection that answers queries. Polling needs nothing more; a log source uses them for its catalog and its snapshots.
 """
 
 from __future__ import annotations
@@ -9,7 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import date
 from decimal import Decimal
 from typing import Any, NamedTuple, Self
@@ -68,27 +66,17 @@ class DescribedTable:
         return self.schema.table
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": self.schema.to_json(),
-            "origin": self.origin,
-            "sql_names": dict(self.sql_names),
-            "unordered": dict(self.unordered),
-            "misfits": dict(self.misfits),
-            "orderings": {name: list(operators) for name, operators in self.orderings.items()},
-        }
+        return {one.name: getattr(self, one.name) for one in fields(self)} | {"schema": self.schema.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         orderings = {name: Ordering(*operators) for name, operators in data["orderings"].items()}
-        schema = TableSchema.from_json(data["schema"])
-        return cls(schema, data["origin"], data["sql_names"], data["unordered"], data["misfits"], orderings)
+        return cls(**{**data, "schema": TableSchema.from_json(data["schema"]), "orderings": orderings})
 
 
 class Horizon(NamedTuple):
-    """The source's time, and up to which time nothing can become visible any more; microseconds since 1970.
-
-    ``settled_us`` has not been lowered by the safety lag yet. None: nothing is known to be settled now.
-    """
+    """The source's time, and up to which time nothing can become visible any more (None: not known), before the safety
+    lag; microseconds since 1970."""
 
     now_us: int
     settled_us: int | None
@@ -144,10 +132,8 @@ class Dialect(ABC):
 
     @abstractmethod
     def bound(self, column: Column, value: KeyValue, query: Query) -> str:
-        """SQL for a value of ``column``'s own type: a literal, or a placeholder whose value goes to ``query``.
-
-        Comparing it with the column must be exact, to the last digit of a second.
-        """
+        """SQL for a value of ``column``'s own type: a literal, or a placeholder whose value goes to ``query``. Compared
+        with the column it must be exact, to the last digit of a second."""
 
     def described(self, table: TableId) -> DescribedTable:
         """One table as the catalog has it now, on a connection of its own. SourceSetupError if it is not there."""
@@ -193,16 +179,13 @@ class Session(ABC):
 
     @abstractmethod
     def consistent(self, origin: Mapping[str, Any] | None = None) -> AbstractContextManager[Bracket | None]:
-        """Reads inside see one state of the database.
-
-        ``origin`` is what a snapshot's plan recorded for its reads (JSON-able, of the source's own making), such as the
-        name of an exported snapshot. With it, a database that has a log yields between which positions the state is;
-        without it, or without a log, None.
-        """
+        """Reads inside see one state of the database. ``origin`` is what a snapshot's plan recorded for its reads, as
+        JSON of the source's own making: the name of an exported snapshot, say. With it, a database that has a log
+        yields between which positions the state is; without it, or without a log, None."""
 
     def cuts(self, table: DescribedTable, where: Sequence[str], key: Sequence[Column], rows: int) -> Cuts | None:  # noqa: ARG002
         """Cuts for ranges of about ``rows`` rows, where the database has a cheaper way than to count and to walk the
-        index; None where it has not. ``where`` are conditions on the alias ``t``."""
+        index, else None. ``where`` are conditions on the alias ``t``."""
         return None
 
     @abstractmethod

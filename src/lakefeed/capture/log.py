@@ -9,10 +9,8 @@
 
 The flow is one way: the reader's pieces go through the decoder into the change set builder, which cuts change sets at
 commits. Nothing asks the database in the middle of decoding: what the decoder needs of the catalog travels in the
-piece.
-
-Two threads work beside each other. The *stream side* reads, decodes and confirms; the *catalog side* discovers,
-prepares and plans copies. Each has connections of its own. A docstring says "any thread" where both may call.
+piece. Two threads work beside each other, on connections of their own: the *stream side* reads, decodes and confirms,
+the *catalog side* discovers, prepares and plans copies. What no docstring gives to one side may be called by both.
 """
 
 from __future__ import annotations
@@ -97,14 +95,14 @@ class Decoded(Generic[P]):
 
 
 class LogReader(Protocol[At, Piece]):
-    """The log strictly after a position, as raw pieces. ``read`` belongs to the stream side, the others to any thread.
+    """The log strictly after a position, as raw pieces. ``read`` belongs to the stream side.
 
     A source whose server wants answers while the consumer is busy wraps its reader in a BackgroundReader. That one
-    alone uses ``size``, ``beat``, ``wake`` and ``in_burst``.
+    alone uses ``size``, ``beat``, ``wake`` and ``in_burst``: a backlog is read in gulps, so that nothing comes for a
+    moment does not mean that nothing is there.
     """
 
     in_burst: bool = False
-    """A backlog is read in gulps: that nothing comes for a moment does not mean that nothing is there."""
 
     def read(self, wait_seconds: float) -> Piece | None:
         """The next piece; None if nothing has come within about ``wait_seconds``, sooner if the source can only be
@@ -134,8 +132,8 @@ class ResumePoint(ABC, Generic[P, Piece]):
     """What the source keeps for one pipeline: a replication slot, a change log with a mark, a retained binlog.
 
     Each call is short, bounded in time and safe to repeat. ``create``, ``origin``, ``copied`` and ``drop`` belong to
-    the catalog side, ``start`` and ``confirm`` to the stream side. The others belong to any thread; ``end`` and ``lag``
-    work on connections of their own, ``lag`` also while this is closed.
+    the catalog side, ``start`` and ``confirm`` to the stream side. ``end`` and ``lag`` have connections of their own;
+    ``lag`` works also while this is closed.
     """
 
     def open(self) -> None:
@@ -163,7 +161,7 @@ class ResumePoint(ABC, Generic[P, Piece]):
         handed out. StateError for a table that had to be prepared first and was not."""
 
     def copied(self, table: TableId) -> None:
-        """The copy of ``table`` is over: what was kept open for ``origin`` may go. Idempotent."""
+        """See ``ChangeCapture.copied``: what was kept open for ``origin`` may go."""
 
     @abstractmethod
     def require(self, position: P) -> None:
@@ -182,7 +180,7 @@ class ResumePoint(ABC, Generic[P, Piece]):
         return 0
 
     def end(self) -> P | None:
-        """Where the source's log ends now. None: not known."""
+        """See ``ChangeCapture.end``."""
         return None
 
     def lag(self, confirmed_at: float | None) -> Lag:  # noqa: ARG002
@@ -198,8 +196,8 @@ class ResumePoint(ABC, Generic[P, Piece]):
 class Decoder(Protocol[P, Raw]):
     """Raw pieces → rows. Pure and total: no I/O, no catalog; Arrow or DecodeError for whatever bytes there are.
 
-    It keeps what a log describes once and refers to later (table maps, relations). A value that its column cannot hold
-    blocks that table by a notice and never the stream. There is one for each stream.
+    There is one for each stream. It keeps what a log describes once and refers to later (table maps, relations). A
+    value that its column cannot hold blocks that table by a notice and never the stream.
     """
 
     def decode(self, piece: Raw) -> Decoded[P]: ...

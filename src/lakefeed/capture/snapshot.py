@@ -1,9 +1,7 @@
 """The snapshot of one table, for every database that has a Dialect: key ranges that any process can read on its own.
 
-Contract:
-- Together, the chunks of a plan cover every key that exists or will exist, without overlap.
-- Ranges are over the key, in the order of the key's own operators, and not over physical places: a row that moves
-  would be in two chunks that are read at different times, or in none.
+- Together, the chunks of a plan cover every key that exists or will exist, without overlap: over the key, in the order
+  of its own operators. A row that moves would be in two physical ranges that are read at different times, or in none.
 - A chunk is read in one consistent read. ``low`` and ``high`` say which commits that has, where the database has a log.
 - A NULL in the key, a value that its column cannot hold, and a table that changed since the plan stop this one table
   (TableStoppedError). The flow then plans its copy again.
@@ -92,10 +90,8 @@ class TableChunk:
             names, where, exact = tuple(data["names"]), tuple(data["where"]), frozenset(data["exact"])
             return cls(dialect, source, schema, low, high, names, where, exact, data["origin"])
         except (KeyError, TypeError, ValueError) as error:
-            raise DecodeError(
-                f"the plan of a copy cannot be read ({type(error).__name__}: {error})",
-                remedy=_REMEDY,
-            ) from error
+            problem = f"the plan of a copy cannot be read ({type(error).__name__}: {error})"
+            raise DecodeError(problem, remedy=_REMEDY) from error
 
     def query(self) -> Query:
         """The rows of the chunk; of a table without columns, their number."""
@@ -194,9 +190,11 @@ def plan_chunks(session: Session, whole: TableChunk, chunk_rows: int) -> tuple[t
     in the key: no range has them. Never writes to the source.
     """
     key, where = whole.schema.key, [f"({one})" for one in whole.where]
+    names = [sql_name(whole.dialect, whole.source, name) for name in key]
+    columns = _key_columns(whole)
     with session.consistent():
         if any(whole.source.schema.column(name).nullable for name in key):
-            nulls = " OR ".join(f"{sql_name(whole.dialect, whole.source, name)} IS NULL" for name in key)
+            nulls = " OR ".join(f"{name} IS NULL" for name in names)
             query = Query(f"SELECT 1 AS n {from_where(whole.source, [*where, f'({nulls})'])} LIMIT 1")
             if any(batch.num_rows for batch in session.read(query, NUMBER)):
                 raise TableStoppedError(
@@ -204,33 +202,23 @@ def plan_chunks(session: Session, whole: TableChunk, chunk_rows: int) -> tuple[t
                     table=str(whole.table),
                     remedy=f"DELETE {from_where(whole.source, [nulls])}; or give these rows a key; then sync again.",
                 )
-        cuts = session.cuts(whole.source, whole.where, _key_columns(whole), chunk_rows)
-        if cuts is None:
-            cuts = _walked(session, whole, chunk_rows)
+        cuts = session.cuts(whole.source, whole.where, columns, chunk_rows)
+        if cuts is None:  # count, then go from cut to cut through the index, which is faster than to number rows
+            rows = read_number(session, Query(f"SELECT count(*) AS n {from_where(whole.source, where)}"))
+            schema = pa.schema([pa.field(column.name, column.type) for column in columns])
+            rest = replace(whole, names=key, exact=frozenset(key))
+            found: list[Key] = []
+            try:
+                for _ in range((rows - 1) // chunk_rows if key else 0):
+                    query = replace(rest.query(), source=None, ends_read=False)
+                    query.sql += f" ORDER BY {', '.join(names)} LIMIT 1 OFFSET {chunk_rows - 1}"
+                    found += key_rows(combined(session.read(query, schema), schema), key)
+                    rest = replace(rest, low=found[-1])
+            except MisfitError:
+                found = []
+            cuts = Cuts(tuple(found), rows)
     edges: list[Key | None] = [None, *cuts.keys, None]
     return tuple(replace(whole, low=low, high=high) for low, high in pairwise(edges)), cuts.rows
-
-
-def _walked(session: Session, whole: TableChunk, chunk_rows: int) -> Cuts:
-    """Count, then go from cut to cut through the index, which is faster than to number rows."""
-    key, where = whole.schema.key, [f"({one})" for one in whole.where]
-    rows = read_number(session, Query(f"SELECT count(*) AS n {from_where(whole.source, where)}"))
-    if not key:
-        return Cuts((), rows)
-    schema = pa.schema([pa.field(column.name, column.type) for column in _key_columns(whole)])
-    order = ", ".join(sql_name(whole.dialect, whole.source, name) for name in key)
-    cuts: list[Key] = []
-    rest = replace(whole, names=key, exact=frozenset(key))
-    for _ in range((rows - 1) // chunk_rows):
-        query = replace(rest.query(), source=None, ends_read=False)
-        query.sql += f" ORDER BY {order} LIMIT 1 OFFSET {chunk_rows - 1}"
-        try:
-            found = combined(session.read(query, schema), schema)
-        except MisfitError:
-            return Cuts((), rows)
-        cuts += key_rows(found, key)
-        rest = replace(rest, low=cuts[-1] if cuts else None)
-    return Cuts(tuple(cuts), rows)
 
 
 def select_list(dialect: Dialect, table: DescribedTable, names: Sequence[str]) -> str:
