@@ -78,11 +78,9 @@ class Lag:
 
 
 class ChunkReader(AbstractContextManager["ChunkReader"], Protocol):
-    """An open chunk: iterate once for its rows as Arrow, then ask for the bracket.
-
-    Batches have the table's own columns (``TableSchema.arrow``), no metadata. All rows of one chunk come from states
-    of the table between ``low`` and ``high``; where the two are equal, the chunk is exact.
-    """
+    """An open chunk: iterate once for its rows as Arrow, with the table's own columns (``TableSchema.arrow``) and no
+    metadata, then ask for the bracket. All rows of one chunk come from states of the table between ``low`` and
+    ``high``; where the two are equal, the chunk is exact."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]: ...
     @property

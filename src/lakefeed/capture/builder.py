@@ -106,8 +106,8 @@ class Batches:
     """The batches of a change set; each iteration makes them again from what is kept."""
 
     parts: Spill
-    tables: tuple[TableSchema, ...]
-    transactions: tuple[Transaction, ...]
+    tables: list[TableSchema] = field(default_factory=list)
+    transactions: list[Transaction] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[ChangeBatch]:
         for schema, part in zip(self.tables, self.parts, strict=True):
@@ -132,9 +132,7 @@ class Batches:
 class _Draft:
     """The change set that is being put together."""
 
-    parts: Spill
-    tables: list[TableSchema] = field(default_factory=list)
-    transactions: list[Transaction] = field(default_factory=list)
+    batches: Batches
     schemas: list[TableSchema] = field(default_factory=list)
     notices: list[TableNotice] = field(default_factory=list)
     rows: int = 0
@@ -144,11 +142,9 @@ class _Draft:
 
 
 class ChangeSetBuilder(Generic[P]):
-    """See the module. ``position`` is where the last change set ended; ``reached`` may be further.
-
-    Belongs to the stream's thread; ``unblock`` may be called from any. Rows of a table that a TableBlocked notice has
-    named are not taken in until ``unblock``, and the notice is given once.
-    """
+    """See the module. ``position`` is where the last change set ended; ``reached`` may be further. Belongs to the
+    stream's thread; ``unblock`` may be called from any. Rows of a table that a TableBlocked notice has named are not
+    taken in until ``unblock``, and the notice is given once."""
 
     def __init__(self, position: P, limits: Limits | None = None, *, memory_bytes: int = MEMORY_BYTES) -> None:
         self.position = position
@@ -157,7 +153,7 @@ class ChangeSetBuilder(Generic[P]):
         self._limits = limits or Limits()
         self._memory_bytes = memory_bytes
         self._blocked: set[TableId] = set()
-        self._draft = _Draft(Spill(memory_bytes=memory_bytes))
+        self._draft = _Draft(Batches(Spill(memory_bytes=memory_bytes)))
         self._cut_at = time.monotonic()
         self._times: deque[tuple[P, float]] = deque(maxlen=1000)
 
@@ -173,11 +169,11 @@ class ChangeSetBuilder(Generic[P]):
 
     def add(self, decoded: Decoded[P]) -> None:
         """Take in a piece. The end that it has reached counts once no transaction is open: its commit is to come."""
-        draft, base = self._draft, len(self._draft.transactions)
+        draft, batches = self._draft, self._draft.batches
         if decoded.continues:
-            base -= 1
-            draft.transactions.pop()  # the piece has it again, with its end if that is known by now
-        draft.transactions += decoded.transactions
+            batches.transactions.pop()  # the piece has it again, with its end if that is known by now
+        base = len(batches.transactions)
+        batches.transactions.extend(decoded.transactions)
         for item in decoded.items:
             if isinstance(item, Announced):
                 self.announce(item)
@@ -195,19 +191,17 @@ class ChangeSetBuilder(Generic[P]):
                 for values, kind in zip(given, fields, strict=True)
             ]
             batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-            draft.parts.append(batch)
-            draft.tables.append(item.schema)
+            batches.parts.append(batch)
+            batches.tables.append(item.schema)
             draft.rows += count
             draft.bytes += batch.nbytes
             draft.began_at = draft.began_at or time.monotonic()
         draft.next_seq += decoded.width
-        ends: list[Any] = [one.end for one in decoded.transactions[-1:]]  # a decoder's positions are of one kind
         if decoded.transactions:
             self.in_transaction = decoded.open
-        if decoded.reached is not None:
-            ends.append(decoded.reached)
         if not self.in_transaction:
-            self.reached = max([self.reached, *ends])
+            ends: list[Any] = [self.reached, decoded.reached, *(one.end for one in decoded.transactions[-1:])]
+            self.reached = max(end for end in ends if end is not None)  # a decoder's positions are of one kind
 
     def announce(self, announced: Announced) -> None:
         """Report a table's new shape, or a notice, with the next change set."""
@@ -243,12 +237,11 @@ class ChangeSetBuilder(Generic[P]):
         """Everything since the last cut. Only between transactions."""
         assert not self.in_transaction  # noqa: S101  # the caller cuts at commits
         draft, start = self._draft, self.position
-        self._draft = _Draft(Spill(memory_bytes=self._memory_bytes))
+        self._draft = _Draft(Batches(Spill(memory_bytes=self._memory_bytes)))
         self.position, self._cut_at = self.reached, time.monotonic()
-        if draft.transactions:
-            self._times.append((self.position, draft.transactions[-1].time_us / 1e6))
-        batches = Batches(draft.parts, tuple(draft.tables), tuple(draft.transactions))
-        return ChangeSet(start, self.reached, batches, draft.rows, tuple(draft.schemas), tuple(draft.notices))
+        if transactions := draft.batches.transactions:
+            self._times.append((self.position, transactions[-1].time_us / 1e6))
+        return ChangeSet(start, self.reached, draft.batches, draft.rows, tuple(draft.schemas), tuple(draft.notices))
 
     def time_of(self, position: P) -> float | None:
         """When the last transaction up to ``position`` was committed, by the source's clock, if it was a recent one."""

@@ -215,10 +215,8 @@ def key_value(value: Any) -> KeyValue:
 
 
 def _compared(left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering], *, is_after: bool) -> str:
-    """Two tuples, or column by column: operators of different schemas cannot stand between two tuples.
-
-    The condition on the first column follows from the rest, and lets the database begin or end in its index.
-    """
+    """Two tuples, or column by column: operators of different schemas cannot stand between two tuples. The condition on
+    the first column follows from the rest, and lets the database begin or end in its index."""
     if all(one == PLAIN for one in orderings):
         return f"({', '.join(left)}) {'>' if is_after else '<='} ({', '.join(right)})"
     *before, (a, b, one) = zip(left, right, orderings, strict=True)

@@ -28,7 +28,7 @@ At = TypeVar("At", bound=Position, contravariant=True)
 Raw = TypeVar("Raw", contravariant=True)
 
 Choose = Callable[[Mapping[TableId, Refusal | None]], tuple[TableId, ...]]
-"""Tables of a catalog (``SchemaFacts.tables``) → those that the patterns match. ConfigError as in ``select``."""
+"""Tables of a catalog (``Session.tables``) → those that the patterns match. ConfigError as in ``select``."""
 Check = Callable[[Choose], tuple[Finding, ...]]
 """Preflight, on a connection of its own. Any thread, also before ``open``."""
 
@@ -87,12 +87,9 @@ class Decoded(Generic[P]):
 
 
 class LogReader(Protocol[At, Piece]):
-    """The log strictly after a position, as raw pieces. ``read`` belongs to the stream side.
-
-    A source whose server wants answers while the consumer is busy wraps its reader in a BackgroundReader. That one
-    alone uses ``size``, ``beat``, ``wake`` and ``in_burst``: a backlog is read in gulps, so that nothing comes for a
-    moment does not mean that nothing is there.
-    """
+    """The log strictly after a position, as raw pieces. ``read`` belongs to the stream side. Where the server wants
+    answers while the consumer is busy, the source wraps its reader in a BackgroundReader. That one alone uses ``size``,
+    ``beat``, ``wake`` and ``in_burst``: there is more, although nothing comes for a moment."""
 
     in_burst: bool = False
 
@@ -124,8 +121,7 @@ class ResumePoint(ABC, Generic[P, Piece]):
     """What the source keeps for one pipeline: a replication slot, a change log with a mark, a retained binlog.
 
     Each call is short, bounded in time and safe to repeat. ``create``, ``origin``, ``copied`` and ``drop`` belong to
-    the catalog side, ``start`` and ``confirm`` to the stream side. ``end`` and ``lag`` have connections of their own;
-    ``lag`` works also while this is closed.
+    the catalog side, ``start`` and ``confirm`` to the stream side. ``lag`` works also while this is closed.
     """
 
     def open(self) -> None:
@@ -186,11 +182,9 @@ class ResumePoint(ABC, Generic[P, Piece]):
 
 
 class Decoder(Protocol[P, Raw]):
-    """Raw pieces → rows. Pure and total: no I/O, no catalog; Arrow or DecodeError for whatever bytes there are.
-
-    There is one for each stream. It keeps what a log describes once and refers to later (table maps, relations). A
-    value that its column cannot hold blocks that table by a notice and never the stream.
-    """
+    """Raw pieces → rows. Pure and total: no I/O, no catalog; Arrow or DecodeError for whatever bytes there are. Each
+    stream has its own, which keeps what a log describes once and refers to later (table maps, relations). A value that
+    its column cannot hold blocks that table by a notice and never the stream."""
 
     def decode(self, piece: Raw) -> Decoded[P]: ...
 
@@ -199,22 +193,17 @@ class SchemaFacts(Generic[P]):
     """What the catalog knows and the log does not have. This default is for a log that describes its own tables.
 
     One that finds something beside the stream (a table that was dropped, a column with no row since) keeps it until the
-    stream has passed the moment of the finding: ``due`` gives it then. ``tables``, ``discover``, ``snapshot`` and
-    ``prepared`` belong to the catalog side, ``due``, ``delivered`` and ``rewind`` to the stream side.
+    stream has passed the moment of the finding: ``due`` gives it then. ``discover``, ``snapshot`` and ``prepared``
+    belong to the catalog side, ``due``, ``delivered``, ``begins_again`` and ``rewind`` to the stream side.
     """
-
-    def tables(self, session: Session) -> Mapping[TableId, Refusal | None]:
-        """All tables there are → why the log cannot have one, or None."""
-        return session.tables()
 
     def is_captured(self, table: TableId) -> bool:  # noqa: ARG002
         """Whether ``table`` is delivered by this pipeline. Refused now, it is reported by ``due``; it stops nobody."""
         return False
 
     def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:
-        """The tables that ``choose`` takes of those that are there, as the catalog shows them now. What differs from
-        what was delivered is due later."""
-        return tuple(one.schema for one in session.describe(choose(self.tables(session))).values())
+        """The tables that ``choose`` takes of those there are. What differs from what was delivered is due later."""
+        return tuple(one.schema for one in session.describe(choose(session.tables())).values())
 
     def snapshot(self, session: Session, table: TableId) -> tuple[DescribedTable, TableSchema] | None:
         """What a copy of ``table`` is read from, and the schema that it is delivered with, which counts as delivered
@@ -240,7 +229,7 @@ class SchemaFacts(Generic[P]):
 
     def begins_again(self) -> bool:
         """Whether the stream has to be left and begun again at the same position, since the log reports something only
-        to a new connection. True once; asked by the stream side when everything was handed out."""
+        to a new connection. True once; asked when everything was handed out."""
         return False
 
     def rewind(self, position: P) -> None:

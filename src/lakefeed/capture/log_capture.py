@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic
@@ -74,14 +74,12 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         self._catalog_lock = threading.Lock()  # of the session, while a call uses it
 
     def open(self) -> None:
-        with self._lock:
+        with self._lock, ExitStack() as undo:
             if self._session is None:
                 self._resume.open()
-                try:
-                    self._session = self._dialect.connect()
-                except BaseException:
-                    self._resume.close()
-                    raise
+                undo.callback(self._resume.close)
+                self._session = self._dialect.connect()
+                undo.pop_all()
 
     def close(self) -> None:
         with self._lock:
@@ -128,18 +126,14 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         return self._is_wanted(self._patterns, table)
 
     def choose(self, there: Mapping[TableId, Refusal | None]) -> tuple[TableId, ...]:
-        """The tables of a catalog that the patterns match, without those that are refused.
-
+        """The tables of a catalog that the patterns match, without those that are refused: a warning says so once.
         ConfigError for one that is named and cannot be captured, unless it was captured before: that one is reported as
-        blocked, and must not stop the others. One that a pattern matches is left out, with a warning, once.
-        """
+        blocked, and must not stop the others."""
         refused = {table: refusal for table, refusal in there.items() if refusal is not None}
         for table, refusal in refused.items():
-            if table in self._seen or self._facts.is_captured(table):
-                continue
-            for pattern in filter(is_literal, self._patterns):
-                if self._is_wanted([pattern], table):
-                    raise ConfigError(f"'{pattern}' cannot be captured: {refusal.reason}", remedy=refusal.remedy)
+            named = [one for one in self._patterns if is_literal(one) and self._is_wanted([one], table)]
+            if named and table not in self._seen and not self._facts.is_captured(table):
+                raise ConfigError(f"'{named[0]}' cannot be captured: {refusal.reason}", remedy=refusal.remedy)
         usable = [table for table, refusal in there.items() if refusal is None or refusal.remedy]
         found = self._match(self._patterns, usable, seen=self._seen)
         self._seen |= set(found) - refused.keys()
@@ -215,10 +209,8 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
                 if stream.builder.is_empty:
                     self._facts.delivered(stream.builder.position)
                 yield change_set
-        except GeneratorExit:
-            raise
-        except BaseException:
-            if self._stream is stream:  # else it is closed already
+        except BaseException as error:
+            if self._stream is stream and not isinstance(error, GeneratorExit):  # else it is closed already
                 self._end_stream()
             raise
 
@@ -287,11 +279,9 @@ class _Stream(Generic[P, Piece]):
         """What comes next, a heartbeat if nothing does in time, None once the stream is closed."""
         builder, until = self.builder, time.monotonic() + wait_seconds
         while not self.closed.is_set():
-            wait = 0.0
-            if wait_seconds > 0:
-                is_waiting = builder.is_empty and not builder.in_transaction
-                wait = max(until - time.monotonic(), 0.001) if is_waiting else _MORE_SECONDS
-            piece = self.reader.read(wait)
+            is_waiting = builder.is_empty and not builder.in_transaction
+            wait = max(until - time.monotonic(), 0.001) if is_waiting else _MORE_SECONDS
+            piece = self.reader.read(min(wait, wait_seconds))
             if piece is not None:
                 builder.add(self.decoder.decode(piece))
             for announced in self.facts.due(builder.reached):

@@ -24,11 +24,9 @@ _BURST_SECONDS = 0.25
 
 class BackgroundReader(LogReader[P, Piece]):
     """A LogReader over another one, which it owns from here on. ``read`` belongs to one thread at a time; ``close`` may
-    be called from any and returns within CLOSE_SECONDS, whatever hangs.
-
-    The reader below must return within about a second. One that does not know yet whether the log has more, when it is
-    read without a wait, returns a piece of no size. A log that answers by itself (a file) has no ``silence_seconds``.
-    """
+    be called from any and returns within CLOSE_SECONDS, whatever hangs. The reader below must return within about a
+    second. One that does not know yet whether the log has more, when it is read without a wait, returns a piece of no
+    size. A log that answers by itself (a file) has no ``silence_seconds``."""
 
     def __init__(
         self,
@@ -55,11 +53,8 @@ class BackgroundReader(LogReader[P, Piece]):
         self._thread.start()
 
     def read(self, wait_seconds: float) -> Piece | None:
-        """See ``LogReader.read``. What came before an error is handed out before the error is raised.
-
-        Without a wait it waits until it knows: pieces with something in them (``size``) have come, or the reader below
-        has said that there is no more.
-        """
+        """See ``LogReader.read``. What came before an error is handed out before the error is raised. Without a wait it
+        waits until it knows: pieces with something in them (``size``) have come, or the reader below has no more."""
         must_know = wait_seconds <= 0
         if self._taken:
             return self._taken.popleft()

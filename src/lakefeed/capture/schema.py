@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, NamedTuple
 
 from lakefeed.capture.log import Announced, P, SchemaFacts
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
@@ -22,12 +21,11 @@ from lakefeed.change.table import TableId, TableSchema
 class Stated:
     """A table as the log or the catalog states it, or as it was last delivered.
 
-    ``life`` is another one after DROP and CREATE (an oid, a table id). Of what is stated now, ``refusal`` is why it
-    cannot be captured any more, with the statement that repairs it; ``stale_reason`` why any row that was delivered
-    before may hold something else now; ``not_known``, by column id, why nobody can tell without reading them what
-    existing rows hold in a column: one that is not named has its default there, or NULL; ``altered``, of columns that
-    were delivered before, why existing rows may hold other values there now. A schema without a fingerprint has the one
-    that was known before.
+    ``life`` is another one after DROP and CREATE (an oid, a table id). ``refusal``: why it cannot be captured any more,
+    and the statement that repairs it. ``stale_reason``: why any row that was delivered before may hold something else
+    now. By column id, ``not_known``: why nobody can tell without reading them what existing rows hold there (one that
+    is not named has its default, or NULL); ``altered``: why existing rows may hold other values there than were
+    delivered. A schema without a fingerprint has the one that was known before.
     """
 
     life: int
@@ -38,20 +36,6 @@ class Stated:
     altered: Mapping[str, str] = field(default_factory=dict)
 
 
-class _Due(NamedTuple, Generic[P]):
-    """``reported``: where the change set ended that had the notice; None if it was not handed out yet."""
-
-    at: P
-    notice: TableNotice
-    reported: P | None = None
-
-
-class _Observed(NamedTuple, Generic[P]):
-    at: P
-    before: Stated
-    stated: Stated
-
-
 class DeliveredSchemas(SchemaFacts[P]):
     """The SchemaFacts of a log that does not announce every change. Outlives reconnects. Any thread."""
 
@@ -59,9 +43,9 @@ class DeliveredSchemas(SchemaFacts[P]):
         self._lock = threading.RLock()
         self._known: dict[TableId, Stated] = {}
         self._settled: dict[TableId, Stated] = {}
-        self._due: dict[TableId, _Due[P]] = {}
-        self._reported: dict[TableId, _Due[P]] = {}
-        self._observed: dict[TableId, _Observed[P]] = {}
+        self._due: dict[TableId, tuple[P, TableNotice]] = {}  # from which position on
+        self._reported: dict[TableId, tuple[P, TableNotice, P | None]] = {}  # and where its change set ended, if it did
+        self._observed: dict[TableId, tuple[P, Stated, Stated]] = {}  # what was delivered, what the catalog stated
 
     def known(self, table: TableId) -> Stated | None:
         return self._known.get(table)
@@ -103,7 +87,7 @@ class DeliveredSchemas(SchemaFacts[P]):
     def later(self, at: P, notice: TableDropped | RecopyNeeded) -> None:
         """Report ``notice`` once the stream has reached ``at``."""
         with self._lock:
-            self._due[notice.table] = _Due(at, notice)
+            self._due[notice.table] = (at, notice)
 
     def is_due_later(self, table: TableId) -> bool:
         return table in self._due
@@ -118,9 +102,9 @@ class DeliveredSchemas(SchemaFacts[P]):
                 if before is None or table in self._due or not _differs(before, one):
                     continue
                 old = earlier.get(table)
-                if old is None or (old.before, old.stated) != (before, one):
+                if old is None or old[1:] != (before, one):
                     at = at or now()
-                    old = _Observed(at, before, one)
+                    old = (at, before, one)
                 self._observed[table] = old
 
     def is_captured(self, table: TableId) -> bool:
@@ -131,17 +115,18 @@ class DeliveredSchemas(SchemaFacts[P]):
             return ()
         found = []
         with self._lock:
-            for table, due in list(self._due.items()):
-                if reached >= due.at:
-                    self._reported[table] = self._due.pop(table)._replace(reported=None)
-                    if isinstance(due.notice, TableDropped):
+            for table, (at, notice) in list(self._due.items()):
+                if reached >= at:
+                    del self._due[table]
+                    self._reported[table] = (at, notice, None)
+                    if isinstance(notice, TableDropped):
                         self._known.pop(table, None)
-                    found.append(Announced(notices=(due.notice,)))
-            for table, observed in list(self._observed.items()):
-                if reached >= observed.at:
+                    found.append(Announced(notices=(notice,)))
+            for table, (at, before, stated) in list(self._observed.items()):
+                if reached >= at:
                     del self._observed[table]
-                    if self._known.get(table) == observed.before:  # else a row has reported it meanwhile
-                        _, announced = self.change(observed.stated)
+                    if self._known.get(table) == before:  # else a row has reported it meanwhile
+                        _, announced = self.change(stated)
                         if any(isinstance(notice, TableBlocked) for notice in announced.notices):
                             del self._known[table]  # it is not delivered any more: nothing is compared with it
                         found.append(announced)
@@ -150,17 +135,18 @@ class DeliveredSchemas(SchemaFacts[P]):
     def delivered(self, position: P) -> None:
         with self._lock:
             self._settled = dict(self._known)
-            for table, one in self._reported.items():
-                self._reported[table] = one._replace(reported=one.reported or position)
+            for table, (at, notice, end) in self._reported.items():
+                self._reported[table] = (at, notice, end or position)
 
     def rewind(self, position: P) -> None:
         """What was not handed out before ``position`` is due again. Also what was handed out at ``position`` itself: a
         change set of notices alone moves no position, so that nobody can tell whether it became durable."""
         with self._lock:
             self._known = dict(self._settled)
-            reported, self._reported = self._reported.items(), {}
-            again = {table: one for table, one in reported if one.reported is None or one.reported >= position}
-            self._due = again | self._due
+            for table, (at, notice, end) in self._reported.items():
+                if end is None or end >= position:
+                    self._due.setdefault(table, (at, notice))
+            self._reported = {}
 
 
 def _with_known_defaults(before: TableSchema, after: TableSchema) -> TableSchema:

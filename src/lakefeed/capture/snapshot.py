@@ -156,10 +156,8 @@ class TableChunkReader:
         """Whether the catalog of now has the columns that were planned, asked on a connection of its own."""
         with closing(self._chunk.dialect.connect()) as session:
             now = session.describe([self._chunk.table]).get(self._chunk.table)
-        if now is None:
-            return True
-        there = {column.name: column.source_type for column in now.schema.columns}
-        return any(there.get(column.name) != column.source_type for column in self._chunk.source.schema.columns)
+        planned = {(column.name, column.source_type) for column in self._chunk.source.schema.columns}
+        return now is None or not planned <= {(column.name, column.source_type) for column in now.schema.columns}
 
     def _stopped(self, what: str) -> TableStoppedError:
         table = self._chunk.table
@@ -173,11 +171,9 @@ def _entered(kept: _T | None) -> _T:
 
 
 def plan_chunks(session: Session, whole: TableChunk, chunk_rows: int) -> tuple[tuple[TableChunk, ...], int]:
-    """Cut the table into ranges of about ``chunk_rows`` keys. Returns them with about how many rows there are.
-
-    A table without a key, and one whose keys cannot be given exactly, is one chunk. TableStoppedError if rows have NULL
-    in the key: no range has them. Never writes to the source.
-    """
+    """Cut the table into ranges of about ``chunk_rows`` keys. Returns them with about how many rows there are. A table
+    without a key, and one whose keys cannot be given exactly, is one chunk. TableStoppedError if rows have NULL in the
+    key: no range has them. Never writes to the source."""
     key, where = whole.schema.key, [f"({one})" for one in whole.where]
     names = [sql_name(whole.dialect, whole.source, name) for name in key]
     columns = _key_columns(whole)

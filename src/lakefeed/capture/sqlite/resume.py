@@ -48,7 +48,7 @@ class SqliteFacts(SchemaFacts[SqliteSequence]):
         self._names = names
 
     def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:
-        return tuple(schema for _, schema in self._read(session, choose(self.tables(session))))
+        return tuple(schema for _, schema in self._read(session, choose(session.tables())))
 
     def snapshot(self, session: Session, table: TableId) -> tuple[DescribedTable, TableSchema] | None:
         return next(iter(self._read(session, [table])), None)
