@@ -62,28 +62,26 @@ class Spill:
             self._memory_bytes -= batch.nbytes
             self._items.append(batch)
             return
-        file = self._file
+        is_first = self._file is None
         try:
-            if file is None:
-                file = tempfile.TemporaryFile(prefix="lakefeed-")  # noqa: SIM115  # lives as long as the object
-            offset = file.seek(0, 2)
-            with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), batch.schema) as writer:
+            if is_first:
+                self._file = tempfile.TemporaryFile(prefix="lakefeed-")  # noqa: SIM115  # lives as long as the object
+                self._closing = weakref.finalize(self, _close, self._file)
+            offset = self._file.seek(0, 2)
+            with pa.ipc.new_stream(pa.PythonFile(self._file, mode="w"), batch.schema) as writer:
                 writer.write_batch(batch)
-            file.flush()  # a full disk must be known now
-        except BaseException as error:
-            if file is not None and self._file is None:
-                _close(file)  # nothing is in it: it must not stay open for as long as the change set is tried again
-            if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
+            self._file.flush()  # a full disk must be known now
+        except OSError as error:
+            if is_first and self._file is not None:
+                self._closing()  # nothing is in it: it must not stay open for as long as the change set is tried again
+                self._file = None
+            if error.errno not in _NO_ROOM:
                 raise
-            raise JournalFullError(
-                f"no room left in {tempfile.gettempdir()} for the temporary file of a large transaction: "
-                f"{error.strerror}",
-                remedy="Free space there, or set TMPDIR to a larger disk; Lakefeed goes on by itself.",
-            ) from error
-        if self._file is None:
-            self._file = file
-            weakref.finalize(self, _close, file)
-        self._items.append((offset, file.tell() - offset))
+            needed = "for the temporary file of a large transaction"
+            remedy = "Free space there, or set TMPDIR to a larger disk; Lakefeed goes on by itself."
+            problem = f"no room left in {tempfile.gettempdir()} {needed}: {error.strerror}"
+            raise JournalFullError(problem, remedy=remedy) from error
+        self._items.append((offset, self._file.tell() - offset))
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for item in self._items:
@@ -120,10 +118,8 @@ class Batches:
             times: Any = pa.array([one.time_us for one in chosen], pa.int64()).take(indices)
             if own_times.null_count < len(own_times):
                 times = pc.coalesce(own_times, times)
-            ends, ids = (
-                pa.DictionaryArray.from_arrays(indices, pa.array(texts, pa.string()))
-                for texts in ([one.end.encode() for one in chosen], [one.id for one in chosen])
-            )
+            ends = pa.DictionaryArray.from_arrays(indices, pa.array([one.end.encode() for one in chosen], pa.string()))
+            ids = pa.DictionaryArray.from_arrays(indices, pa.array([one.id for one in chosen], pa.string()))
             arrays = [*part.columns[:width], operations, seqs, ends, times.cast(_TIME), ids, absent]
             yield ChangeBatch(schema, pa.RecordBatch.from_arrays(arrays, schema=change_schema(schema)))
 
@@ -160,8 +156,7 @@ class ChangeSetBuilder(Generic[P]):
     @property
     def is_empty(self) -> bool:
         """Nothing for the lake has been taken in since the last cut."""
-        draft = self._draft
-        return not (draft.rows or draft.notices or draft.schemas)
+        return not (self._draft.rows or self._draft.notices or self._draft.schemas)
 
     def unblock(self, table: TableId) -> None:
         """The table was prepared again: its rows are delivered from here on."""

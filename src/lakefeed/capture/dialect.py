@@ -118,8 +118,7 @@ class Dialect(ABC):
     """One database. Picklable and without a connection: chunks carry it to Spark tasks, polls to other threads."""
 
     default_schema: str
-    folds_case: bool
-    """Whether the database compares table names without case."""
+    folds_case: bool  # whether the database compares table names without case
 
     @abstractmethod
     def connect(self) -> Session:
@@ -139,9 +138,8 @@ class Dialect(ABC):
         with closing(self.connect()) as session:
             found = session.describe([table]).get(table)
         if found is None:
-            raise SourceSetupError(
-                f"there is no table {table} in the source", remedy="Run lakefeed sync, which notices that."
-            )
+            remedy = "Run lakefeed sync, which notices that."
+            raise SourceSetupError(f"there is no table {table} in the source", remedy=remedy)
         return found
 
     def after(self, left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering]) -> str:

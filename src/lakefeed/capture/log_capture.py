@@ -3,9 +3,8 @@
     ResumePoint.start → LogReader → Decoder → ChangeSetBuilder → change sets, cut at commits
                                      SchemaFacts.due ↗
 
-When a change set is cut: ``ChangeSetBuilder.due``. A transaction of any size passes, decoded piece by piece. Threads:
-see ChangeCapture. The catalog side has one session, which one call at a time uses and ``close`` cancels; the stream
-side has the reader. Neither waits for the other.
+A transaction of any size passes, decoded piece by piece. The catalog side has one session, which one call at a time
+uses and ``close`` cancels; the stream side has the reader. Neither waits for the other.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ from lakefeed.errors import ConfigError, SourceChangedError, SourceSetupError, S
 log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 3.0
-_MORE_SECONDS = 0.02
-"""How long a change set that has something waits for more before it is cut."""
+_MORE_SECONDS = 0.02  # how long a change set that has something waits for more before it is cut
 
 
 class LogCapture(ChangeCapture, Generic[P, Piece]):
@@ -158,12 +156,10 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
             origin = self._resume.origin(table, None if stream is None else stream.builder.position)
             found = self._facts.snapshot(session, table)
             if found is None:
-                raise SourceSetupError(
-                    f"there is no table {table}", remedy="Correct source.tables, or create the table."
-                )
+                remedy = "Correct source.tables, or create the table."
+                raise SourceSetupError(f"there is no table {table}", remedy=remedy)
             described, schema = found
-            whole = TableChunk(self._dialect, described, schema, origin=origin)
-            chunks, rows = plan_chunks(session, whole, chunk_rows)
+            chunks, rows = plan_chunks(session, TableChunk(self._dialect, described, schema, origin=origin), chunk_rows)
             return SnapshotPlan(schema, chunks, rows)
 
     def copied(self, table: TableId) -> None:
@@ -177,10 +173,8 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         self._require_open()
         start = self._resume.find() if after is None else self._own(after)
         if start is None:
-            raise SourceSetupError(
-                "nothing is prepared in this database for the pipeline",
-                remedy="Run `lakefeed sync`, which prepares it; if it was prepared, this is another database.",
-            )
+            remedy = "Run `lakefeed sync`, which prepares it; if it was prepared, this is another database."
+            raise SourceSetupError("nothing is prepared in this database for the pipeline", remedy=remedy)
         stream = self._stream
         if stream is None or stream.builder.position != start:
             self._end_stream()  # whatever fails below, nobody reads on from it
@@ -287,12 +281,9 @@ class _Stream(Generic[P, Piece]):
             for announced in self.facts.due(builder.reached):
                 builder.announce(announced)
             # A log that never pauses may have nothing for the lake: changes of a blocked table, say.
-            is_over = piece is None or (wait_seconds > 0 and builder.is_empty)
-            change_set = builder.due(
-                more=piece is not None,
-                is_over=is_over and time.monotonic() >= until,
-                ahead_bytes=self.ahead_bytes(builder.position, builder.reached),
-            )
+            is_over = (piece is None or (wait_seconds > 0 and builder.is_empty)) and time.monotonic() >= until
+            ahead_bytes = self.ahead_bytes(builder.position, builder.reached)
+            change_set = builder.due(more=piece is not None, is_over=is_over, ahead_bytes=ahead_bytes)
             if change_set is not None:
                 return change_set
         return None

@@ -97,7 +97,6 @@ class BackgroundReader(LogReader[P, Piece]):
         self._reader.close()
 
     def _work(self) -> None:
-        error: LakefeedError
         try:
             while not self._stopping:
                 if self._unread_bytes >= self._room_bytes:
@@ -121,7 +120,7 @@ class BackgroundReader(LogReader[P, Piece]):
                     self._changed.notify_all()
             return
         except LakefeedError as known:
-            error = known
+            error: LakefeedError = known
         except BaseException as unknown:  # noqa: BLE001  # handed to the consumer, who would wait without an end otherwise
             error = SourceUnavailableError(f"{self._name}: reading the log failed: {unknown!r}")
             error.__cause__ = unknown

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,8 +29,7 @@ PLANNED = ("mysql", "mariadb", "sqlserver")
 def source_config(kind: str) -> type[SourceConfig]:
     """The configuration section of one kind of source. KeyError for a kind that is not registered."""
     module, name = SOURCES[kind]
-    found: type[SourceConfig] = getattr(import_module(module), name)
-    return found
+    return cast("type[SourceConfig]", getattr(import_module(module), name))
 
 
 class VerifyReader(Protocol):

@@ -20,12 +20,11 @@ import pyarrow as pa
 from lakefeed.capture.dialect import PLAIN, DescribedTable, Dialect, Key, Query, Session, TableChangedError, key_rows
 from lakefeed.capture.fit import MisfitError
 from lakefeed.change.position import Position
-from lakefeed.change.table import Column, TableId, TableSchema
+from lakefeed.change.table import TableId, TableSchema
 from lakefeed.change.watermark import tag_value, untag_value
 from lakefeed.errors import DecodeError, Retry, SourceError, StateError, TableStoppedError
 
-NUMBER = pa.schema([pa.field("n", pa.int64())])
-"""Of queries that count."""
+NUMBER = pa.schema([pa.field("n", pa.int64())])  # of queries that count
 _REMEDY = "Run `lakefeed sync` again: it plans the copy of this table again."
 _T = TypeVar("_T")
 
@@ -85,13 +84,14 @@ class TableChunk:
     def query(self) -> Query:
         """The rows of the chunk; of a table without columns, their number."""
         query = Query(exact=self.exact, source=self.source, ends_read=True)
+        columns = [self.schema.column(name) for name in self.schema.key]
         key = [sql_name(self.dialect, self.source, name) for name in self.schema.key]
         orderings = [self.source.orderings.get(name, PLAIN) for name in self.schema.key]
         conditions = [f"({one})" for one in self.where]
         for compare, edge in ((self.dialect.after, self.low), (self.dialect.up_to, self.high)):
             if edge is not None:
-                pairs = zip(_key_columns(self), edge, strict=True)
-                conditions.append(compare(key, [self.dialect.bound(*pair, query) for pair in pairs], orderings))
+                bound = [self.dialect.bound(*pair, query) for pair in zip(columns, edge, strict=True)]
+                conditions.append(compare(key, bound, orderings))
         listed = select_list(self.dialect, self.source, self.names or self.schema.names)
         query.sql = f"SELECT {listed or 'count(*) AS n'} {from_where(self.source, conditions)}"
         return query
@@ -176,17 +176,15 @@ def plan_chunks(session: Session, whole: TableChunk, chunk_rows: int) -> tuple[t
     key: no range has them. Never writes to the source."""
     key, where = whole.schema.key, [f"({one})" for one in whole.where]
     names = [sql_name(whole.dialect, whole.source, name) for name in key]
-    columns = _key_columns(whole)
+    columns = [whole.schema.column(name) for name in key]
     with session.consistent():
         if any(whole.source.schema.column(name).nullable for name in key):
             nulls = " OR ".join(f"{name} IS NULL" for name in names)
             query = Query(f"SELECT 1 AS n {from_where(whole.source, [*where, f'({nulls})'])} LIMIT 1")
             if any(batch.num_rows for batch in session.read(query, NUMBER)):
-                raise TableStoppedError(
-                    f"{whole.table} has rows with NULL in its key ({', '.join(key)})",
-                    table=str(whole.table),
-                    remedy=f"DELETE {from_where(whole.source, [nulls])}; or give these rows a key; then sync again.",
-                )
+                problem = f"{whole.table} has rows with NULL in its key ({', '.join(key)})"
+                remedy = f"DELETE {from_where(whole.source, [nulls])}; or give these rows a key; then sync again."
+                raise TableStoppedError(problem, table=str(whole.table), remedy=remedy)
         edges: list[Key | None] = [None]
         if (cuts := session.cuts(whole.source, whole.where, columns, chunk_rows)) is not None:
             edges, rows = [None, *cuts.keys], cuts.rows
@@ -231,7 +229,3 @@ def combined(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordB
     if len(found) > 1:  # what Arrow does where the texts of a column are more than one array can hold
         raise DecodeError("rows that were read at once hold more than 2 GiB", remedy="Lower batch_rows in their rule.")
     return found[0] if found else pa.RecordBatch.from_arrays([pa.array([], one.type) for one in schema], schema=schema)
-
-
-def _key_columns(chunk: TableChunk) -> list[Column]:
-    return [chunk.schema.column(name) for name in chunk.schema.key]
