@@ -7,6 +7,7 @@ without an end, and never changes the file's journal mode.
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -160,3 +161,46 @@ class OpenedFile:
                 f"{self.path} is not the file any more that was opened: it was replaced or removed",
                 remedy="Lakefeed opens the new file by itself; if there is none, put it back.",
             )
+
+
+class KeptConnection:
+    """A connection for short questions that is opened when first needed. Any thread, one at a time.
+
+    Before ``open`` and after ``close`` each use has a connection of its own. Nothing is asked of another file than the
+    one that was opened.
+    """
+
+    def __init__(self, database: Database, file: OpenedFile) -> None:
+        self._database = database
+        self._file = file
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._is_open = False
+
+    def open(self) -> None:
+        self._is_open = True
+
+    @contextmanager
+    def use(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._database.errors():
+            self._file.require()
+            connection, self._connection = self._connection or self._database.connect("ro"), None
+            try:
+                self._file.require()  # it may have been replaced in between
+                yield connection
+            finally:
+                if self._is_open:
+                    self._connection = connection
+                else:
+                    connection.close()
+
+    def close(self) -> None:
+        """Idempotent. A use that is under way, and waits for a lock at most, closes the connection when it ends."""
+        self._is_open = False
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._connection is not None:
+                    self._connection.close()
+                    self._connection = None
+            finally:
+                self._lock.release()

@@ -24,7 +24,7 @@ from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.sqlite.catalog import SCHEMA, SourceTable, all_tables, read_table
 from lakefeed.capture.sqlite.database import Database, OpenedFile, opened_file, quoted
 from lakefeed.capture.sqlite.fetch import portions
-from lakefeed.capture.sqlite.meta import Names, read_head
+from lakefeed.capture.sqlite.meta import Names, read_head, schema_version
 from lakefeed.capture.sqlite.shape import rowid_column, table_schema
 from lakefeed.capture.sqlite.values import is_untyped, misfit, stores_numbers, text_form, to_arrow
 from lakefeed.change.table import Column, TableId
@@ -85,6 +85,8 @@ class SqliteSession(Session):
         self._database = database
         self._file = file
         self._connection = connection
+        self._version: int | None = None
+        self._described: dict[TableId, DescribedTable | None] = {}  # under that version of the schema
         self._in_wal = connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
 
     def identity(self) -> str:
@@ -97,8 +99,15 @@ class SqliteSession(Session):
 
     def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
         with self._database.errors():
-            found = {table: read_table(self._connection, table.name) for table in tables}
-        return {table: described(source) for table, source in found.items() if source is not None}
+            version = schema_version(self._connection)
+            if version != self._version:
+                self._version, self._described = version, {}
+            for table in tables:
+                if table not in self._described:
+                    source = read_table(self._connection, table.name)
+                    self._described[table] = None if source is None else described(source)
+        found = {table: self._described[table] for table in tables}
+        return {table: one for table, one in found.items() if one is not None}
 
     def horizon(self) -> Horizon:
         self._file.require()  # nothing is settled in a file that has been replaced

@@ -199,8 +199,8 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
             announced = read_marks(connection, names, after, head.sequence)
             if announced is not None:  # whoever changes a capture writes a mark, if only an empty one
                 self._meta = self._load()
-            first = self._first_rows(after, head.sequence)
-            tables = [one for one in self._meta.tables if one.number in first and one.state is not State.BLOCKED]
+            present = self._present(after, head.sequence)
+            tables = [one for one in self._meta.tables if one.number in present and one.state is not State.BLOCKED]
             troubled = []
             for one in tables:
                 tests = {
@@ -221,8 +221,10 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
                 break
             self._announce(troubled)
         self._after = head
-        begin = min((first[one.number] - 1 for one in tables), default=head.sequence)
-        return self._pieces(begin, head, tables, announced)
+        numbers = ", ".join(str(one.number) for one in tables)
+        rows = f"SELECT seq FROM {names.log} WHERE seq > ? AND tab IN ({numbers}) AND {_ROWS} ORDER BY seq LIMIT 1"
+        first = connection.execute(rows, (after,)).fetchone() if tables else None
+        return self._pieces(head.sequence if first is None else first[0] - 1, head, tables, announced)
 
     def _verified_head(self) -> SqliteSequence:
         """The log's newest position, where the triggers are right up to it."""
@@ -237,10 +239,10 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
             follow_schema(connection, names, self._confirmations.verified, before_images=self._before_images)
             self._meta = self._load()
 
-    def _first_rows(self, low: int, high: int) -> dict[int, int]:
-        """The numbers of the tables with rows in (low, high] → the sequence of the first one."""
-        query = f"SELECT tab, min(seq) FROM {self._names.log} WHERE seq > ? AND seq <= ? AND {_ROWS} GROUP BY tab"
-        return dict(self._connection.execute(query, (low, high)).fetchall())
+    def _present(self, low: int, high: int) -> set[int]:
+        """The numbers of the tables with rows in (low, high]."""
+        query = f"SELECT DISTINCT tab FROM {self._names.log} WHERE seq > ? AND seq <= ? AND {_ROWS}"
+        return {number for (number,) in self._connection.execute(query, (low, high))}
 
     def _announce(self, troubled: Sequence[_Troubled]) -> None:
         """Retype a table with values that do not fit, block one with a NULL in a key; both by marks in the log."""
@@ -286,7 +288,7 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
         is_first, low, high = True, begin, begin
         while high < head.sequence:
             low, high = high, min(high + WINDOW_ROWS, head.sequence)
-            present = self._first_rows(low, high) if len(tables) > _FEW_TABLES else {one.number for one in tables}
+            present = self._present(low, high) if len(tables) > _FEW_TABLES else {one.number for one in tables}
             for captured in (one for one in tables if one.number in present):
                 slots = ", ".join(f"c{slot}" for slot in captured.slots)
                 query = (

@@ -19,6 +19,7 @@ import sqlite3
 import uuid
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 from lakefeed.capture.log import Announced
@@ -186,7 +187,7 @@ def load_meta(connection: sqlite3.Connection, names: Names) -> Meta | None:
             f"{names.meta_name} has format {values['format']}, this Lakefeed reads {FORMAT}",
             remedy="Use the version of Lakefeed that made it, or run its `lakefeed uninstall` first.",
         )
-    tables = [Captured.from_json(json.loads(values[key])) for key in values if key.startswith(_TABLE)]
+    tables = [_captured(values[key]) for key in values if key.startswith(_TABLE)]
     return Meta(
         identity=values["identity"],
         schema_version=values["schema_version"],
@@ -194,6 +195,11 @@ def load_meta(connection: sqlite3.Connection, names: Names) -> Meta | None:
         verified=values["verified"],
         tables=tuple(sorted(tables, key=lambda one: one.number)),
     )
+
+
+@lru_cache(maxsize=2048)
+def _captured(text: str) -> Captured:
+    return Captured.from_json(json.loads(text))
 
 
 def create_meta(connection: sqlite3.Connection, names: Names) -> None:

@@ -16,11 +16,12 @@ from lakefeed.capture.dialect import DescribedTable, Session
 from lakefeed.capture.log import ResumePoint, SchemaFacts
 from lakefeed.capture.sqlite.catalog import SCHEMA, SourceTable, read_table
 from lakefeed.capture.sqlite.confirmation import Confirmations
-from lakefeed.capture.sqlite.database import Database, OpenedFile, quoted, transaction
+from lakefeed.capture.sqlite.database import Database, KeptConnection, OpenedFile, quoted, transaction
 from lakefeed.capture.sqlite.drift import follow_schema, recapture
 from lakefeed.capture.sqlite.log import LogPiece, SqliteLogReader
 from lakefeed.capture.sqlite.meta import (
     OLD_ROW,
+    Meta,
     Names,
     State,
     add_mark,
@@ -43,9 +44,8 @@ from lakefeed.errors import PositionLostError, SourceSetupError, StateError, Tab
 class SqliteFacts(SchemaFacts[SqliteSequence]):
     """The change log knows the shape of each of its rows; what the catalog has counts only for tables not captured."""
 
-    def __init__(self, database: Database, names: Names) -> None:
-        self._database = database
-        self._names = names
+    def __init__(self, resume: SqliteResumePoint) -> None:
+        self._resume = resume
 
     def discover(self, session: Session, tables: Sequence[TableId]) -> tuple[TableSchema, ...]:
         return tuple(schema for _, schema in self._read(session, tables))
@@ -55,37 +55,46 @@ class SqliteFacts(SchemaFacts[SqliteSequence]):
 
     def _read(self, session: Session, tables: Sequence[TableId]) -> list[tuple[DescribedTable, TableSchema]]:
         described = session.describe(tables)
-        with self._database.connection() as connection:
-            meta = load_meta(connection, self._names)
+        meta = self._resume.meta()
         captured = {table: meta.captured(table) if meta else None for table in described}
         return [(described[table], one.schema if one else described[table].schema) for table, one in captured.items()]
 
 
 class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
-    """See ``ResumePoint``. Each call has a connection of its own but ``confirm``, which keeps one."""
+    """See ``ResumePoint``. Short questions share one connection, ``confirm`` keeps one; other calls open their own."""
 
     def __init__(self, database: Database, names: Names, *, before_images: bool) -> None:
         self._database = database
         self._names = names
         self._before_images = before_images
-        self._file = OpenedFile.at(database.path)
-        self._confirmations = Confirmations(database, self._file, names)
+        self._begin()
 
-    def open(self) -> None:
+    def _begin(self) -> None:
         self._file = OpenedFile.at(self._database.path)
         self._confirmations = Confirmations(self._database, self._file, self._names)
+        self._questions = KeptConnection(self._database, self._file)
+
+    def open(self) -> None:
+        self._begin()
+        self._questions.open()
 
     def close(self) -> None:
-        self._confirmations.close()
+        try:
+            self._confirmations.close()
+        finally:
+            self._questions.close()
+
+    def meta(self) -> Meta | None:
+        """What is captured now, None if nothing is. Any thread."""
+        with self._questions.use() as connection:
+            return load_meta(connection, self._names)
 
     def find(self) -> SqliteSequence | None:
-        with self._connected() as connection:
-            meta = load_meta(connection, self._names)
+        meta = self.meta()
         return None if meta is None else meta.confirmed
 
     def identity(self) -> str:
-        with self._connected() as connection:
-            meta = load_meta(connection, self._names)
+        meta = self.meta()
         assert meta is not None  # noqa: S101  # ``find`` was asked first
         return meta.identity
 
@@ -209,8 +218,9 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
         return sys.maxsize if high > low else 0
 
     def end(self) -> SqliteSequence | None:
-        with self._database.connection() as connection, transaction(connection, "DEFERRED"):
-            return None if load_meta(connection, self._names) is None else read_head(connection, self._names)
+        with self._questions.use() as connection, transaction(connection, "DEFERRED"):
+            is_there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (self._names.log_name,))
+            return None if is_there.fetchone() is None else read_head(connection, self._names)
 
     def lag(self, confirmed_at: float | None) -> Lag:  # noqa: ARG002  # the log itself has the times
         log = self._names.log

@@ -66,7 +66,8 @@ class Sqlite:
 
     def bind(self, pipeline: str) -> ChangeCapture:
         path = str(Path(self.path).absolute())  # chunks are read by processes that may have another directory
-        database, names = Database(path, self.busy_timeout_seconds), Names(pipeline)
+        database = Database(path, self.busy_timeout_seconds)
+        resume = SqliteResumePoint(database, Names(pipeline), before_images=self.before_images)
         return LogCapture(
             SqliteSequence,
             Capabilities(
@@ -79,8 +80,8 @@ class Sqlite:
             ),
             tables=self.tables,
             dialect=SqliteDialect(path, self.busy_timeout_seconds),
-            resume=SqliteResumePoint(database, names, before_images=self.before_images),
+            resume=resume,
             decoder=LogDecoder,
-            facts=SqliteFacts(database, names),
+            facts=SqliteFacts(resume),
             check=partial(check_source, database),
         )
