@@ -90,8 +90,8 @@ class SparkTable:
                 self._rolled_back(applied)
             if applied.number >= window.upto:
                 return applied
-            version, target = applied.schema_version, window.target
-            if target.version > version or window.open_stale_reasons(version):
+            target = window.target
+            if target.version > applied.schema_version or window.stale_reasons:
                 applied = self.evolve(window, stamp, applied)  # 2
             mapping = self._decisions.get(target.version, generation)
             self._key = target.key if mapping is None else mapping.schema(target).key
@@ -99,15 +99,16 @@ class SparkTable:
                 return applied
             own = mapped_window(window, mapping) if mapping is not None else window
             session = self._session = self._session or self._sessions.child()
-
-            def work() -> Applied:
-                return self._store.commit(session, self._mode.step(session, own, self._store), stamp)
-
+            name = f"lakefeed: {self.route.table} up to change set {window.upto}"
             hit("lake.before_commit")
             for left in reversed(range(_CONFLICT_TRIES)):
                 try:
-                    name = f"lakefeed: {self.route.table} up to change set {window.upto}"
-                    applied = run_job(session, name, work, failpoint="lake.during_commit")  # 3
+                    applied = run_job(  # 3
+                        session,
+                        name,
+                        lambda: self._store.commit(session, self._mode.step(session, own, self._store), stamp),
+                        failpoint="lake.during_commit",
+                    )
                     break
                 except Exception as error:  # noqa: BLE001  # judged by what the table then records
                     if not left or not is_conflict(error):
@@ -134,6 +135,8 @@ class SparkTable:
         """Settle a newer schema and the stale reasons of a window: TableStoppedError if the table cannot go on."""
         generation, version, target = stamp.generation, applied.schema_version, window.target.version
         stale = window.open_stale_reasons(version)
+        if target <= version and not stale:
+            return applied
         path = steps(window.schemas, version, target) if target > version else [window.target]
         before = self._decisions.at(path[0], generation)
         after = self._decisions.after(path, generation, stale)
