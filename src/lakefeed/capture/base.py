@@ -36,10 +36,9 @@ class Continuity(Enum):
 class Capabilities:
     """What a mechanism can see. Data, so that callers decide by looking and not by trying.
 
-    ``before_images``: rows as they were before an update or delete come along, where they are known; mechanisms have to
-    be asked to. ``every_change``: each change of a row is delivered, and not only what it has come to since the last
-    poll. ``current_chunks``: a chunk, however old its plan, has the rows as they are when it is read, and so is never
-    older than what ``live`` gave.
+    ``before_images``: rows as they were before an update or delete come along, if they are asked for. ``every_change``:
+    each change of a row is delivered, and not only what it has come to since the last poll. ``current_chunks``: a
+    chunk, however old its plan, has the rows as they are when it is read, never older than what ``live`` gave.
     """
 
     deletes: bool = True

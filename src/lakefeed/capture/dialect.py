@@ -75,8 +75,7 @@ class DescribedTable:
 
 
 class Horizon(NamedTuple):
-    """The source's time, and up to which time nothing can become visible any more (None: not known), before the safety
-    lag; microseconds since 1970."""
+    """The source's time, and until when nothing can become visible any more, or None; microseconds since 1970."""
 
     now_us: int
     settled_us: int | None

@@ -1,11 +1,5 @@
-"""The seams that one log source fills in. ``LogCapture`` is the ChangeCapture that is built from them.
-
-    Dialect, Session    how SQL is written, how rows become Arrow                      (``dialect``)
-    ResumePoint         what the source keeps so that capture can go on
-    LogReader           raw pieces of the log, strictly after a position
-    Decoder             raw pieces → rows and announcements; pure and total
-    SchemaFacts         what the catalog knows of a table and the log does not have
-    check               preflight findings, each with the statement that repairs it
+"""The seams that one log source fills in, beside Dialect and Session (``dialect``): ResumePoint, LogReader, Decoder,
+SchemaFacts and a Check. ``LogCapture`` is the ChangeCapture that is built from them.
 
 The flow is one way: the reader's pieces go through the decoder into the change set builder, which cuts change sets at
 commits. Nothing asks the database in the middle of decoding: what the decoder needs of the catalog travels in the
@@ -18,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from lakefeed.capture.base import Finding, Lag
 from lakefeed.capture.dialect import DescribedTable, Refusal, Session
@@ -39,8 +33,7 @@ Check = Callable[[Choose], tuple[Finding, ...]]
 """Preflight, on a connection of its own. Any thread, also before ``open``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transaction:
+class Transaction(NamedTuple):
     """One committed transaction: where it ends in the log, when it was committed (microseconds since 1970), its id."""
 
     end: Position
@@ -53,10 +46,9 @@ class Rows:
     """Changes of one table, column by column, in the order of the log.
 
     ``columns`` are those of ``schema``. ``operations`` (int8) are values of ``Operation``; a truncate is a row of
-    NULLs. ``order`` (int64, growing) are offsets in the piece, over all its tables; the piece uses ``Decoded.width`` of
-    them. ``transactions`` (int32) are indices into ``Decoded.transactions``. ``absent`` lists, for each row, columns
-    that the source did not send; None where it sent all of all. ``times`` (int64, microseconds since 1970) are the
-    rows' own times; None means the transaction's.
+    NULLs. ``order`` (int64, growing) are offsets in the piece, over all its tables; it uses ``Decoded.width`` of them.
+    ``transactions`` (int32) are indices into ``Decoded.transactions``. ``absent`` lists, for each row, columns that the
+    source did not send; None: it sent all. ``times`` (int64, microseconds since 1970): None means the transaction's.
     """
 
     schema: TableSchema
@@ -82,8 +74,8 @@ class Decoded(Generic[P]):
 
     ``transactions`` are those that begin in the piece, and, first, the one that was open before it if it goes on
     (``continues``): that one replaces what the piece before has given for it. ``open``: the last of them is not
-    committed yet; its end and time may be placeholders. ``reached``: the source has nothing more up to here that is
-    not in the piece; None inside a transaction.
+    committed yet; its end and time may be placeholders. ``reached``: all that the source has up to here is in the
+    pieces so far; None inside a transaction.
     """
 
     transactions: list[Transaction] = field(default_factory=list)

@@ -27,8 +27,7 @@ class BackgroundReader(LogReader[P, Piece]):
     be called from any and returns within CLOSE_SECONDS, whatever hangs.
 
     The reader below must return within about a second. One that does not know yet whether the log has more, when it is
-    read without a wait, returns a piece of no size. ``silence_seconds``: None for a log that answers every read by
-    itself (a file, a table).
+    read without a wait, returns a piece of no size. A log that answers by itself (a file) has no ``silence_seconds``.
     """
 
     def __init__(
@@ -58,8 +57,8 @@ class BackgroundReader(LogReader[P, Piece]):
     def read(self, wait_seconds: float) -> Piece | None:
         """See ``LogReader.read``. What came before an error is handed out before the error is raised.
 
-        Without a wait it waits for as long as it takes to know: either pieces with something in them (``size``) have
-        come, or the reader below has said that there is no more.
+        Without a wait it waits until it knows: pieces with something in them (``size``) have come, or the reader below
+        has said that there is no more.
         """
         must_know = wait_seconds <= 0
         if self._taken:
@@ -91,7 +90,6 @@ class BackgroundReader(LogReader[P, Piece]):
         return self._taken.popleft() if self._taken else None
 
     def confirm(self, position: P) -> None:
-        """Tell the server in-band, soon."""
         self._reader.confirm(position)
 
     def close(self) -> None:

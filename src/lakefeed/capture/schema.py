@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic
+from typing import Generic, NamedTuple
 
 from lakefeed.capture.log import Announced, P, SchemaFacts
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
@@ -38,8 +38,7 @@ class Stated:
     altered: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Due(Generic[P]):
+class _Due(NamedTuple, Generic[P]):
     """``reported``: where the change set ended that had the notice; None if it was not handed out yet."""
 
     at: P
@@ -47,8 +46,7 @@ class _Due(Generic[P]):
     reported: P | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Observed(Generic[P]):
+class _Observed(NamedTuple, Generic[P]):
     at: P
     before: Stated
     stated: Stated
@@ -135,7 +133,7 @@ class DeliveredSchemas(SchemaFacts[P]):
         with self._lock:
             for table, due in list(self._due.items()):
                 if reached >= due.at:
-                    self._reported[table] = replace(self._due.pop(table), reported=None)
+                    self._reported[table] = self._due.pop(table)._replace(reported=None)
                     if isinstance(due.notice, TableDropped):
                         self._known.pop(table, None)
                     found.append(Announced(notices=(due.notice,)))
@@ -153,7 +151,7 @@ class DeliveredSchemas(SchemaFacts[P]):
         with self._lock:
             self._settled = dict(self._known)
             for table, one in self._reported.items():
-                self._reported[table] = replace(one, reported=one.reported or position)
+                self._reported[table] = one._replace(reported=one.reported or position)
 
     def rewind(self, position: P) -> None:
         """What was not handed out before ``position`` is due again. Also what was handed out at ``position`` itself: a

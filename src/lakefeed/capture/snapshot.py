@@ -17,18 +17,7 @@ from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
-from lakefeed.capture.dialect import (
-    PLAIN,
-    Bracket,
-    Cuts,
-    DescribedTable,
-    Dialect,
-    Key,
-    Query,
-    Session,
-    TableChangedError,
-    key_rows,
-)
+from lakefeed.capture.dialect import PLAIN, DescribedTable, Dialect, Key, Query, Session, TableChangedError, key_rows
 from lakefeed.capture.fit import MisfitError
 from lakefeed.change.position import Position
 from lakefeed.change.table import Column, TableId, TableSchema
@@ -115,7 +104,7 @@ class TableChunkReader:
         self._chunk = chunk
         self._stack = ExitStack()
         self._session: Session | None = None
-        self._bracket: Bracket | None = None
+        self._bracket: tuple[Position, Position] | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -157,11 +146,11 @@ class TableChunkReader:
 
     @property
     def low(self) -> Position:
-        return _entered(self._bracket).low
+        return _entered(self._bracket)[0]
 
     @property
     def high(self) -> Position:
-        return _entered(self._bracket).high
+        return _entered(self._bracket)[1]
 
     def _has_changed(self) -> bool:
         """Whether the catalog of now has the columns that were planned, asked on a connection of its own."""
@@ -202,23 +191,22 @@ def plan_chunks(session: Session, whole: TableChunk, chunk_rows: int) -> tuple[t
                     table=str(whole.table),
                     remedy=f"DELETE {from_where(whole.source, [nulls])}; or give these rows a key; then sync again.",
                 )
-        cuts = session.cuts(whole.source, whole.where, columns, chunk_rows)
-        if cuts is None:  # count, then go from cut to cut through the index, which is faster than to number rows
+        edges: list[Key | None] = [None]
+        if (cuts := session.cuts(whole.source, whole.where, columns, chunk_rows)) is not None:
+            edges, rows = [None, *cuts.keys], cuts.rows
+        else:  # count, then go from cut to cut through the index, which is faster than to number rows
             rows = read_number(session, Query(f"SELECT count(*) AS n {from_where(whole.source, where)}"))
             schema = pa.schema([pa.field(column.name, column.type) for column in columns])
             rest = replace(whole, names=key, exact=frozenset(key))
-            found: list[Key] = []
             try:
                 for _ in range((rows - 1) // chunk_rows if key else 0):
                     query = replace(rest.query(), source=None, ends_read=False)
                     query.sql += f" ORDER BY {', '.join(names)} LIMIT 1 OFFSET {chunk_rows - 1}"
-                    found += key_rows(combined(session.read(query, schema), schema), key)
-                    rest = replace(rest, low=found[-1])
+                    edges += key_rows(combined(session.read(query, schema), schema), key)
+                    rest = replace(rest, low=edges[-1])
             except MisfitError:
-                found = []
-            cuts = Cuts(tuple(found), rows)
-    edges: list[Key | None] = [None, *cuts.keys, None]
-    return tuple(replace(whole, low=low, high=high) for low, high in pairwise(edges)), cuts.rows
+                edges = [None]
+    return tuple(replace(whole, low=low, high=high) for low, high in pairwise([*edges, None])), rows
 
 
 def select_list(dialect: Dialect, table: DescribedTable, names: Sequence[str]) -> str:
