@@ -56,7 +56,7 @@ the log that the stream reads."""
 @dataclass(frozen=True, slots=True)
 class _Captured:
     """A captured table at the last reading: what puts it into the publication, None if its changes were not published
-    then, and how it was, None if it was not there or this process has not read it yet: its fingerprint says how it was."""
+    then, and how it was, None if it was not there, or not read by this process yet: then its fingerprint counts."""
 
     member: int | None
     source: SourceTable | None
