@@ -15,6 +15,7 @@ import pytest
 from tests.postgres.conftest import new_database
 
 from lakefeed import Delta, Pipeline, PipelineOptions, Postgres, Sqlite
+from lakefeed.errors import StateError
 from lakefeed.journal.options import JournalOptions
 from lakefeed.lake.base import TableCopy
 from lakefeed.lake.table import SparkTable
@@ -56,13 +57,15 @@ def test_a_spark_task_that_does_not_end_does_not_hold_up_stop(
     pipeline = Pipeline(Sqlite(tmp_path / "s.db"), Delta(spark, tmp_path / "lake"), name="p", options=QUICK)
     pipeline.sync_once()
     monkeypatch.setattr(SparkTable, "apply", hang)
-    try:
-        with stopped_in_time(pipeline, hangs, "lakefeed-lake"):
-            connection.execute("INSERT INTO t VALUES (1)")
-    finally:
-        spark.sparkContext.cancelAllJobs()
+    with stopped_in_time(pipeline, hangs, "lakefeed-lake"):
+        connection.execute("INSERT INTO t VALUES (1)")
     connection.close()
     monkeypatch.undo()
+    monkeypatch.setattr("lakefeed.flow.pipeline._LEFT_SECONDS", 0.1)
+    with pytest.raises(StateError, match="lakefeed-lake of the last run still hangs"):
+        pipeline.sync_once()
+    monkeypatch.undo()
+    spark.sparkContext.cancelAllJobs()
     with pipeline:
         assert pipeline.sync_once().counts.inserted == 1
 

@@ -48,6 +48,10 @@ SAME = [
 ]
 
 
+ATTACHED = """CREATE TABLE t_9 (LIKE t INCLUDING ALL); INSERT INTO t_9 VALUES (25, 'x');
+ALTER TABLE t ATTACH PARTITION t_9 FOR VALUES FROM (20) TO (30)"""
+
+
 @pytest.fixture
 def writer(dsn: str) -> Iterator[Any]:
     with psycopg.connect(dsn, autocommit=True) as connection:
@@ -63,6 +67,14 @@ class Life:
         with opened(Postgres(dsn)) as capture:
             self.position: Position = capture.prepare([T])
             self.schema: TableSchema = capture.snapshot(T).schema
+            capture.copied(T)
+
+    def copy_again(self) -> None:
+        with opened(Postgres(self.dsn)) as capture:
+            capture.continuity(self.position, [T])
+            capture.recall([self.schema.at_version(1)])
+            capture.prepare([T])
+            self.schema = capture.snapshot(T).schema
             capture.copied(T)
 
     def after(self, writer: Any, statements: str, *, runs: bool) -> list[TableNotice]:
@@ -147,3 +159,29 @@ def test_a_partition_that_came_later_is_watched_too(dsn: str, writer: Any, runs:
     assert life.after(writer, "INSERT INTO t VALUES (1, 5)", runs=True) == []
     (notice,) = life.after(writer, "ALTER TABLE t ALTER c TYPE int USING c + 1", runs=runs)
     assert isinstance(notice, RecopyNeeded)
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["a process runs", "none runs"])
+@pytest.mark.parametrize(
+    ("statements", "reason"),
+    [
+        ("TRUNCATE t_1", 'its partition "public"."t_1" was truncated'),
+        ("ALTER TABLE t DETACH PARTITION t_1", "was dropped or detached"),
+        ("DROP TABLE t_1", "was dropped or detached"),
+        (ATTACHED, "attached to it as a partition, with rows"),
+    ],
+    ids=["truncated", "detached", "dropped", "attached"],
+)  # fmt: skip
+def test_partitions_that_came_or_went_are_noticed_also_without_a_process_and_once(
+    dsn: str, writer: Any, statements: str, reason: str, runs: bool
+) -> None:
+    writer.execute("CREATE TABLE t (id int PRIMARY KEY, c varchar(20)) PARTITION BY RANGE (id)")
+    writer.execute("CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (10)")
+    writer.execute("CREATE TABLE t_2 PARTITION OF t FOR VALUES FROM (10) TO (20)")
+    writer.execute("INSERT INTO t VALUES (1, 'a'), (11, 'b')")
+    life = Life(dsn)
+    (notice,) = life.after(writer, statements, runs=runs)
+    assert isinstance(notice, RecopyNeeded)
+    assert reason in notice.reason
+    life.copy_again()
+    assert life.after(writer, "SELECT 1", runs=False) == []

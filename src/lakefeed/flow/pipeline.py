@@ -48,6 +48,9 @@ _ROUNDS = 3
 _LAG_SECONDS = 1.5
 """How long ``status`` waits for the source: a whole status takes two seconds at most."""
 
+_LEFT_SECONDS = 300.0
+"""How long a call waits for what the last ``run`` left behind, which mostly is a merge that took long."""
+
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
@@ -82,6 +85,7 @@ class Pipeline:
         self._work = threading.Lock()
         self._stopping = threading.Event()
         self._opened: OpenPipeline | None = None
+        self._left: list[threading.Thread] = []
         self.hanging: tuple[str, ...] = ()
         """What the last ``run`` left behind when it was stopped: it goes on in a daemon thread until it ends."""
 
@@ -144,7 +148,7 @@ class Pipeline:
             try:
                 loop.run(for_seconds)
             finally:
-                self.hanging = loop.hanging
+                self.hanging, self._left = loop.hanging, loop.left
         finally:
             self._stopping.clear()
             self._close()
@@ -272,6 +276,12 @@ class Pipeline:
         return captured, result
 
     def _open(self) -> OpenPipeline:
+        """What an earlier ``run`` of this object left behind ends first: the two would meet in the lake tables."""
+        for thread in self._left:
+            thread.join(_LEFT_SECONDS)
+            if thread.is_alive():
+                text = f"{thread.name} of the last run still hangs, and cannot be ended"
+                raise StateError(text, remedy="End this process and start another one.")
         if self._opened is None:
             self._opened = OpenPipeline(self._capture, self._tables, self.root, self._options, self._listener)
         return self._opened

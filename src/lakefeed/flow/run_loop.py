@@ -163,6 +163,7 @@ class RunLoop:
         self._deadline = float("inf")
         self.hanging: tuple[str, ...] = ()
         """What had not ended when it was over, and was left behind."""
+        self.left: list[threading.Thread] = []
 
     def run(self, for_seconds: float | None) -> None:
         self._deadline = float("inf") if for_seconds is None else time.monotonic() + for_seconds
@@ -241,6 +242,7 @@ class RunLoop:
             if self.hanging:
                 opened.capture.close()  # so a call into a source that does not answer ends
                 self.hanging = self._left(opened, threads, _CLOSED_SECONDS)
+            self.left = [thread for thread in threads if thread.is_alive()]
             if self.hanging:
                 log.warning("not ended in time, and left behind: %s", ", ".join(self.hanging))
         if failed:

@@ -412,8 +412,18 @@ def altered(connection: Connection | None, before: str, source: SourceTable) -> 
         if reason is not None:
             found[f"{source.oid}.{column.number}"] = reason
     is_other = any(columns.get(str(one.number), (0, one.parts))[1] != one.parts for one in source.columns)
-    came = any(str(oid) not in files for oid in source.files)
-    return bool(changed or found or is_other or came), found
+    has_others = files.keys() != {str(oid) for oid in source.files}
+    return bool(changed or found or is_other or has_others), found
+
+
+def as_remembered(source: SourceTable, before: str) -> SourceTable:
+    """A table with the partitions that its fingerprint ``before`` has, for ``unseen``."""
+    seen, _, files, _ = json.loads(before)
+    names = {leaf.oid: leaf.name for leaf in source.leaves}
+    leaves = [
+        Leaf(int(oid), names.get(int(oid), f"with the oid {oid}"), "", "", file, False) for oid, file in files.items()
+    ]
+    return replace(source, leaves=tuple(leaves), snapshot=Snapshot(seen, 0, seen))
 
 
 def unseen(connection: Connection, before: SourceTable, now: SourceTable) -> str | None:

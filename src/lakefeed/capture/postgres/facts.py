@@ -28,6 +28,7 @@ from lakefeed.capture.postgres.catalog import (
     SourceColumn,
     SourceTable,
     altered,
+    as_remembered,
     column_of,
     fingerprint,
     one_reading,
@@ -55,7 +56,7 @@ the log that the stream reads."""
 @dataclass(frozen=True, slots=True)
 class _Captured:
     """A captured table at the last reading: what puts it into the publication, None if its changes were not published
-    then, and how it was, None if it was not there."""
+    then, and how it was, None if it was not there, or not read by this process yet: then its fingerprint counts."""
 
     member: int | None
     source: SourceTable | None
@@ -163,7 +164,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
                 coverage = read_coverage(connection, self._publication)
             for table in tables:
                 if table not in self._captured:
-                    self._begin(table, there.get(table), coverage)
+                    self._begin(table, None, coverage)
                 if table in there and (gap := coverage.gap(table)) is not None:
                     self._captured[table] = replace(self._captured[table], member=None)
                     if there[table].refusal is None:  # else it is blocked, and was taken out for that reason
@@ -217,8 +218,11 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             if gap is None and before.member not in (None, now.member):
                 gap = "it was taken out of the publication and put back"
             reason = gap if before.member is not None else None
-            if reason is None and before.source is not None and before.source.oid == source.oid:
-                reason = unseen(connection, before.source, source)
+            was, known = before.source, self.known(table)
+            if was is None and known is not None and known.life == source.oid and known.schema.fingerprint:
+                was = as_remembered(source, known.schema.fingerprint)
+            if reason is None and was is not None and was.oid == source.oid:
+                reason = unseen(connection, was, source)
             if gap is None and source.refusal is not None and self._provision:
                 now = replace(now, member=None) if withdraw(connection, coverage, table) else now
             self._captured[table] = now
