@@ -56,7 +56,7 @@ def test_changes_are_numbered_in_the_order_of_the_log_and_know_their_transaction
     assert [row[SEQ] for row in found(change_set)] == [0, 3, 5, 10]
     assert [row[TXN] for row in found(change_set)] == ["10", "10", "20", "30"]
     assert found(change_set)[3][POSITION] == PostgresLsn(30).encode()
-    assert made.time_of(PostgresLsn(30)) == 30.0
+    assert [made.time_of(PostgresLsn(at)) for at in (29, 30, 31)] == [None, 30.0, 30.0]
 
 
 def test_a_change_set_is_cut_only_behind_a_commit() -> None:
