@@ -34,6 +34,7 @@ from lakefeed.capture.log import Announced, Decoded, Rows, Transaction
 from lakefeed.capture.postgres.catalog import CatalogFacts
 from lakefeed.capture.postgres.values import (
     EPOCH_US,
+    NOTHING,
     TOO_LARGE,
     Ints,
     Mask,
@@ -181,7 +182,7 @@ class WalPiece:
     ``idle_at``: the server has nothing more up to here.
     """
 
-    run: Messages | None = None
+    run: Messages = NOTHING
     facts: CatalogFacts = field(default_factory=CatalogFacts)
     idle_at: PostgresLsn | None = None
 
@@ -331,16 +332,14 @@ class PgoutputDecoder:
 
     def decode(self, piece: WalPiece) -> Decoded[PostgresLsn]:
         """DecodeError if the messages are not what PostgreSQL sends."""
-        run, runs = piece.run, list[Messages]()
+        runs = list[Messages]()
         if piece.facts.tables:
             tables, types = {**self._facts.tables, **piece.facts.tables}, {**self._facts.types, **piece.facts.types}
             self._facts = CatalogFacts(tables, types)
-        if run is not None:
-            whole = committed(run)
-            if whole:
-                runs, self._begun = [*self._begun, run[:whole]], []
-            if whole < len(run):
-                self._begun.append(run[whole:])
+        if whole := committed(piece.run):
+            runs, self._begun = [*self._begun, piece.run[:whole]], []
+        if whole < len(piece.run):
+            self._begun.append(piece.run[whole:])
         if not runs and sum(one.ends[-1] - one.begins[0] for one in self._begun) > PIECE_BYTES:
             runs, self._begun = self._begun, []
         decoded = self._decoded(joined(runs)) if runs else Decoded[PostgresLsn]()
