@@ -20,8 +20,8 @@ class MisfitError(Exception):
     """A value that its column's type cannot hold exactly. Internal to captures.
 
     ``column`` is empty where a column is decoded by itself; ``of`` adds the name. ``remedy`` may contain ``{column}``,
-    which stands for ``schema.table.column``, ``{table}`` and ``{name}`` (of the column); None means that the column may
-    become text without asking anybody.
+    which stands for ``schema.table.column``, and ``{table}``; ``{sql_table}`` and ``{sql_column}`` are quoted for a
+    statement. None means that the column may become text without asking anybody.
     """
 
     def __init__(self, reason: str = "", *, column: str = "", remedy: str | None = None) -> None:
@@ -42,10 +42,16 @@ class MisfitError(Exception):
                 table=str(table),
                 remedy="Correct the values in the source, then sync again.",
             )
+        schema, name, column = (one.replace('"', '""') for one in (table.schema, table.name, self.column))
         return TableStoppedError(
             f"{table}: a value does not fit its column exactly: {self.column}: {self.reason}",
             table=str(table),
-            remedy=self.remedy.format(column=f"{table}.{self.column}", table=table, name=self.column),
+            remedy=self.remedy.format(
+                column=f"{table}.{self.column}",
+                table=table,
+                sql_table=f'"{schema}"."{name}"',
+                sql_column=f'"{column}"',
+            ),
         )
 
     def blocked(self, table: TableId) -> TableBlocked:

@@ -126,10 +126,10 @@ class Slices:
 KEEP_AS_TEXT = "Add '{column}' to source.text_columns, which keeps that column as PostgreSQL prints it."
 """The remedy for a value that does not fit its column."""
 NOT_UTF8 = (
-    "Correct the value in the source, or take '{table}' out of source.tables. Where it is Latin-1: "  # a remedy
-    'UPDATE "{table.schema}"."{table.name}" SET "{name}" = convert_from(convert(convert_to("{name}", \'SQL_ASCII\'), '
-    "'LATIN1', 'UTF8'), 'SQL_ASCII') WHERE encode(convert_to(\"{name}\", 'SQL_ASCII'), 'hex') !~ "
-    "'^([0-7].|[cd].[89ab].|e.[89ab].[89ab].|f.[89ab].[89ab].[89ab].)*$';"
+    "Correct the value in the source, or take '{table}' out of source.tables. Where it is Latin-1: UPDATE {sql_table} "
+    "SET {sql_column} = convert_from(convert(convert_to({sql_column}, 'SQL_ASCII'), 'LATIN1', 'UTF8'), 'SQL_ASCII') "
+    "WHERE encode(convert_to({sql_column}, 'SQL_ASCII'), 'hex') "
+    "!~ '^([0-7].|[cd].[89ab].|e.[89ab].[89ab].|f.[89ab].[89ab].[89ab].)*$';"
 )
 """The same, for a text of a database without an encoding. The bytes of UTF-8 are matched in hexadecimal form."""
 TOO_LARGE = "Make the row smaller (printed, less than 1 GB) or delete it, or take the table out of source.tables."
