@@ -32,18 +32,7 @@ import pyarrow.compute as pc
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.log import Announced, Decoded, Rows, Transaction
 from lakefeed.capture.postgres.catalog import CatalogFacts
-from lakefeed.capture.postgres.values import (
-    EPOCH_US,
-    NOTHING,
-    TOO_LARGE,
-    Ints,
-    Mask,
-    Messages,
-    Slices,
-    joined,
-    numbers,
-    to_arrow,
-)
+from lakefeed.capture.postgres.values import EPOCH_US, TOO_LARGE, Ints, Mask, Messages, Slices, join, numbers, to_arrow
 from lakefeed.change.batch import Operation
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableNotice
 from lakefeed.change.lsn import PostgresLsn
@@ -54,7 +43,6 @@ _BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE, _RELATION, _TRUNCATE = (ord(letter) 
 _KNOWN = np.isin(np.arange(256), list(b"BCIUDRTYOM"))  # with types, origins and logical messages, which say nothing
 CHANGES = list(b"BIUDT")
 """Messages that every reading of the log has. Descriptions are sent once in a connection."""
-_SIZES = {_BEGIN: 21, _COMMIT: 26}
 _NULL, _UNCHANGED, _TEXT, _BINARY = (ord(letter) for letter in "nutb")
 _NEW, _KEY, _OLD = ord("N"), ord("K"), ord("O")
 _TUPLE = 6  # kind, relation id (4), N or K or O
@@ -182,7 +170,7 @@ class WalPiece:
     ``idle_at``: the server has nothing more up to here.
     """
 
-    run: Messages = NOTHING
+    run: Messages = field(default_factory=join)
     facts: CatalogFacts = field(default_factory=CatalogFacts)
     idle_at: PostgresLsn | None = None
 
@@ -342,7 +330,7 @@ class PgoutputDecoder:
             self._begun.append(piece.run[whole:])
         if not runs and sum(one.ends[-1] - one.begins[0] for one in self._begun) > PIECE_BYTES:
             runs, self._begun = self._begun, []
-        decoded = self._decoded(joined(runs)) if runs else Decoded[PostgresLsn]()
+        decoded = self._decoded(join(runs)) if runs else Decoded[PostgresLsn]()
         if not self._begun:
             self._facts = CatalogFacts()
             if self._open is None:
@@ -355,7 +343,7 @@ class PgoutputDecoder:
         kinds, data, lengths = run.kinds, run.data, run.ends - run.begins
         if np.any(lengths <= 0) or not np.all(_KNOWN[kinds]):
             raise DecodeError("a message is empty, or of an unknown kind")
-        for kind, size in _SIZES.items():
+        for kind, size in ((_BEGIN, 21), (_COMMIT, 26)):
             if np.any(lengths[kinds == kind] != size):
                 raise DecodeError(f"a message of kind {chr(kind)!r} has a wrong size")
         begin, commit, truncate = kinds == _BEGIN, kinds == _COMMIT, kinds == _TRUNCATE

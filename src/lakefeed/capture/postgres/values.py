@@ -13,7 +13,7 @@ Bytes that no PostgreSQL sends are a DecodeError.
 from __future__ import annotations
 
 import binascii
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -75,22 +75,19 @@ def as_messages(parts: list[bytes]) -> Messages:
     return Messages(np.frombuffer(b"".join([*parts, bytes(PAD)]), np.uint8), ends - lengths, ends)
 
 
-NOTHING = as_messages([])
-
-
-def joined(runs: list[Messages]) -> Messages:
+def join(runs: Sequence[Messages] = ()) -> Messages:
     """Several runs of messages as one: what is decoded together costs less than one by one."""
     runs = [run for run in runs if len(run)]
     if len(runs) < 2:
-        return runs[0] if runs else NOTHING
+        return runs[0] if runs else as_messages([])
     # Of each buffer, only the stretch that its run lies in.
     pieces = [run.data[run.begins[0] : run.ends[-1]] for run in runs]
-    sizes = np.array([len(piece) for piece in pieces], np.int64)
-    moved = [at - run.begins[0] for at, run in zip(np.cumsum(sizes) - sizes, runs, strict=True)]
+    ends = np.cumsum([len(piece) for piece in pieces])
+    moved = [(run, end - run.ends[-1]) for run, end in zip(runs, ends, strict=True)]
     return Messages(
         np.concatenate([*pieces, np.zeros(PAD, np.uint8)]),
-        np.concatenate([run.begins + by for run, by in zip(runs, moved, strict=True)]),
-        np.concatenate([run.ends + by for run, by in zip(runs, moved, strict=True)]),
+        np.concatenate([run.begins + by for run, by in moved]),
+        np.concatenate([run.ends + by for run, by in moved]),
     )
 
 
@@ -168,11 +165,11 @@ def to_arrow(texts: Array, kind: pa.DataType) -> Array:
 
 def _from_hex(texts: Array) -> Array:
     """``\\x0aff`` → two bytes. All values at once: their digits stand one after another in Arrow's buffer."""
-    if not pc.all(pc.starts_with(texts, b"\\x"), min_count=0).as_py():
+    if not pc.all(pc.starts_with(texts, "\\x"), min_count=0).as_py():
         raise misfit("a bytea that is not in hexadecimal form")
-    digits = pc.replace_substring(texts, b"\\x", b"", max_replacements=1)
+    digits = pc.replace_substring(texts, "\\x", "", max_replacements=1)
     valid, offsets, data = digits.buffers()
-    ends = np.frombuffer(offsets, np.int32)[: len(digits) + 1]
+    ends: Any = np.frombuffer(offsets, np.int32)[: len(digits) + 1]
     try:
         octets = binascii.unhexlify(data[: ends[-1]])
     except binascii.Error as error:
@@ -276,17 +273,16 @@ def decimals(values: Slices, kind: pa.Decimal128Type) -> Array:
     data, starts, lengths = values.data, values.starts[values.valid], values.lengths[values.valid]
     if np.any(lengths < _NUMERIC_HEAD):
         raise DecodeError("a numeric ends too early")
-    count, weight = numbers(data, starts, ">i2"), numbers(data, starts + 2, ">i2")
-    sign = numbers(data, starts + 4, ">u2")
+    count, weight, sign = (numbers(data, starts + at, form) for at, form in ((0, ">i2"), (2, ">i2"), (4, ">u2")))
     if np.any(sign & _SPECIAL == _SPECIAL):
         raise misfit("a numeric that is NaN or infinite")
     if np.any(sign & ~_NEGATIVE) or np.any(lengths != _NUMERIC_HEAD + 2 * count):
         raise DecodeError("a numeric that is none")
-    sums = np.zeros(len(starts), np.int64)
+    sums, some = np.zeros(len(starts), np.int64), count > 0
     lowest = -(-kind.scale // _GROUP)  # groups behind the point
-    highest = int(weight[count > 0].max(initial=-lowest))
-    too_fine = np.any((count > 0) & (weight - count + 1 < -lowest))
-    if (highest + 1) * _GROUP + kind.scale > WIDEST + _GROUP or too_fine:
+    highest = int(weight[some].max(initial=-lowest))
+    too_fine = np.any(some & (weight - count + 1 < -lowest))
+    if too_fine or (highest + 1) * _GROUP + kind.scale > WIDEST + _GROUP:
         raise misfit("a numeric with more digits than its column has")
     for place in range(highest, -lowest - 1, -1):
         index = weight - place

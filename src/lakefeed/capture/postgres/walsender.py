@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import psycopg
@@ -25,7 +25,7 @@ from lakefeed.capture.postgres.catalog import CatalogFacts, read_facts, wait_for
 from lakefeed.capture.postgres.database import STREAM, Database, Names, quoted
 from lakefeed.capture.postgres.pgoutput import CHANGES, PIECE_BYTES, WalPiece, committed, described, without
 from lakefeed.capture.postgres.slot import head, read_slot
-from lakefeed.capture.postgres.values import EPOCH_US, NOTHING, TOO_LARGE, Messages, joined
+from lakefeed.capture.postgres.values import EPOCH_US, TOO_LARGE, Messages, join
 from lakefeed.capture.postgres.wire import UNSENDABLE, open_wire, wait_ready
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.errors import LakefeedError, PositionLostError, SourceError, SourceUnavailableError
@@ -57,7 +57,7 @@ class Arrival:
     has nothing more up to there; it said so at ``sent_us`` (its clock, microseconds since 1970)."""
 
     messages: int = 0
-    run: Messages = NOTHING
+    run: Messages = field(default_factory=join)
     idle_at: PostgresLsn | None = None
     sent_us: int = 0
 
@@ -198,7 +198,7 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
                 self._error = error  # for the next read: what came before it is given first
                 break
             runs.append(arrival.run)
-        return replace(arrival, run=joined(runs))
+        return replace(arrival, run=join(runs))
 
     def _received(self) -> Arrival:
         """What has come by now, without a wait."""
