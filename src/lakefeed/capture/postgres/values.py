@@ -100,6 +100,14 @@ class Slices:
     lengths: Ints
     valid: Mask
 
+    def take(self, rows: Ints) -> Slices:
+        return Slices(self.data, self.starts[rows], self.lengths[rows], self.valid[rows])
+
+    def then(self, more: Slices) -> Slices:
+        """These, then ``more`` of the same data."""
+        starts, lengths = np.append(self.starts, more.starts), np.append(self.lengths, more.lengths)
+        return Slices(self.data, starts, lengths, np.append(self.valid, more.valid))
+
     def binary(self) -> Array:
         """An Arrow binary array, copied once by Arrow itself.
 
