@@ -115,6 +115,23 @@ def test_a_server_that_answers_nothing_is_left(hang: bool) -> None:
     assert time.monotonic() - began < 6
 
 
+def test_in_a_burst_a_short_wait_lasts_until_the_next_gulp_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backlog comes in gulps: that one is still on its way does not mean that the log has no more."""
+    monkeypatch.setattr("lakefeed.capture.reader._BURST_SECONDS", 60)
+    reader = ListReader([])
+    background = BackgroundReader("test", reader)
+    assert background.read(0.001) is None
+    reader.in_burst = True
+
+    def gulp() -> None:
+        reader.log.append("a")
+        reader.wake()
+
+    threading.Timer(0.1, gulp).start()
+    assert background.read(0.001) == "a"
+    background.close()
+
+
 def test_an_unexpected_exception_becomes_a_source_that_may_be_tried_again() -> None:
     reader = ListReader([])
     reader.fail = ValueError("what")

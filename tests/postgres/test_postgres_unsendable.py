@@ -9,11 +9,12 @@ import psycopg
 import pytest
 from tests.postgres.rows import changes, copied, drain, opened
 
-from lakefeed.capture.postgres import pgoutput
+from lakefeed.capture.postgres import pgoutput, walsender
 from lakefeed.capture.postgres.source import Postgres
+from lakefeed.capture.postgres.wire import SocketWire
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked
 from lakefeed.change.table import TableId
-from lakefeed.errors import TableStoppedError
+from lakefeed.errors import SourceError, TableStoppedError
 from lakefeed.testing.postgres_server import PostgresServer
 
 T, U = TableId("public", "t"), TableId("public", "u")
@@ -47,25 +48,27 @@ def seen(change_sets: list[Any]) -> tuple[list[int], list[Any]]:
 
 
 def test_a_text_that_is_not_utf8_blocks_its_table_and_the_remedy_corrects_it(ascii_dsn: str) -> None:
+    odd = TableId("public", 't"t')
     with psycopg.connect(ascii_dsn, autocommit=True) as writer, opened(Postgres(ascii_dsn)) as capture:
-        writer.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)")
-        position = capture.prepare([T, U])
-        writer.execute("INSERT INTO u VALUES (1, 'a')")
+        writer.execute('CREATE TABLE "t""t" (id int PRIMARY KEY, "v""v" text); CREATE TABLE u (id int PRIMARY KEY)')
+        position = capture.prepare([odd, U])
+        writer.execute("INSERT INTO u VALUES (1)")
         writer.execute(
-            b"INSERT INTO t VALUES (2, E'caf\\xe9'), (3, E'caf\\xc3\\xa9 \\xe2\\x98\\x83 \\xf0\\x9d\\x84\\x9e')"
+            b'INSERT INTO "t""t" VALUES'
+            b" (2, E'caf\\xe9'), (3, E'caf\\xc3\\xa9 \\xe2\\x98\\x83 \\xf0\\x9d\\x84\\x9e')"
         )
-        writer.execute("INSERT INTO u VALUES (4, 'b')")
+        writer.execute("INSERT INTO u VALUES (4)")
         keys, (notice,) = seen(drain(capture, position))
         assert keys == [1, 4]
         assert isinstance(notice, TableBlocked)
-        assert notice.table == T
+        assert notice.table == odd
         with pytest.raises(TableStoppedError, match="not UTF-8"):
-            copied(capture, T)
+            copied(capture, odd)
         assert [row["id"] for row in copied(capture, U)] == [1, 4]  # on the same connection
         writer.execute(notice.remedy[notice.remedy.index("UPDATE") :].encode())
         capture.close()  # the snapshot of before goes
         capture.open()
-        assert {row["id"]: row["v"] for row in copied(capture, T)} == {2: "café", 3: "café ☃ 𝄞"}
+        assert {row["id"]: row['v"v'] for row in copied(capture, odd)} == {2: "café", 3: "café ☃ 𝄞"}
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -105,6 +108,47 @@ def test_what_was_given_of_the_transaction_before_its_unprintable_row_is_not_giv
         assert len(keys) == len(set(keys))
         assert {notice.table for notice in notices} == {T, U}  # the last row of u came in binary form, too
         assert keys[-1] == -1
+
+
+def test_an_internal_error_of_the_catalog_is_told_and_loses_no_row(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XX000 is also what a lookup says of a table that was dropped a moment ago: no reason to read binary rows."""
+
+    def fail(*_: Any) -> Any:
+        raise psycopg.errors.InternalError_("cache lookup failed")
+
+    with psycopg.connect(dsn, autocommit=True) as writer, opened(Postgres(dsn)) as capture:
+        writer.execute("CREATE TABLE u (id int PRIMARY KEY, v text)")
+        position = capture.prepare([U])
+        writer.execute("INSERT INTO u VALUES (1, 'a')")
+        with monkeypatch.context() as patched:
+            patched.setattr(walsender, "read_facts", fail)
+            with pytest.raises(SourceError, match="cache lookup failed"):
+                drain(capture, position)
+        assert seen(drain(capture, position)) == ([1], [])
+
+
+def test_a_fault_that_is_no_row_is_told_after_one_reading_in_binary_form(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forms = list[bool]()
+
+    def fail(self: Any, command: str) -> None:
+        forms.append("binary 'true'" in command)
+        monkeypatch.setattr(self, "read", lambda *_: raised(psycopg.errors.InternalError_("out of order")))
+
+    def raised(error: Exception) -> Any:
+        raise error
+
+    with psycopg.connect(dsn, autocommit=True) as writer, opened(Postgres(dsn)) as capture:
+        writer.execute("CREATE TABLE u (id int PRIMARY KEY, v text)")
+        position = capture.prepare([U])
+        with monkeypatch.context() as patched:
+            patched.setattr(SocketWire, "start", fail)
+            with pytest.raises(SourceError, match="out of order"):
+                drain(capture, position)
+        assert forms == [False, True]
+        writer.execute("INSERT INTO u VALUES (1, 'a')")
+        assert seen(drain(capture, position)) == ([1], [])
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ from lakefeed.errors import TableStoppedError
 
 class MisfitError(Exception):
     """Internal to captures. ``column`` is empty where a column is decoded by itself; ``of`` adds the name. ``remedy``
-    may contain ``{column}``, which stands for ``schema.table.column``, ``{table}`` and ``{name}`` (of the column); None
-    means that the column may become text without asking anybody."""
+    may contain ``{column}``, which stands for ``schema.table.column``, and ``{table}``; ``{sql_table}`` and
+    ``{sql_column}`` are quoted for a statement. None: the column may become text without asking anybody."""
 
     def __init__(self, reason: str = "", *, column: str = "", remedy: str | None = None) -> None:
         super().__init__(reason)
@@ -34,7 +34,9 @@ class MisfitError(Exception):
         remedy = "Correct the values in the source, then sync again."
         if self.remedy is not None:
             problem = f"a value does not fit its column exactly: {self.column}: {self.reason}"
-            remedy = self.remedy.format(column=f"{table}.{self.column}", table=table, name=self.column)
+            schema, name, column = (one.replace('"', '""') for one in (table.schema, table.name, self.column))
+            quoted = {"sql_table": f'"{schema}"."{name}"', "sql_column": f'"{column}"'}
+            remedy = self.remedy.format(column=f"{table}.{self.column}", table=table, **quoted)
         return TableStoppedError(f"{table}: {problem}", table=str(table), remedy=remedy)
 
     def blocked(self, table: TableId) -> TableBlocked:

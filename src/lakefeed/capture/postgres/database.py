@@ -14,9 +14,9 @@ import re
 import socket
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from psycopg import generators
@@ -50,12 +50,12 @@ _DEFAULTS = {
     "connect_timeout": _CONNECT_SECONDS, "keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5,
     "keepalives_count": 4, "tcp_user_timeout": 30_000,
 }  # fmt: skip
-_TRANSACTION_TIMEOUT = 170_000
+_LIMITS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
+_TRANSACTION_TIMEOUT = 170_000  # from this version on
 _LONGEST_NAME = 63
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
+class Timeouts(NamedTuple):
     """Of one session, in seconds; 0 is no limit, on purpose. The server's or role's own settings do not count.
 
     ``answer`` is how long the client waits for any answer to a statement, also from a server that is frozen.
@@ -119,6 +119,20 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             other.shutdown(socket.SHUT_RDWR)
 
 
+def _mistakes(dsn: str) -> Iterator[str]:
+    """What libpq dislikes, without any value: one may be the password."""
+    if "://" in dsn:
+        yield "it is no valid URI"
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    for number, part in enumerate(re.findall(r"(?:'(?:\\.|[^'\\])*(?:'|$)|[^\s'])+", dsn), start=1):
+        name, separator, _ = part.partition("=")
+        if not separator:
+            yield f"part {number} has no '='"
+        elif name not in known:
+            yield f"there is no option '{name}'" if name.isidentifier() else f"part {number} has no name before '='"
+    yield "a quote is not closed, or a value is missing"
+
+
 @dataclass(frozen=True, slots=True)
 class Database:
     """Where the database is. Picklable: chunks carry it to other processes."""
@@ -126,26 +140,12 @@ class Database:
     dsn: str = field(repr=False)
 
     def __post_init__(self) -> None:
-        """ConfigError for a connection string that libpq cannot read. Without libpq's message, which may quote the
-        password: only which part of it is wrong."""
+        """ConfigError for a connection string that libpq cannot read. Without libpq's message, which may quote it."""
         try:
             conninfo_to_dict(self.dsn)
         except psycopg.ProgrammingError:
-            known = {option.keyword.decode() for option in Conninfo.get_defaults()}
-            parts = re.findall(r"(?:'(?:\\.|[^'\\])*(?:'|$)|[^\s'])+", self.dsn) if "://" not in self.dsn else []
-            mistakes = ["it is no valid URI"] if "://" in self.dsn else []
-            for number, (name, separator, _) in enumerate((part.partition("=") for part in parts), start=1):
-                if not separator:
-                    mistakes.append(f"part {number} has no '='")
-                elif name not in known:
-                    mistakes.append(
-                        f"there is no option '{name}'"
-                        if name.isidentifier()
-                        else f"part {number} has no name before '='"
-                    )
-            mistake = [*mistakes, "a quote is not closed, or a value is missing"][0]
             raise ConfigError(
-                f"source.dsn is not a PostgreSQL connection string: {mistake}",
+                f"source.dsn is not a PostgreSQL connection string: {next(_mistakes(self.dsn))}",
                 remedy="Write it as host=localhost port=5432 dbname=shop user=lakefeed, "
                 "or as postgresql://lakefeed@localhost:5432/shop.",
             ) from None
@@ -164,19 +164,15 @@ class Database:
         wanted = {**_DEFAULTS, **self.parameters, "application_name": name[:63]}
         if replication:
             wanted["replication"] = "database"
-        limits = {
-            "lock_timeout": timeouts.lock,
-            "statement_timeout": timeouts.statement,
-            "idle_in_transaction_session_timeout": timeouts.idle_in_transaction,
-        }
         with self.errors():
             connection = Connection.connect(make_conninfo(**wanted), autocommit=True)
             try:
                 connection.database, connection.answer_seconds = self, timeouts.answer
-                if connection.info.server_version >= _TRANSACTION_TIMEOUT:
-                    limits["transaction_timeout"] = timeouts.transaction
-                settings = "".join(f"; SET {setting} = '{seconds * 1000:.0f}ms'" for setting, seconds in limits.items())
-                run(connection, SESSION + settings)
+                names = _LIMITS if connection.info.server_version >= _TRANSACTION_TIMEOUT else _LIMITS[:-1]
+                limits = (
+                    f"; SET {name} = '{limit * 1000:.0f}ms'" for name, limit in zip(names, timeouts, strict=False)
+                )
+                run(connection, SESSION + "".join(limits))
             except BaseException:
                 connection.close()
                 raise
@@ -185,12 +181,8 @@ class Database:
     @contextmanager
     def connection(self, name: str, timeouts: Timeouts = CATALOG, *, replication: bool = False) -> Iterator[Connection]:
         """A connection for one block, with errors mapped."""
-        connection = self.connect(name, timeouts, replication=replication)
-        try:
-            with self.errors():
-                yield connection
-        finally:
-            connection.close()
+        with closing(self.connect(name, timeouts, replication=replication)) as connection, self.errors():
+            yield connection
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -201,17 +193,15 @@ class Database:
             raise self.mapped(error) from error
 
     def mapped(self, error: psycopg.Error) -> LakefeedError:
-        text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        message = f"{self}: {text}"
+        """Of what libpq says itself there is no SQLSTATE: its text is all there is."""
+        text = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        message, is_libpqs = f"{self}: {text}", error.sqlstate is None
         if isinstance(error, _SETUP):
             return SourceSetupError(message)
-        if isinstance(error, psycopg.OperationalError):
-            # A refused connection has no SQLSTATE: libpq's text is all there is.
-            if error.sqlstate is None and any(word in text for word in _REFUSED):
-                return SourceSetupError(message, remedy="Correct the connection string, or give the role the right.")
+        if isinstance(error, psycopg.OperationalError) and is_libpqs and any(word in text for word in _REFUSED):
+            return SourceSetupError(message, remedy="Correct the connection string, or give the role the right.")
+        if isinstance(error, psycopg.OperationalError) or (type(error) is psycopg.DatabaseError and is_libpqs):
             return SourceUnavailableError(message)
-        if type(error) is psycopg.DatabaseError and error.sqlstate is None:
-            return SourceUnavailableError(message)  # libpq's own word and not the server's: the connection is lost
         return SourceError(message)
 
 

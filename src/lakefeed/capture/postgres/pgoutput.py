@@ -32,17 +32,7 @@ import pyarrow.compute as pc
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.log import Announced, Decoded, Rows, Transaction
 from lakefeed.capture.postgres.catalog import CatalogFacts
-from lakefeed.capture.postgres.values import (
-    EPOCH_US,
-    TOO_LARGE,
-    Ints,
-    Mask,
-    Messages,
-    Slices,
-    joined,
-    numbers,
-    to_arrow,
-)
+from lakefeed.capture.postgres.values import EPOCH_US, TOO_LARGE, Ints, Mask, Messages, Slices, join, numbers, to_arrow
 from lakefeed.change.batch import Operation
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableNotice
 from lakefeed.change.lsn import PostgresLsn
@@ -53,7 +43,6 @@ _BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE, _RELATION, _TRUNCATE = (ord(letter) 
 _KNOWN = np.isin(np.arange(256), list(b"BCIUDRTYOM"))  # with types, origins and logical messages, which say nothing
 CHANGES = list(b"BIUDT")
 """Messages that every reading of the log has. Descriptions are sent once in a connection."""
-_SIZES = {_BEGIN: 21, _COMMIT: 26}
 _NULL, _UNCHANGED, _TEXT, _BINARY = (ord(letter) for letter in "nutb")
 _NEW, _KEY, _OLD = ord("N"), ord("K"), ord("O")
 _TUPLE = 6  # kind, relation id (4), N or K or O
@@ -181,22 +170,9 @@ class WalPiece:
     ``idle_at``: the server has nothing more up to here.
     """
 
-    run: Messages | None = None
+    run: Messages = field(default_factory=join)
     facts: CatalogFacts = field(default_factory=CatalogFacts)
     idle_at: PostgresLsn | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Tuples:
-    """Output rows, in their order: where the tuple of each begins and ends, of which message it is, and what it does.
-    ``old`` is the tuple to complete it from, -1 for none."""
-
-    at: Ints
-    limit: Ints
-    messages: Ints
-    order: Ints
-    operations: Ints
-    old: Ints
 
 
 def walk(run: Messages, at: Ints, limit: Ints, columns: int) -> tuple[list[Slices], list[Mask], Ints]:
@@ -225,74 +201,60 @@ def walk(run: Messages, at: Ints, limit: Ints, columns: int) -> tuple[list[Slice
     return values, missing, place
 
 
-def _locate(run: Messages, chosen: Ints, order: Ints, layout: Layout, *, before_images: bool) -> _Tuples:
-    """The rows that the messages ``chosen``, all of one relation, make. From ``order`` on each has ``_PLACES``."""
+def _rows(run: Messages, chosen: Ints, order: Ints, codes: Any, layout: Layout, *, before_images: bool) -> Rows:
+    """The rows that the messages ``chosen``, all of one relation, make. Each has ``_PLACES`` in the order. MisfitError
+    for a value that its column cannot hold; it names the column."""
+    # 1. The first tuple of each message, and the second one of updates that carry the old row.
     begins, ends, kinds = run.begins[chosen], run.ends[chosen], run.kinds[chosen]
     if np.any(begins + _TUPLE > ends):
         raise DecodeError("a row message ends too early")
-    at, marks = begins + _TUPLE, run.data[begins + _TUPLE - 1]
+    marks, count, width = run.data[begins + _TUPLE - 1], len(chosen), len(layout.schema.columns)
     inserts, updates, deletes = kinds == _INSERT, kinds == _UPDATE, kinds == _DELETE
     has_new, has_old = marks == _NEW, (marks == _KEY) | (marks == _OLD)
     if not np.all(inserts & has_new | updates & (has_new | has_old) | deletes & has_old):
         raise DecodeError("a row message holds neither a new row nor an old one where it should")
     if not layout.schema.key and np.any(~inserts & (marks != _OLD)):
         raise DecodeError(f"a change of {layout.schema.table}, which has no key, came without the old row")
-    with_old = updates & has_old
-    new_at, moved = at.copy(), np.zeros(len(at), dtype=bool)
-    if with_old.any():
-        new_at[with_old], moved[with_old] = _second(run, at[with_old], ends[with_old], layout)
-    images = ~inserts & (marks == _OLD) & (before_images and layout.whole_old_rows)
-    rows, place = np.nonzero(np.stack((images, deletes | moved, ~deletes), axis=1))
-    is_new = place == _PLACES - 1
-    new_operations = np.where(inserts | moved, Operation.INSERT, Operation.UPDATE)[rows]
-    return _Tuples(
-        at=np.where(is_new, new_at[rows], at[rows]),
-        limit=np.where(is_new | ~with_old[rows], ends[rows], new_at[rows] - 1),  # an N stands between old and new row
-        messages=chosen[rows],
-        order=order[rows] + place,
-        operations=np.where(is_new, new_operations, np.where(place == 0, Operation.BEFORE, Operation.DELETE)),
-        old=np.where(is_new & with_old[rows], at[rows], -1),
-    )
-
-
-def _second(run: Messages, at: Ints, ends: Ints, layout: Layout) -> tuple[Ints, Mask]:
-    """For updates with an old image: where the new row begins, and whether the key changed."""
-    width = len(layout.schema.columns)
-    before, _, old_ends = walk(run, at, ends, width)
-    if np.any(old_ends >= ends) or np.any(run.data[old_ends] != _NEW):
-        raise DecodeError("an update has an old row and no new one")
-    after, unsent, _ = walk(run, old_ends + 1, ends, width)
-    moved = np.full(len(at), not layout.key)
-    for place in layout.key:
-        is_same: Any = pc.equal(before[place].binary(), after[place].binary())
-        moved |= ~(is_same.fill_null(False).to_numpy(zero_copy_only=False) | unsent[place])
-    return old_ends + 1, moved
-
-
-def _complete(run: Messages, tuples: _Tuples, values: list[Slices], unsent: list[Mask], layout: Layout) -> None:
-    """Fill what was not sent out of the old row: all of a full one, the key of any."""
-    rows = np.flatnonzero(tuples.old >= 0)
-    full = (run.data[tuples.old[rows] - 1] == _OLD) & layout.whole_old_rows
-    old, old_unsent, _ = walk(run, tuples.old[rows], tuples.limit[rows], len(values))
-    for place, (own, source) in enumerate(zip(values, old, strict=True)):
-        usable = unsent[place][rows] & ~old_unsent[place] & (full | (place in layout.key))
-        filled = rows[usable]
-        own.starts[filled], own.lengths[filled] = source.starts[usable], source.lengths[usable]
-        own.valid[filled], unsent[place][filled] = source.valid[usable], False
-
-
-def _decode(run: Messages, tuples: _Tuples, layout: Layout) -> tuple[list[Any], Any]:
-    """The columns of the rows; and for each row, which columns the source did not send. MisfitError for a value that
-    its column cannot hold; it names the column."""
-    schema, key = layout.schema, layout.key
-    values, unsent, ends = walk(run, tuples.at, tuples.limit, len(schema.columns))
-    if np.any(ends != tuples.limit):
+    values, unsent, stops = walk(run, begins + _TUPLE, ends, width)
+    new, moved = np.arange(count), np.zeros(count, dtype=bool)
+    twice = np.flatnonzero(updates & has_old)
+    if len(twice):
+        if np.any(stops[twice] >= ends[twice]) or np.any(run.data[stops[twice]] != _NEW):
+            raise DecodeError("an update has an old row and no new one")
+        after, after_unsent, stops[twice] = walk(run, stops[twice] + 1, ends[twice], width)
+        full, changed = (marks[twice] == _OLD) & layout.whole_old_rows, np.full(len(twice), not layout.key)
+        for place, own in enumerate(after):
+            # What was not sent is taken from the old row: all of a full one, the key of any.
+            before = values[place].take(twice)
+            filled = after_unsent[place] & ~unsent[place][twice] & (full | (place in layout.key))
+            own.starts[filled], own.lengths[filled] = before.starts[filled], before.lengths[filled]
+            own.valid[filled], after_unsent[place][filled] = before.valid[filled], False
+            if place in layout.key:
+                is_same: Any = pc.equal(before.binary(), own.binary())
+                changed |= ~is_same.fill_null(False).to_numpy(zero_copy_only=False)
+            values[place], unsent[place] = values[place].then(own), np.append(unsent[place], after_unsent[place])
+        new[twice], moved[twice] = count + np.arange(len(twice)), changed
+    if np.any(stops != ends):
         raise DecodeError("a row message has bytes left over")
-    if any(np.any(one & (tuples.old >= 0)) for one in unsent):
-        _complete(run, tuples, values, unsent, layout)
-    deletes = tuples.operations == Operation.DELETE
+
+    # 2. The rows: of which message, which of its tuples, and what they do.
+    images = ~inserts & (marks == _OLD) & (before_images and layout.whole_old_rows)
+    rows, places = np.nonzero(np.stack((images, deletes | moved, ~deletes), axis=1))
+    is_new = places == _PLACES - 1
+    new_operations = np.where(inserts | moved, Operation.INSERT, Operation.UPDATE)[rows]
+    operations = np.where(is_new, new_operations, np.where(places == 0, Operation.BEFORE, Operation.DELETE))
+    if len(twice) or len(rows) > count:
+        taken = np.where(is_new, new[rows], rows)
+        values, unsent = [one.take(taken) for one in values], [one[taken] for one in unsent]
+    columns, absent = _columns(values, unsent, operations == Operation.DELETE, layout)
+    messages = chosen[rows]
+    return Rows(layout.schema, columns, operations.astype(np.int8), order[messages] + places, codes[messages], absent)
+
+
+def _columns(values: list[Slices], unsent: list[Mask], deletes: Mask, layout: Layout) -> tuple[list[Any], Any]:
+    """The columns of the rows; and for each row, which columns the source did not send."""
+    schema, key, columns = layout.schema, layout.key, []
     has_deletes = bool(key) and bool(deletes.any())
-    columns = []
     for place, (column, own) in enumerate(zip(schema.columns, values, strict=True)):
         if place in key and not own.valid.all():
             raise DecodeError(f"a row of {schema.table} has no value for the key column {column.name}")
@@ -306,7 +268,7 @@ def _decode(run: Messages, tuples: _Tuples, layout: Layout) -> tuple[list[Any], 
         return columns, pa.nulls(len(deletes), _ABSENT)
     if not key:
         raise DecodeError(f"{schema.table} has no key, and a row of it came without all of its values")
-    gaps = np.stack(unsent, axis=1) & ~deletes[:, None]
+    gaps: Any = np.stack(unsent, axis=1) & ~deletes[:, None]
     rows, places = np.nonzero(gaps)
     offsets: Any = pa.array(np.searchsorted(rows, np.arange(len(gaps) + 1)).astype(np.int32))
     lists = pa.ListArray.from_arrays(offsets, pa.array([schema.names[place] for place in places], pa.string()))
@@ -331,19 +293,17 @@ class PgoutputDecoder:
 
     def decode(self, piece: WalPiece) -> Decoded[PostgresLsn]:
         """DecodeError if the messages are not what PostgreSQL sends."""
-        run, runs = piece.run, list[Messages]()
+        runs = list[Messages]()
         if piece.facts.tables:
             tables, types = {**self._facts.tables, **piece.facts.tables}, {**self._facts.types, **piece.facts.types}
             self._facts = CatalogFacts(tables, types)
-        if run is not None:
-            whole = committed(run)
-            if whole:
-                runs, self._begun = [*self._begun, run[:whole]], []
-            if whole < len(run):
-                self._begun.append(run[whole:])
+        if whole := committed(piece.run):
+            runs, self._begun = [*self._begun, piece.run[:whole]], []
+        if whole < len(piece.run):
+            self._begun.append(piece.run[whole:])
         if not runs and sum(one.ends[-1] - one.begins[0] for one in self._begun) > PIECE_BYTES:
             runs, self._begun = self._begun, []
-        decoded = self._decoded(joined(runs)) if runs else Decoded[PostgresLsn]()
+        decoded = self._decoded(join(runs)) if runs else Decoded[PostgresLsn]()
         if not self._begun:
             self._facts = CatalogFacts()
             if self._open is None:
@@ -356,7 +316,7 @@ class PgoutputDecoder:
         kinds, data, lengths = run.kinds, run.data, run.ends - run.begins
         if np.any(lengths <= 0) or not np.all(_KNOWN[kinds]):
             raise DecodeError("a message is empty, or of an unknown kind")
-        for kind, size in _SIZES.items():
+        for kind, size in ((_BEGIN, 21), (_COMMIT, 26)):
             if np.any(lengths[kinds == kind] != size):
                 raise DecodeError(f"a message of kind {chr(kind)!r} has a wrong size")
         begin, commit, truncate = kinds == _BEGIN, kinds == _COMMIT, kinds == _TRUNCATE
@@ -387,7 +347,7 @@ class PgoutputDecoder:
         for index in (*np.flatnonzero((kinds == _RELATION) | truncate).tolist(), len(run)):
             for first in range(start, index, _PIECE_MESSAGES):
                 last = min(first + _PIECE_MESSAGES, index)
-                self._rows(run, first + np.flatnonzero(is_row[first:last]), order, codes, made)
+                self._tables(run, first + np.flatnonzero(is_row[first:last]), order, codes, made)
             for place, relation in enumerate(truncates.get(index, ())):
                 if (layout := self._layouts[relation]) is not None:
                     empty = [pa.array([None], column.type) for column in layout.schema.columns]
@@ -402,7 +362,7 @@ class PgoutputDecoder:
             start = index + 1
         return made
 
-    def _rows(self, run: Messages, chosen: Ints, order: Ints, codes: Any, made: Decoded[PostgresLsn]) -> None:
+    def _tables(self, run: Messages, chosen: Ints, order: Ints, codes: Any, made: Decoded[PostgresLsn]) -> None:
         """The row messages ``chosen``, table by table."""
         if np.any(run.begins[chosen] + 5 > run.ends[chosen]):
             raise DecodeError("a row message ends too early")
@@ -413,16 +373,11 @@ class PgoutputDecoder:
                 continue
             own, schema = chosen[relations == relation], layout.schema
             try:
-                tuples = _locate(run, own, order[own], layout, before_images=self._before_images)
-                columns, absent = _decode(run, tuples, layout)
+                made.items.append(_rows(run, own, order, codes, layout, before_images=self._before_images))
             except MisfitError as error:
                 made.items.append(Announced(notices=(error.blocked(schema.table),)))
-                continue
             except _BinaryError:
                 notice: TableNotice = RecopyNeeded(schema.table, "PostgreSQL could not print a row of a transaction")
                 if np.any(run.ends[own] - run.begins[own] >= LARGE_BYTES):
                     notice = TableBlocked(schema.table, "a row is too large for PostgreSQL to print it", TOO_LARGE)
                 made.items.append(Announced(notices=(notice,)))
-                continue
-            operations = tuples.operations.astype(np.int8)
-            made.items.append(Rows(schema, columns, operations, tuples.order, codes[tuples.messages], absent))

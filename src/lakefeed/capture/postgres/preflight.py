@@ -21,9 +21,10 @@ _ERROR, _WARNING = Level.ERROR, Level.WARNING
 
 _SERVER = """
 SELECT current_user::text, (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
-       pg_is_in_recovery(), (SELECT count(*) FROM pg_replication_slots), (SELECT count(*) FROM pg_stat_replication),
-       current_setting('wal_level'), current_setting('max_slot_wal_keep_size'), current_setting('server_encoding'),
-       current_setting('max_replication_slots')::int4, current_setting('max_wal_senders')::int4"""
+       pg_is_in_recovery(), current_setting('wal_level'), current_setting('max_slot_wal_keep_size'),
+       current_setting('server_encoding'), (SELECT count(*) FROM pg_replication_slots),
+       current_setting('max_replication_slots')::int4, (SELECT count(*) FROM pg_stat_replication),
+       current_setting('max_wal_senders')::int4"""
 
 _PRIVILEGES = """
 SELECT c.oid::int8, has_table_privilege(c.oid, 'SELECT'),
@@ -64,13 +65,12 @@ def check_source(
         schemas = {table.schema for table in chosen or there}
         for name, source in there.items():
             if (refusal := source.refusal) is not None and name.schema in schemas:
-                problem = f"{name} is left out: {refusal.reason}"
-                found.append(Finding(level=_WARNING, problem=problem, remedy=refusal.remedy, table=name))
-                if coverage.member(name) is not None:
-                    problem = f"{name} is published all the same, so that UPDATE and DELETE of it may fail"
-                    found.append(
-                        Finding(level=_ERROR, problem=problem, remedy=f"{coverage.removal(name)};", table=name)
-                    )
+                found += _findings([
+                    (True, _WARNING, f"left out: {refusal.reason}", refusal.remedy),
+                    (coverage.member(name) is not None, _ERROR,
+                     "it is published all the same, so that UPDATE and DELETE of it may fail",
+                     f"{coverage.removal(name)};"),
+                ], name)  # fmt: skip
     return tuple(found)
 
 
@@ -84,9 +84,7 @@ def _findings(found: Sequence[_Found], table: TableId | None = None) -> list[Fin
 
 
 def _of_server(database: Database, connection: Connection, names: Names, slot: Slot | None) -> list[_Found]:
-    (
-        user, replicates, in_recovery, slots_used, senders_used, wal_level, keep_size, encoding, slots, senders
-    ) = connection.one(_SERVER)  # fmt: skip
+    (user, replicates, in_recovery, wal_level, keep_size, encoding, *in_use) = connection.one(_SERVER)
     version, needed = connection.info.server_version, 1 if slot is not None else 2  # a temporary one for a copy, too
     host, mode = connection.info.host or "/", database.parameters.get("sslmode", "prefer")
     # T27: ``prefer``, the default, falls back to plain text without a word.
@@ -113,8 +111,7 @@ def _of_server(database: Database, connection: Connection, names: Names, slot: S
         *(
             (used + needed > most, _ERROR, f"{name} is {most}, of which {used} are in use",
              f"ALTER SYSTEM SET {name} = {most + 4}; and restart the server.")
-            for used, most, name in ((slots_used, slots, "max_replication_slots"),
-                                     (senders_used, senders, "max_wal_senders"))
+            for used, most, name in ((*in_use[:2], "max_replication_slots"), (*in_use[2:], "max_wal_senders"))
         ),
         (len(pids) > 1, _ERROR, "a connection pooler is in between; replication needs the server itself",
          "Correct source.dsn."),

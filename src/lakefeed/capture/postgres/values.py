@@ -12,7 +12,8 @@ Bytes that no PostgreSQL sends are a DecodeError.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import binascii
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -74,18 +75,19 @@ def as_messages(parts: list[bytes]) -> Messages:
     return Messages(np.frombuffer(b"".join([*parts, bytes(PAD)]), np.uint8), ends - lengths, ends)
 
 
-def joined(runs: list[Messages]) -> Messages:
+def join(runs: Sequence[Messages] = ()) -> Messages:
     """Several runs of messages as one: what is decoded together costs less than one by one."""
-    if len(runs) == 1:
-        return runs[0]
+    runs = [run for run in runs if len(run)]
+    if len(runs) < 2:
+        return runs[0] if runs else as_messages([])
     # Of each buffer, only the stretch that its run lies in.
     pieces = [run.data[run.begins[0] : run.ends[-1]] for run in runs]
-    sizes = np.array([len(piece) for piece in pieces], np.int64)
-    moved = [at - run.begins[0] for at, run in zip(np.cumsum(sizes) - sizes, runs, strict=True)]
+    ends = np.cumsum([len(piece) for piece in pieces])
+    moved = [(run, end - run.ends[-1]) for run, end in zip(runs, ends, strict=True)]
     return Messages(
         np.concatenate([*pieces, np.zeros(PAD, np.uint8)]),
-        np.concatenate([run.begins + by for run, by in zip(runs, moved, strict=True)]),
-        np.concatenate([run.ends + by for run, by in zip(runs, moved, strict=True)]),
+        np.concatenate([run.begins + by for run, by in moved]),
+        np.concatenate([run.ends + by for run, by in moved]),
     )
 
 
@@ -97,6 +99,14 @@ class Slices:
     starts: Ints
     lengths: Ints
     valid: Mask
+
+    def take(self, rows: Ints) -> Slices:
+        return Slices(self.data, self.starts[rows], self.lengths[rows], self.valid[rows])
+
+    def then(self, more: Slices) -> Slices:
+        """These, then ``more`` of the same data."""
+        starts, lengths = np.append(self.starts, more.starts), np.append(self.lengths, more.lengths)
+        return Slices(self.data, starts, lengths, np.append(self.valid, more.valid))
 
     def binary(self) -> Array:
         """An Arrow binary array, copied once by Arrow itself.
@@ -121,10 +131,10 @@ class Slices:
 KEEP_AS_TEXT = "Add '{column}' to source.text_columns, which keeps that column as PostgreSQL prints it."
 """The remedy for a value that does not fit its column."""
 NOT_UTF8 = (
-    "Correct the value in the source, or take '{table}' out of source.tables. Where it is Latin-1: "  # a remedy
-    'UPDATE "{table.schema}"."{table.name}" SET "{name}" = convert_from(convert(convert_to("{name}", \'SQL_ASCII\'), '
-    "'LATIN1', 'UTF8'), 'SQL_ASCII') WHERE encode(convert_to(\"{name}\", 'SQL_ASCII'), 'hex') !~ "
-    "'^([0-7].|[cd].[89ab].|e.[89ab].[89ab].|f.[89ab].[89ab].[89ab].)*$';"
+    "Correct the value in the source, or take '{table}' out of source.tables. Where it is Latin-1: UPDATE {sql_table} "
+    "SET {sql_column} = convert_from(convert(convert_to({sql_column}, 'SQL_ASCII'), 'LATIN1', 'UTF8'), 'SQL_ASCII') "
+    "WHERE encode(convert_to({sql_column}, 'SQL_ASCII'), 'hex') "
+    "!~ '^([0-7].|[cd].[89ab].|e.[89ab].[89ab].|f.[89ab].[89ab].[89ab].)*$';"
 )
 """The same, for a text of a database without an encoding. The bytes of UTF-8 are matched in hexadecimal form."""
 TOO_LARGE = "Make the row smaller (printed, less than 1 GB) or delete it, or take the table out of source.tables."
@@ -133,12 +143,6 @@ TOO_LARGE = "Make the row smaller (printed, less than 1 GB) or delete it, or tak
 
 def misfit(reason: str) -> MisfitError:
     return MisfitError(reason, remedy=KEEP_AS_TEXT)
-
-
-_BAD = 255
-_NIBBLE = np.full(256, _BAD, dtype=np.uint8)
-_NIBBLE[np.frombuffer(b"0123456789", np.uint8)] = np.arange(10)
-_NIBBLE[np.frombuffer(b"abcdef", np.uint8)] = np.arange(10, 16)
 
 
 def to_arrow(texts: Array, kind: pa.DataType) -> Array:
@@ -168,30 +172,19 @@ def to_arrow(texts: Array, kind: pa.DataType) -> Array:
 
 
 def _from_hex(texts: Array) -> Array:
-    """``\\x0aff`` → two bytes. All values at once: drop the prefixes, then pair the nibbles."""
-    packed = pa.concat_arrays([texts])  # offsets from 0, however it was sliced
-    count = len(packed)
-    valid = packed.is_valid().to_numpy(zero_copy_only=False)
-    _, offsets_buffer, data_buffer = packed.buffers()
-    if count == 0 or data_buffer is None:
-        return pa.array([None if not ok else b"" for ok in valid], pa.binary())
-    offsets = np.frombuffer(offsets_buffer, np.int32)[packed.offset :][: count + 1].astype(np.int64)
-    data = np.frombuffer(data_buffer, np.uint8)
-    lengths = np.diff(offsets)
-    first = offsets[:-1][valid]
-    if np.any(lengths[valid] < 2) or np.any(lengths % 2):
+    """``\\x0aff`` → two bytes. All values at once: their digits stand one after another in Arrow's buffer."""
+    if not pc.all(pc.starts_with(texts, "\\x"), min_count=0).as_py():
         raise misfit("a bytea that is not in hexadecimal form")
-    if np.any(data[first] != ord("\\")) or np.any(data[first + 1] != ord("x")):
-        raise misfit("a bytea that is not in hexadecimal form")
-    keep = np.ones(len(data), dtype=bool)
-    keep[: offsets[0]] = keep[offsets[-1] :] = False
-    keep[first] = keep[first + 1] = False
-    nibbles = _NIBBLE[data[keep]]
-    if np.any(nibbles == _BAD):
-        raise misfit("a bytea with a digit that is not hexadecimal")
-    octets = (nibbles[0::2] << 4) | nibbles[1::2]
-    ends = np.concatenate(([0], np.cumsum(np.where(valid, lengths // 2 - 1, 0)))).astype(np.int32)
-    return _from_buffers(pa.binary(), valid, ends, octets)
+    digits = pc.replace_substring(texts, "\\x", "", max_replacements=1)
+    valid, offsets, data = digits.buffers()
+    ends: Any = np.frombuffer(offsets, np.int32)[: len(digits) + 1]
+    try:
+        octets = binascii.unhexlify(data[: ends[-1]])
+    except binascii.Error as error:
+        raise misfit("a bytea with a digit that is not hexadecimal") from error
+    if np.any(ends % 2):
+        raise misfit("a bytea that ends inside an octet")
+    return pa.Array.from_buffers(pa.binary(), len(digits), [valid, pa.py_buffer(ends // 2), pa.py_buffer(octets)])
 
 
 def _from_buffers(kind: pa.DataType, valid: Mask, *arrays: Any) -> Array:
@@ -210,15 +203,10 @@ def copied_columns(rows: Messages, count: int) -> tuple[Slices, ...]:
     found = []
     for _ in range(count):
         starts, lengths = place + 4, numbers(rows.data, place, ">i4")
-        valid = lengths >= 0
-        if not valid.all():
-            if np.any(lengths < -1):
-                raise DecodeError("a copied value has a negative length")
-            lengths = np.maximum(lengths, 0)
-        place = starts + lengths
-        if np.any(place > ends):
-            raise DecodeError("a copied row ends too early")
-        found.append(Slices(rows.data, starts, lengths, valid))
+        place = starts + np.maximum(lengths, 0)
+        if np.any(lengths < -1) or np.any(place > ends):
+            raise DecodeError("a copied row ends too early, or a value has a negative length")
+        found.append(Slices(rows.data, starts, place - starts, lengths >= 0))
     if np.any(place != ends):
         raise DecodeError("a copied row has bytes left over")
     return tuple(found)
@@ -226,9 +214,6 @@ def copied_columns(rows: Messages, count: int) -> tuple[Slices, ...]:
 
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31, counted from 1970
 _DAY = 86_400_000_000
-_HEX = np.frombuffer("".join(f"{octet:02x}" for octet in range(256)).encode(), np.uint16)
-_UUID_PARTS = ((0, 8, 0), (8, 12, 9), (12, 16, 14), (16, 20, 19), (20, 32, 24))
-"""Digits from, to, and where they go: the dashes are between."""
 
 
 def _fixed(values: Slices, sent: str, made: Any) -> Any:
@@ -277,11 +262,9 @@ def _jsonb(values: Slices) -> Array:
 
 
 def _uuids(values: Slices) -> Array:
-    count = len(values.starts)
-    digits = _HEX[_fixed(values, "V16", "V16").view(np.uint8)].view(np.uint8).reshape(count, 32)
-    text = np.full((count, 36), ord("-"), np.uint8)
-    for begin, end, place in _UUID_PARTS:
-        text[:, place : place + end - begin] = digits[:, begin:end]
+    count, octets = len(values.starts), _fixed(values, "V16", "V16").tobytes()
+    digits = np.frombuffer(octets.hex().encode(), np.uint8).reshape(count, 32)
+    text = np.insert(digits, (8, 12, 16, 20), ord("-"), axis=1)
     return _from_buffers(pa.string(), values.valid, np.arange(0, (count + 1) * 36, 36, dtype=np.int32), text)
 
 
@@ -298,17 +281,16 @@ def decimals(values: Slices, kind: pa.Decimal128Type) -> Array:
     data, starts, lengths = values.data, values.starts[values.valid], values.lengths[values.valid]
     if np.any(lengths < _NUMERIC_HEAD):
         raise DecodeError("a numeric ends too early")
-    count, weight = numbers(data, starts, ">i2"), numbers(data, starts + 2, ">i2")
-    sign = numbers(data, starts + 4, ">u2")
+    count, weight, sign = (numbers(data, starts + at, form) for at, form in ((0, ">i2"), (2, ">i2"), (4, ">u2")))
     if np.any(sign & _SPECIAL == _SPECIAL):
         raise misfit("a numeric that is NaN or infinite")
     if np.any(sign & ~_NEGATIVE) or np.any(lengths != _NUMERIC_HEAD + 2 * count):
         raise DecodeError("a numeric that is none")
-    sums = np.zeros(len(starts), np.int64)
+    sums, some = np.zeros(len(starts), np.int64), count > 0
     lowest = -(-kind.scale // _GROUP)  # groups behind the point
-    highest = int(weight[count > 0].max(initial=-lowest))
-    too_fine = np.any((count > 0) & (weight - count + 1 < -lowest))
-    if (highest + 1) * _GROUP + kind.scale > WIDEST + _GROUP or too_fine:
+    highest = int(weight[some].max(initial=-lowest))
+    too_fine = np.any(some & (weight - count + 1 < -lowest))
+    if too_fine or (highest + 1) * _GROUP + kind.scale > WIDEST + _GROUP:
         raise misfit("a numeric with more digits than its column has")
     for place in range(highest, -lowest - 1, -1):
         index = weight - place
@@ -338,19 +320,15 @@ def _typed(kind: pa.DataType, read: Callable[..., Array], **how: Any) -> tuple[p
 
 
 _TYPES: dict[int, tuple[pa.DataType, Reader]] = {
+    **dict.fromkeys((19, 25, 114, 1042, 1043), (pa.string(), _texts)),  # name, text, json, char(n), varchar
     16: (pa.bool_(), _booleans),
     17: (pa.binary(), Slices.binary),  # bytea
-    19: (pa.string(), _texts),  # name
     20: _typed(pa.int64(), _numbers, sent=">i8"),
     21: _typed(pa.int16(), _numbers, sent=">i2"),
     23: _typed(pa.int32(), _numbers, sent=">i4"),
-    25: (pa.string(), _texts),
     26: _typed(pa.int64(), _numbers, sent=">u4"),  # oid: 32 bits without a sign
-    114: (pa.string(), _texts),  # json
     700: _typed(pa.float32(), _numbers, sent=">f4"),
     701: _typed(pa.float64(), _numbers, sent=">f8"),
-    1042: (pa.string(), _texts),  # char(n)
-    1043: (pa.string(), _texts),  # varchar
     1082: _typed(pa.date32(), _instants, sent=">i4", day=1),
     1114: _typed(pa.timestamp("us"), _instants, sent=">i8", day=_DAY),
     1184: _typed(pa.timestamp("us", tz="UTC"), _instants, sent=">i8", day=_DAY),

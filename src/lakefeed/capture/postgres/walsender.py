@@ -14,8 +14,8 @@ import os
 import struct
 import threading
 import time
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import psycopg
@@ -25,7 +25,7 @@ from lakefeed.capture.postgres.catalog import CatalogFacts, read_facts, wait_for
 from lakefeed.capture.postgres.database import STREAM, Database, Names, quoted
 from lakefeed.capture.postgres.pgoutput import CHANGES, PIECE_BYTES, WalPiece, committed, described, without
 from lakefeed.capture.postgres.slot import head, read_slot
-from lakefeed.capture.postgres.values import EPOCH_US, TOO_LARGE, Messages, joined
+from lakefeed.capture.postgres.values import EPOCH_US, TOO_LARGE, Messages, join
 from lakefeed.capture.postgres.wire import UNSENDABLE, open_wire, wait_ready
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.errors import LakefeedError, PositionLostError, SourceError, SourceUnavailableError
@@ -57,7 +57,7 @@ class Arrival:
     has nothing more up to there; it said so at ``sent_us`` (its clock, microseconds since 1970)."""
 
     messages: int = 0
-    run: Messages | None = None
+    run: Messages = field(default_factory=join)
     idle_at: PostgresLsn | None = None
     sent_us: int = 0
 
@@ -69,31 +69,26 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         self._database = database
         self._names = names
         self._busy = threading.Lock()
-        self._asked = False
-        self._reported = PostgresLsn(0)
-        self._reported_at = 0.0
-        self._failed = self._is_settled = self._in_transaction = self._is_closed = self._is_binary = False
+        self._asked = self._failed = self._is_settled = self._is_closed = False
+        self._reported, self._reported_at = PostgresLsn(0), 0.0
         self._after, self._given = after, 0
-        """The last COMMIT that was given, and how many messages of the transaction behind it."""
-        self._skipped = 0
-        self._described: set[str] = set()
+        """The last COMMIT that came, and how many changes of the transaction behind it."""
         self._error: psycopg.Error | None = None
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)  # a full pipe wakes as well as one byte more
-        self._catalog = database.connect(names.slot)
+        self._owned, self._stream = ExitStack(), ExitStack()
+        for end in (self._wake_read, self._wake_write):
+            self._owned.callback(os.close, end)
         try:
+            self._catalog = self._owned.enter_context(closing(database.connect(names.slot)))
+            self._owned.callback(self._stream.close)
             with database.errors():
                 slot = read_slot(self._catalog, names.slot)
             # Where the slot is, and not ``after``: reading on confirms nothing.
             self._confirmed = slot.confirmed if slot is not None else PostgresLsn(0)
-            self._connect()
-        except BaseException:
-            self._catalog.close()
-            raise
-        try:
             self._start()
         except BaseException:
-            self._release()
+            self._owned.close()
             raise
 
     @property
@@ -106,17 +101,6 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             try:
                 arrival = self._settled() if wait_seconds <= 0 else self._next(wait_seconds)
                 return self._piece(arrival) if arrival is not None else None
-            except UNSENDABLE as error:
-                if self._is_binary:  # a row of more than 1 GB in any form
-                    self._failed = True
-                    raise SourceError(
-                        f"{self._database}: PostgreSQL cannot send a row of {' or '.join(sorted(self._described))},"
-                        f" written after {self._after.text()}: {str(error).splitlines()[0]}",
-                        remedy=f"{TOO_LARGE} The log cannot be read past it: run `lakefeed uninstall`, which drops"
-                        " the slot, then `lakefeed sync`, which copies every table again.",
-                    ) from error
-                self._restart(binary=True)
-                return WalPiece()
             except BaseException as error:
                 self._failed = True
                 if isinstance(error, psycopg.Error):
@@ -124,7 +108,7 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
                 raise
 
     def size(self, piece: WalPiece) -> int:
-        return piece.run.data.nbytes if piece.run is not None else 0
+        return piece.run.data.nbytes if len(piece.run) else 0
 
     def beat(self) -> None:
         with self._busy, self._database.errors():
@@ -159,47 +143,30 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
                 while not self._wire.is_over and (left := until - time.monotonic()) > 0:
                     self._wire.read()
                     wait_ready((self._connection.pgconn.socket,), min(left, 0.1) if not self._wire.is_over else 0.0)
-        self._release()
+        self._owned.close()
 
-    def _release(self) -> None:
-        self._wire.close()
-        for connection in (self._connection, self._catalog):
-            with suppress(psycopg.Error):
-                connection.close()
-        for end in (self._wake_read, self._wake_write):
-            os.close(end)
-
-    def _connect(self) -> None:
-        self._connection = self._database.connect(self._names.slot, STREAM, replication=True)
-        self._wire = open_wire(self._connection)
-        self._gulps = not (self._connection.info.host or "/").startswith("/")
-
-    def _restart(self, *, binary: bool) -> None:
-        """Read the log again from the last COMMIT on; what was given of the next transaction is not given again."""
-        self._is_binary, self._skipped, self._described = binary, 0, set()
-        self._wire.close()
-        self._connection.close()
-        self._connect()
-        self._start()
-
-    def _start(self) -> None:
+    def _start(self, *, binary: bool = False) -> None:
+        """Read the log from the last COMMIT on, on a new connection. What was given of the transaction behind it is not
+        given again."""
+        self._is_binary, self._skip, self._described = binary, self._given, set[str]()
+        self._stream.close()
+        connection = self._database.connect(self._names.slot, STREAM, replication=True)
+        self._connection = self._stream.enter_context(closing(connection))
+        self._wire = self._stream.enter_context(closing(open_wire(connection)))
+        self._gulps = not (connection.info.host or "/").startswith("/")
         publication = quoted(self._names.publication).replace("'", "''")
         command = (
             f"START_REPLICATION SLOT {quoted(self._names.slot)} LOGICAL {self._after.text()}"
-            f" (proto_version '1', publication_names '{publication}', binary '{str(self._is_binary).lower()}')"
+            f" (proto_version '1', publication_names '{publication}', binary '{str(binary).lower()}')"
         )
         until = time.monotonic() + _FREE_SECONDS
         while True:
             try:
-                self._wire.start(command)
-            except psycopg.errors.ObjectInUse as error:
-                if time.monotonic() > until:
+                return self._wire.start(command)
+            except psycopg.Error as error:
+                if not isinstance(error, psycopg.errors.ObjectInUse) or time.monotonic() > until:
                     raise self._mapped(error) from error
                 time.sleep(0.05)
-            except psycopg.Error as error:
-                raise self._mapped(error) from error
-            else:
-                return
 
     def _next(self, wait_seconds: float) -> Arrival | None:
         """What comes within that time, and with a backlog as much as is decoded at once; None if nothing does, or
@@ -212,35 +179,41 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             self._report()
             arrival = self._received()
             if arrival.messages:
-                runs = [arrival.run] if arrival.run is not None else []
-                self.in_burst = arrival.messages >= _BURST and self._gulps
-                while arrival.messages >= _BURST and self._gulps:
-                    if sum(one.data.nbytes for one in runs) >= PIECE_BYTES:
-                        break
-                    time.sleep(GULP_SECONDS)
-                    try:
-                        arrival = self._received()
-                    except psycopg.Error as error:
-                        self._error = error  # for the next read: what came before it is given first
-                        break
-                    runs += [arrival.run] if arrival.run is not None else []
-                run = joined(runs) if runs else None
-                if run is not None:
-                    self._in_transaction = committed(run) < len(run)
-                return replace(arrival, run=run)
+                break
             if self._wire.is_over:
                 raise SourceUnavailableError(f"{self._database}: the server ended the replication stream")
             left = until - time.monotonic()
             if left <= 0:
                 return None
-            ready = wait_ready((self._connection.pgconn.socket, self._wake_read), min(left, 1.0))
-            if self._wake_read in ready:
+            if self._wake_read in wait_ready((self._connection.pgconn.socket, self._wake_read), min(left, 1.0)):
                 os.read(self._wake_read, 4096)
                 return None
+        runs = [arrival.run]
+        self.in_burst = self._gulps and arrival.messages >= _BURST
+        while self._gulps and arrival.messages >= _BURST and sum(run.data.nbytes for run in runs) < PIECE_BYTES:
+            time.sleep(GULP_SECONDS)
+            try:
+                arrival = self._received()
+            except psycopg.Error as error:
+                self._error = error  # for the next read: what came before it is given first
+                break
+            runs.append(arrival.run)
+        return replace(arrival, run=join(runs))
 
     def _received(self) -> Arrival:
         """What has come by now, without a wait."""
-        messages = self._wire.read()
+        try:
+            messages = self._wire.read()
+        except UNSENDABLE as error:
+            if self._is_binary:  # a row of more than 1 GB in any form, or some other fault
+                raise SourceError(
+                    f"{self._database}: PostgreSQL cannot send the transaction after {self._after.text()}, a row of"
+                    f" {' or '.join(sorted(self._described)) or 'a table'} perhaps: {str(error).splitlines()[0]}",
+                    remedy=f"{TOO_LARGE} If the log cannot be read past it: run `lakefeed uninstall`, which drops the"
+                    " slot, then `lakefeed sync`, which copies every table again.",
+                ) from error
+            self._start(binary=True)
+            return Arrival(messages=1)
         if messages is None:
             return Arrival()
         log, idle_at, sent_us = messages.kinds == _LOG, None, 0
@@ -251,7 +224,18 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
                 self._asked = self._asked or asks
         ends = messages.ends[log]  # one that is nothing but its head is empty, which the decoder refuses
         run = Messages(messages.data, np.minimum(messages.begins[log] + _HEAD_BYTES, ends), ends)
-        return Arrival(len(messages), run if len(run) else None, None if log[-1] else idle_at, sent_us)
+        if self._is_binary:
+            run, skipped = without(run, self._skip)
+            self._skip -= skipped
+            self._described |= {f"{one.schema}.{one.name}" for one in described(run)}
+        if whole := committed(run):
+            self._after = PostgresLsn(int.from_bytes(run.message(whole - 1)[10:18], "big"))  # as the decoder has it
+            self._given = 0
+        self._given += int(np.isin(run[whole:].kinds, CHANGES).sum())
+        if self._is_binary and whole:
+            self._start()
+            idle_at = None  # what else came is read again
+        return Arrival(len(messages), run, None if log[-1] else idle_at, sent_us)
 
     def _settled(self) -> Arrival | None:
         """What comes next; None if the server has said that nothing more is in its log up to its head of now. How far
@@ -265,18 +249,17 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             self._is_settled = False
             return None
         target, (_, since_us) = head(self._catalog), self._activity()
-        asleep = False
-        until = time.monotonic() + _ANSWER_SECONDS
+        asleep, until = False, time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < until:
             self._asked = True
             arrival = self._next(_ASK_SECONDS)
             if arrival is None:
                 continue
-            if arrival.run is not None or arrival.idle_at is None:
+            if len(arrival.run) or arrival.idle_at is None:
                 return arrival
             answered = arrival.sent_us > since_us
             # A large transaction has such answers in the middle, too.
-            if not self._in_transaction and (arrival.idle_at >= target or (answered and asleep)):
+            if not self._given and (arrival.idle_at >= target or (answered and asleep)):
                 self._is_settled = True
                 return arrival
             if answered:
@@ -289,48 +272,27 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         return (row[0] is True, int(row[1])) if row is not None else (False, 0)
 
     def _piece(self, arrival: Arrival) -> WalPiece:
-        run = arrival.run
-        if run is None:
-            return WalPiece(idle_at=arrival.idle_at)
-        if self._is_binary:
-            run, skipped = without(run, self._given - self._skipped)
-            self._skipped += skipped
-        whole = committed(run)
-        if whole:
-            self._after = PostgresLsn(int.from_bytes(run.message(whole - 1)[10:18], "big"))  # as the decoder has it
-            self._given = 0
-        self._given += int(np.isin(run[whole:].kinds, CHANGES).sum())
-        if whole and self._is_binary:
-            self._restart(binary=False)
-        facts, tables = CatalogFacts(), described(run)
-        self._described |= {f"{one.schema}.{one.name}" for one in tables} if self._is_binary else set()
-        if tables:
+        facts = CatalogFacts()
+        if tables := described(arrival.run):
             facts = read_facts(self._catalog, tables)
             # A commit is in the log before the catalog shows it: a column that the catalog does not have was added a
             # moment ago, or was renamed or dropped since.
-            live = {
-                oid: {column.name for column in source.columns}
-                for oid, (_, source) in facts.tables.items()
-                if source is not None
-            }
+            live = {oid: {one.name for one in source.columns} for oid, (_, source) in facts.tables.items() if source}
             if any(column.name not in live.get(one.id, {column.name}) for one in tables for column in one.columns):
                 wait_for_commits(self._catalog, _VISIBLE_SECONDS)
                 facts = read_facts(self._catalog, tables)
-        return WalPiece(run if len(run) else None, facts, None if self._is_binary or whole else arrival.idle_at)
+        return WalPiece(arrival.run, facts, arrival.idle_at)
 
     def _report(self) -> None:
         """Standby status update: written, flushed and applied up to what was confirmed. The server is asked to answer,
         so that its silence is noticed."""
-        now = time.monotonic()
+        now, position = time.monotonic(), self._confirmed
         late = now - self._reported_at >= _STATUS_SECONDS
-        if not (self._asked or late or self._confirmed > self._reported):
-            return
-        asked, self._asked = self._asked or late, False
-        position = self._confirmed
-        micros = time.time_ns() // 1000 - EPOCH_US
-        value = position.value
-        self._wire.write(struct.pack(">cQQQqB", b"r", value, value, value, micros, int(asked)))
-        self._reported, self._reported_at = position, now
+        if self._asked or late or position > self._reported:
+            asked, self._asked = self._asked or late, False
+            micros, value = time.time_ns() // 1000 - EPOCH_US, position.value
+            self._wire.write(struct.pack(">cQQQqB", b"r", value, value, value, micros, int(asked)))
+            self._reported, self._reported_at = position, now
 
     def _mapped(self, error: psycopg.Error) -> LakefeedError:
         """A slot or a log that is gone is PositionLostError, by its SQLSTATE; of an invalidated slot the server says

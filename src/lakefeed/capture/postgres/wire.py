@@ -53,13 +53,11 @@ UNSENDABLE = (psycopg.errors.InternalError_, psycopg.errors.ProgramLimitExceeded
 
 
 class Inbox:
-    """Bytes as they come, handed out in whole frames. ``closed``: no more will come."""
+    """Bytes as they come, ``size`` of them here, handed out in whole frames. ``closed``: no more will come."""
 
     def __init__(self) -> None:
         self._room = bytearray(_ROOM_BYTES)
-        self.size = 0
-        """Bytes that are here."""
-        self.closed = False
+        self.size, self.closed = 0, False
 
     @property
     def is_over(self) -> bool:
@@ -84,8 +82,7 @@ class Inbox:
 
     def take(self) -> Messages:
         """The whole frames; what begins another stays here. DecodeError for a length that cannot be."""
-        at, length = 0, _LENGTH.unpack_from
-        starts = [0]
+        at, starts, length = 0, [0], _LENGTH.unpack_from
         while at + _HEAD <= self.size:
             (size,) = length(self._room, at + 1)
             if size < 4:
@@ -95,12 +92,11 @@ class Inbox:
                 self._room.extend(bytes(max(0, at - starts[-1] - len(self._room))))
                 break
             starts.append(at)
-        end = starts[-1]
+        end, places = starts[-1], np.array(starts, np.int64)
         data = np.zeros(end + PAD, np.uint8)
         data[:end] = np.frombuffer(self._room, np.uint8, end)
         self._room[: self.size - end] = self._room[end : self.size]
         self.size -= end
-        places = np.array(starts, np.int64)
         return Messages(data, places[:-1], places[1:])
 
 
@@ -124,9 +120,8 @@ class SocketWire:
     def start(self, command: str) -> None:
         """Send START_REPLICATION or COPY; its data has begun when this returns."""
         self._has_begun, self._is_ready, self._failed = False, False, None
-        self._send(b"Q", command.encode() + b"\0")
+        self.write(command.encode() + b"\0", b"Q")
         until = time.monotonic() + self._answer_seconds
-        self._first = self.read()
         while not (self._has_begun or self._is_ready):
             if not wait_ready((self._socket.fileno(),), until - time.monotonic()):
                 raise psycopg.OperationalError(f"the server answered nothing for {self._answer_seconds:.0f} s")
@@ -159,19 +154,8 @@ class SocketWire:
             raise failed
         return None
 
-    def write(self, message: bytes) -> None:
-        self._send(b"d", message)
-
-    def end(self) -> None:
-        """End the stream from here: what the server has sent is read until the command is over."""
-        self._send(b"c", b"")
-
-    def close(self) -> None:
-        """Let go of everything that is not the connection's. Never raises."""
-        self._socket.close()
-
-    def _send(self, kind: bytes, body: bytes) -> None:
-        left = memoryview(kind + _LENGTH.pack(len(body) + 4) + body)
+    def write(self, message: bytes, kind: bytes = b"d") -> None:
+        left = memoryview(kind + _LENGTH.pack(len(message) + 4) + message)
         while left:
             try:
                 left = left[self._socket.send(left) :]
@@ -181,13 +165,20 @@ class SocketWire:
             except OSError as error:
                 raise psycopg.OperationalError(f"server closed the connection unexpectedly ({error})") from error
 
+    def end(self) -> None:
+        """End the stream from here: what the server has sent is read until the command is over."""
+        self.write(b"", b"c")
+
+    def close(self) -> None:
+        """Let go of everything that is not the connection's. Never raises."""
+        self._socket.close()
+
 
 def error_of(body: bytes) -> psycopg.Error:
     """An ErrorResponse as psycopg's exception for its SQLSTATE."""
     fields = {part[:1].decode(): part[1:].decode("utf-8", "replace") for part in body.split(b"\0") if part}
-    text = f"{fields.get('S', 'ERROR')}:  {fields.get('M', '')}"
-    if "D" in fields:
-        text += f"\nDETAIL:  {fields['D']}"
+    detail = f"\nDETAIL:  {fields['D']}" if "D" in fields else ""
+    text = f"{fields.get('S', 'ERROR')}:  {fields.get('M', '')}{detail}"
     try:
         return psycopg.errors.lookup(fields.get("C", ""))(text)
     except KeyError:
@@ -198,10 +189,8 @@ class LibpqWire:
     """The same, for connections that only libpq can decrypt."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._pgconn = connection.pgconn
-        self._taken: list[bytes] = []
-        self._size = 0
+        self._connection, self._pgconn = connection, connection.pgconn
+        self._taken, self._size = list[bytes](), 0
         self._has_ended = self._is_ready = True
         self._failed: psycopg.Error | None = None
 
@@ -221,13 +210,11 @@ class LibpqWire:
             if count > 0:
                 self._taken.append(data)  # type: ignore[arg-type]  # a memoryview, which join takes as well
                 self._size += count + _OBJECT_BYTES
-                is_filled = False
-            elif count == 0 and is_filled:
-                break
             elif count == 0:
+                if is_filled:
+                    break
                 self._pgconn.consume_input()
-                is_filled = True
-            self._has_ended = count < 0
+            is_filled, self._has_ended = count == 0, count < 0
         if self._has_ended and not self._is_ready:
             self._pgconn.consume_input()
             while not self._is_ready and not self._pgconn.is_busy():
@@ -269,8 +256,7 @@ def open_wire(connection: Connection) -> Wire:
     return LibpqWire(connection) if is_encrypted else SocketWire(connection)
 
 
-_SIGNATURE = b"PGCOPY\n\xff\r\n\0"
-_COPY_HEADER = len(_SIGNATURE) + 8  # flags, length of an extension that there is none of
+_COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)  # no flags, no extension
 _TRAILER = b"\xff\xff"
 
 
@@ -296,11 +282,11 @@ def read_copy(connection: Connection, query: str, *, piece_bytes: int, piece_row
                 raise DecodeError("a copy goes on behind its trailer")
             if not has_begun:
                 first, has_begun = rows.message(0), True
-                if not first.startswith(_SIGNATURE) or len(first) < _COPY_HEADER:
-                    raise DecodeError("a copy does not begin with its signature")
+                if not first.startswith(_COPY_HEADER):
+                    raise DecodeError("a copy does not begin with its header")
                 begins = rows.begins.copy()
-                begins[0] += _COPY_HEADER
-                rows = Messages(rows.data, begins, rows.ends)[int(len(first) == _COPY_HEADER) :]
+                begins[0] += len(_COPY_HEADER)
+                rows = Messages(rows.data, begins, rows.ends)[int(first == _COPY_HEADER) :]
             has_ended = len(rows) > 0 and rows.message(len(rows) - 1) == _TRAILER
             rows = rows[: len(rows) - has_ended]
             for start in range(0, len(rows), piece_rows):
