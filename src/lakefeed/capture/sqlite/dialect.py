@@ -20,8 +20,8 @@ import pyarrow as pa
 from lakefeed.capture.builder import Spill
 from lakefeed.capture.dialect import Bracket, DescribedTable, Dialect, Horizon, Query, Refusal, Session
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.sqlite.database import Database, OpenedFile, quoted
-from lakefeed.capture.sqlite.meta import Names, OwnTables, schema_version
+from lakefeed.capture.sqlite.database import Database, OpenedFile, inode_of, quoted
+from lakefeed.capture.sqlite.meta import Installation, OwnTables, schema_version
 from lakefeed.capture.sqlite.table import SCHEMA, SourceTable, all_tables, read_table
 from lakefeed.capture.sqlite.values import is_untyped, misfits, portions, stores_numbers, text_form, to_arrow
 from lakefeed.change.table import Column, TableId
@@ -69,7 +69,7 @@ class SqliteSession(Session):
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._file = OpenedFile.at(database.path)
+        self._file = OpenedFile(database, inode_of(database.path))
         self._connection = database.connect("ro")
         self._version: int | None = None
         self._described: dict[TableId, DescribedTable | None] = {}  # under that version of the schema
@@ -119,7 +119,7 @@ class SqliteSession(Session):
         with self._database.errors():
             self._connection.execute("BEGIN")
             try:
-                head = None if origin is None else OwnTables(self._connection, Names(origin["pipeline"])).head()
+                head = None if origin is None else OwnTables(self._connection, Installation(origin["pipeline"])).head()
                 yield None if head is None else Bracket(head, head)
             finally:
                 with suppress(sqlite3.Error):  # nothing was written

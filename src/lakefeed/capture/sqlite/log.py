@@ -26,9 +26,9 @@ import pyarrow as pa
 
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.log import Announced, Decoded, LogReader, Rows, Transaction
-from lakefeed.capture.sqlite.database import LOCKED, Connections, Database, OpenedFile, quoted, transaction
+from lakefeed.capture.sqlite.database import LOCKED, OpenedFile, quoted, transaction
 from lakefeed.capture.sqlite.drift import follow_schema
-from lakefeed.capture.sqlite.meta import Captured, Meta, Names, OwnTables, State, schema_version
+from lakefeed.capture.sqlite.meta import Captured, Installation, Meta, OwnTables, State, schema_version
 from lakefeed.capture.sqlite.table import mixed_columns
 from lakefeed.capture.sqlite.values import misfits, portions, to_arrow
 from lakefeed.change.batch import Operation
@@ -104,27 +104,18 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
     """See ``LogReader``: one connection, polled. ``read`` belongs to the stream's thread, ``close`` to any."""
 
     def __init__(
-        self,
-        database: Database,
-        file: OpenedFile,
-        names: Names,
-        after: SqliteSequence,
-        confirmations: Confirmations,
-        *,
-        before_images: bool,
+        self, file: OpenedFile, names: Installation, after: SqliteSequence, confirmations: Confirmations
     ) -> None:
-        self._database = database
         self._file = file
         self._after = after
         self._confirmations = confirmations
-        self._before_images = before_images
         self._lock = threading.Lock()  # of the connection: close waits for a read, which it interrupts
         self._closed = threading.Event()
         self._range: Iterator[LogPiece] = iter(())
-        self._connection = database.connect("rw")
+        self._connection = file.database.connect("rw")
         self._own = OwnTables(self._connection, names)
         try:
-            with database.errors():
+            with file.database.errors():
                 self._meta = self._load()
         except SourceError:
             self._connection.close()
@@ -143,7 +134,7 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
         until = time.monotonic() + wait_seconds
         while True:
             try:
-                with self._lock, self._database.errors():
+                with self._lock, self._file.database.errors():
                     if self._closed.is_set():
                         return None
                     self._file.require()
@@ -213,10 +204,10 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
         while True:
             with transaction(self._connection, "DEFERRED"):
                 version, head = schema_version(self._connection), self._own.head()
-            if self._meta.is_right(version, before_images=self._before_images):
+            if self._meta.is_right(version, self._own.names):
                 self._confirmations.verified = max(self._confirmations.verified, head.sequence)
                 return head
-            follow_schema(self._own, self._confirmations.verified, before_images=self._before_images)
+            follow_schema(self._own, self._confirmations.verified)
             self._meta = self._load()
 
     def _present(self, low: int, high: int) -> set[int]:
@@ -296,11 +287,10 @@ class Confirmations:
     ``verified`` (see Meta) is noted by whoever reads the log and kept on the same occasion.
     """
 
-    def __init__(self, database: Database, file: OpenedFile, names: Names) -> None:
-        quick = replace(database, busy_timeout_seconds=min(_CONFIRM_LOCK_SECONDS, database.busy_timeout_seconds))
-        self._connections = Connections(quick, file, "rw")
-        self._connections.keep()
-        self._file = file
+    def __init__(self, file: OpenedFile, names: Installation) -> None:
+        seconds = min(_CONFIRM_LOCK_SECONDS, file.database.busy_timeout_seconds)
+        self._file = OpenedFile(replace(file.database, busy_timeout_seconds=seconds), file.inode)
+        self._file.keep()
         self._names = names
         self._lock = threading.Lock()
         self._wanted: SqliteSequence | None = None
@@ -330,7 +320,7 @@ class Confirmations:
                     self._write(self._wanted, _CLOSE_SECONDS)
             finally:
                 self._wanted = self._written = None
-                self._connections.close()
+                self._file.close()
 
     def _is_time(self) -> bool:
         return time.monotonic() - self._written_at >= _CONFIRM_EVERY_SECONDS
@@ -341,7 +331,7 @@ class Confirmations:
         The confirmed row itself stays in the log, so that numbers only grow.
         """
         until = time.monotonic() + prune_seconds
-        with self._connections.use() as connection:
+        with self._file.use("rw") as connection:
             own, log = OwnTables(connection, self._names), self._names.log
             try:
                 with transaction(connection, "IMMEDIATE"):

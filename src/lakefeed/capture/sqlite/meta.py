@@ -14,7 +14,6 @@ so that pipelines ``a`` and ``a_1`` stay apart.
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
 import uuid
 from collections.abc import Collection
@@ -33,18 +32,14 @@ from lakefeed.change.position import SqliteSequence
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import SourceSetupError
 
-EVENTS = ("bi", "bu", "bd", "ai", "au", "ad")
-"""before insert, before update, before delete, after insert, after update, after delete"""
-
-CANDIDATE = 0
-"""Operation in the log: the key of a row that REPLACE may be about to remove. Never delivered."""
-OLD_ROW = 7
-"""Operation in the log: a row that is about to be changed. Its change makes it a before image; never delivered else."""
-MARK = 9
-"""Operation in the log: a schema or notice to announce here, as JSON in c0, or just a position (NULL)."""
-
+EVENTS = ("bi", "bu", "bd", "ai", "au", "ad")  # before and after insert, update, delete
 NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 """Milliseconds since 1970 in SQL that every supported SQLite knows."""
+
+# Operations in the log beside those of ``Operation``:
+CANDIDATE = 0  # the key of a row that REPLACE may be about to remove. Never delivered
+OLD_ROW = 7  # a row that is about to be changed. Its change makes it a before image; never delivered else
+MARK = 9  # a schema or notice to announce here, as JSON in c0, or just a position (NULL)
 
 FORMAT = 1
 _TABLE = "table/"
@@ -53,31 +48,27 @@ _NOTICES = {notice.__name__: notice for notice in (TableDropped, RecopyNeeded, T
 _START_AGAIN = "Run `lakefeed uninstall`, then `lakefeed sync`, which copies every table again."
 
 
-class Names:
-    """``log``, ``meta``, ``vacuum`` and ``pending`` are quoted, to be used as SQL."""
+class Installation:
+    """What one pipeline has in the source. ``log``, ``meta``, ``vacuum`` and ``pending`` are quoted, for SQL.
 
-    def __init__(self, pipeline: str) -> None:
+    ``before_images``: whether its triggers are to log rows as they were, too.
+    """
+
+    def __init__(self, pipeline: str, *, before_images: bool = False) -> None:
         self.pipeline = pipeline
+        self.before_images = before_images
         self.prefix = f"_lakefeed_{pipeline}_"
-        self.log, self.meta, self.vacuum, self.pending = (
-            quoted(self.prefix + name) for name in ("log", "meta", "vacuum", "pending")
-        )
+        own = ("log", "meta", "vacuum", "pending")
+        self.log, self.meta, self.vacuum, self.pending = (quoted(self.prefix + name) for name in own)
 
     def trigger(self, number: int, event: str) -> str:
         return f"{self.prefix}{number}_{event}"
 
-    def split_trigger(self, name: str) -> tuple[int, str] | None:
-        """Number and event of a trigger of this pipeline, None for any other."""
-        found = re.fullmatch(rf"{re.escape(self.prefix)}(\d+)_({'|'.join(EVENTS)})", name)
-        return None if found is None else (int(found[1]), found[2])
-
 
 class State(Enum):
     LIVE = "live"
-    BLOCKED = "blocked"
-    """No rows are delivered until the table is prepared again."""
-    DROPPED = "dropped"
-    """The table is gone; what was logged before is still delivered."""
+    BLOCKED = "blocked"  # no rows are delivered until the table is prepared again
+    DROPPED = "dropped"  # the table is gone; what was logged before is still delivered
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +144,16 @@ class Meta:
         captured = self.captured(table)
         return captured is not None and captured.state is State.LIVE
 
-    def is_right(self, schema_version: int, *, before_images: bool) -> bool:
-        """Whether the triggers were made for this very schema, and log what is asked for."""
-        logged = all(one.before_images == before_images for one in self.in_force)
-        return self.schema_version == schema_version and logged
+    def is_right(self, version: int, names: Installation) -> bool:
+        """Whether the triggers were made for this very version of the schema, and log what is asked for."""
+        logged = all(one.before_images == names.before_images for one in self.in_force)
+        return self.schema_version == version and logged
 
 
 class OwnTables:
     """The pipeline's own tables in the source, over one connection. What writes belongs into a write transaction."""
 
-    def __init__(self, connection: sqlite3.Connection, names: Names) -> None:
+    def __init__(self, connection: sqlite3.Connection, names: Installation) -> None:
         self.connection = connection
         self.execute = connection.execute
         self.names = names
@@ -183,14 +174,10 @@ class OwnTables:
                 f"{meta} has format {values['format']}, this Lakefeed reads {FORMAT}",
                 remedy="Use the version of Lakefeed that made it, or run its `lakefeed uninstall` first.",
             )
-        tables = [Captured.from_json(values[key]) for key in values if key.startswith(_TABLE)]
-        return Meta(
-            identity=values["identity"],
-            schema_version=values["schema_version"],
-            confirmed=SqliteSequence.parse(values["confirmed"]),
-            verified=values["verified"],
-            tables=tuple(sorted(tables, key=lambda one: one.number)),
-        )
+        captured = [Captured.from_json(values[key]) for key in values if key.startswith(_TABLE)]
+        tables = tuple(sorted(captured, key=lambda one: one.number))
+        confirmed = SqliteSequence.parse(values["confirmed"])
+        return Meta(values["identity"], values["schema_version"], confirmed, values["verified"], tables)
 
     def create(self) -> None:
         """The empty log and meta, with a first row in the log, so that there is a position from the start.

@@ -13,10 +13,10 @@ from typing import Any
 from lakefeed.capture.base import Lag
 from lakefeed.capture.dialect import DescribedTable, Session
 from lakefeed.capture.log import ResumePoint, SchemaFacts
-from lakefeed.capture.sqlite.database import Connections, Database, OpenedFile, quoted, transaction
+from lakefeed.capture.sqlite.database import Database, OpenedFile, inode_of, quoted, transaction
 from lakefeed.capture.sqlite.drift import capture_table, follow_schema
 from lakefeed.capture.sqlite.log import Confirmations, LogPiece, SqliteLogReader
-from lakefeed.capture.sqlite.meta import OLD_ROW, Meta, Names, OwnTables, State, schema_version
+from lakefeed.capture.sqlite.meta import OLD_ROW, Installation, Meta, OwnTables, State, schema_version
 from lakefeed.capture.sqlite.table import SCHEMA, SourceTable, mixed_columns, read_table
 from lakefeed.capture.sqlite.triggers import read_triggers, remove
 from lakefeed.change.batch import Operation
@@ -26,33 +26,30 @@ from lakefeed.errors import PositionLostError, SourceSetupError, StateError, Tab
 
 
 class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
-    """See ``ResumePoint``. Short questions share a connection, ``confirm`` keeps one; other calls open their own."""
+    """See ``ResumePoint``. Calls share kept connections; ``confirm`` has one of its own, a stream another."""
 
-    def __init__(self, database: Database, names: Names, *, before_images: bool) -> None:
+    def __init__(self, database: Database, names: Installation) -> None:
         self._database = database
         self._names = names
-        self._before_images = before_images
         self._begin()
 
     def _begin(self) -> None:
-        self._file = OpenedFile.at(self._database.path)
-        self._confirmations = Confirmations(self._database, self._file, self._names)
-        self._reading = Connections(self._database, self._file, "ro")
-        self._writing = Connections(self._database, self._file, "rw")
+        self._file = OpenedFile(self._database, inode_of(self._database.path))
+        self._confirmations = Confirmations(self._file, self._names)
 
     def open(self) -> None:
         self._begin()
-        self._reading.keep()
+        self._file.keep()
 
     def close(self) -> None:
         try:
             self._confirmations.close()
         finally:
-            self._reading.close()
+            self._file.close()
 
     def meta(self) -> Meta | None:
         """What is captured now, None if nothing is. Any thread."""
-        with self._reading.use() as connection:
+        with self._file.use() as connection:
             return OwnTables(connection, self._names).load()
 
     def find(self) -> SqliteSequence | None:
@@ -70,18 +67,17 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
         A blocked table starts again. Writes nothing if there is nothing to do. The write lock is held while triggers
         are made, and not while tables are scanned.
         """
-        before_images = self._before_images
-        with self._writing.use() as connection:
+        with self._file.use("rw") as connection:
             own = OwnTables(connection, self._names)
             while True:
-                meta = follow_schema(own, self._confirmations.verified, before_images=before_images)
+                meta = follow_schema(own, self._confirmations.verified)
                 if meta is not None and all(map(meta.is_live, tables)):
                     break
                 with transaction(connection, "IMMEDIATE"):
                     meta = own.load()
                     if meta is None:
                         own.create()
-                    elif not meta.is_right(schema_version(connection), before_images=before_images):
+                    elif not meta.is_right(schema_version(connection), self._names):
                         continue  # it changed in between
                     for table in tables:
                         if meta is None or not meta.is_live(table):
@@ -90,7 +86,7 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
                                 if old.table == table:
                                     remove(own, old.number)
                                     own.forget_table(old.number)
-                            capture_table(own, source, before_images=before_images)
+                            capture_table(own, source)
                             own.mark()
                     own.put_verified()
                 break
@@ -128,7 +124,7 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
 
     def origin(self, table: TableId, delivered: SqliteSequence | None) -> Mapping[str, Any]:  # noqa: ARG002
         """The name of the log, whose head is what a chunk's read transaction sees."""
-        with self._reading.use() as connection, transaction(connection, "DEFERRED"):
+        with self._file.use() as connection, transaction(connection, "DEFERRED"):
             meta, source = OwnTables(connection, self._names).load(), self._source(connection, table)
             if meta is None or meta.captured(table) is None:
                 raise StateError(f"{table} is copied before its changes are captured", remedy="Call prepare first.")
@@ -146,7 +142,7 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
     def require(self, position: SqliteSequence) -> None:
         """PositionLostError, with the reason, unless everything after ``position`` is in the log."""
         log = self._names.log
-        with self._reading.use() as connection, transaction(connection, "DEFERRED"):
+        with self._file.use() as connection, transaction(connection, "DEFERRED"):
             own = OwnTables(connection, self._names)
             if own.load() is None:
                 return  # the flow knows whether that is a fresh start
@@ -171,9 +167,7 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
             raise PositionLostError(f"the log's entry {position.sequence} is missing: the log has been tampered with")
 
     def start(self, after: SqliteSequence) -> SqliteLogReader:
-        return SqliteLogReader(
-            self._database, self._file, self._names, after, self._confirmations, before_images=self._before_images
-        )
+        return SqliteLogReader(self._file, self._names, after, self._confirmations)
 
     def confirm(self, position: SqliteSequence) -> None:
         self._confirmations.confirm(position)
@@ -183,7 +177,7 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
         return sys.maxsize if high > low else 0
 
     def end(self) -> SqliteSequence | None:
-        with self._reading.use() as connection, transaction(connection, "DEFERRED"):
+        with self._file.use() as connection, transaction(connection, "DEFERRED"):
             own_log = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (f"{self._names.prefix}log",))
             return None if own_log.fetchone() is None else OwnTables(connection, self._names).head()
 
@@ -206,7 +200,7 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
     def drop(self) -> tuple[str, ...]:
         """Remove all that this pipeline has in the source, and nothing else."""
         self._confirmations.close()
-        with self._writing.use() as connection, transaction(connection, "IMMEDIATE"):
+        with self._file.use("rw") as connection, transaction(connection, "IMMEDIATE"):
             found = read_triggers(OwnTables(connection, self._names)).values()
             triggers = sorted(trigger.name for one in found for trigger in one.values())
             own = [self._names.prefix + name for name in ("log", "meta", "vacuum")]

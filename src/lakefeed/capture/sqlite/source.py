@@ -35,7 +35,7 @@ from lakefeed.capture.sqlite.database import Database, quoted
 from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.capture.sqlite.drift import WIDEST
 from lakefeed.capture.sqlite.log import LogDecoder
-from lakefeed.capture.sqlite.meta import Names
+from lakefeed.capture.sqlite.meta import Installation
 from lakefeed.capture.sqlite.resume import SqliteFacts, SqliteResumePoint
 from lakefeed.capture.sqlite.table import SourceTable, all_tables, read_table
 from lakefeed.change.position import SqliteSequence
@@ -75,18 +75,22 @@ class Sqlite:
 
     def bind(self, pipeline: str) -> ChangeCapture:
         path = str(Path(self.path).absolute())  # chunks are read by processes that may have another directory
-        database = Database(path, self.busy_timeout_seconds)
-        resume = SqliteResumePoint(database, Names(pipeline), before_images=self.before_images)
+        database, names = (
+            Database(path, self.busy_timeout_seconds),
+            Installation(pipeline, before_images=self.before_images),
+        )
+        resume = SqliteResumePoint(database, names)
+        capabilities = Capabilities(
+            deletes=True,
+            before_images=self.before_images,
+            transactions=True,
+            schema_changes=True,
+            exact_snapshot=True,
+            snapshot_resume=True,
+        )
         return LogCapture(
             SqliteSequence,
-            Capabilities(
-                deletes=True,
-                before_images=self.before_images,
-                transactions=True,
-                schema_changes=True,
-                exact_snapshot=True,
-                snapshot_resume=True,
-            ),
+            capabilities,
             tables=self.tables,
             dialect=SqliteDialect(path, self.busy_timeout_seconds),
             resume=resume,

@@ -34,7 +34,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from lakefeed.capture.sqlite.database import quoted
-from lakefeed.capture.sqlite.meta import CANDIDATE, EVENTS, NOW, OLD_ROW, Captured, Names, OwnTables
+from lakefeed.capture.sqlite.meta import CANDIDATE, EVENTS, NOW, OLD_ROW, Captured, Installation, OwnTables
 from lakefeed.capture.sqlite.table import SourceTable, default_value
 from lakefeed.change.batch import Operation
 
@@ -60,10 +60,11 @@ class Installed(NamedTuple):
 
 def read_triggers(own: OwnTables) -> dict[int, dict[str, Installed]]:
     """This pipeline's triggers, by number of the captured table and event."""
+    name = re.compile(rf"{re.escape(own.names.prefix)}(\d+)_({'|'.join(EVENTS)})")
     found: dict[int, dict[str, Installed]] = {}
     for row in own.execute("SELECT name, tbl_name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall():
-        if (split := own.names.split_trigger(row[0])) is not None:
-            found.setdefault(split[0], {})[split[1]] = Installed(*row)
+        if (parts := name.fullmatch(row[0])) is not None:
+            found.setdefault(int(parts[1]), {})[parts[2]] = Installed(*row)
     return found
 
 
@@ -92,7 +93,7 @@ def candidate_queries(trigger: str | None) -> list[str] | str | None:
     return _FOUND.findall(trigger or "") or trigger
 
 
-def trigger_statements(names: Names, source: SourceTable, captured: Captured) -> dict[str, str]:
+def trigger_statements(names: Installation, source: SourceTable, captured: Captured) -> dict[str, str]:
     """CREATE TRIGGER statements by event."""
     sql = _Sql(names, source, captured)
     old, resolve, no_victim = sql.old_key, list[str](), list[str]()
@@ -130,7 +131,7 @@ def trigger_statements(names: Names, source: SourceTable, captured: Captured) ->
 class _Sql:
     """The pieces that the triggers of one table are made of."""
 
-    def __init__(self, names: Names, source: SourceTable, captured: Captured) -> None:
+    def __init__(self, names: Installation, source: SourceTable, captured: Captured) -> None:
         self._log, self._source, self._captured = names.log, source, captured
         self.table, self.key = quoted(source.name), source.sql_key
         # The rowid where there is one, else the key: what finds a row in the table, and never changes under ALTER.
