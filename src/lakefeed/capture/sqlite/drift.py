@@ -4,21 +4,19 @@
 ``follow_schema`` acts only after PRAGMA schema_version or the source's option ``before_images`` has changed. For each
 captured table it decides, from the text of its own triggers and from the catalog:
 
-| found                                        | done                                                                |
+| found                                        | done: new triggers, and                                             |
 |----------------------------------------------|---------------------------------------------------------------------|
-| triggers and table are gone                  | TableDropped                                                        |
-| triggers are on a table of another name      | TableDropped for the old name; triggers removed                     |
-| table is there, a trigger is missing         | new triggers, RecopyNeeded: the table was re-created;               |
-|                                              | TableBlocked if it cannot be captured as it is now                  |
-| another key                                  | new triggers, RecopyNeeded                                          |
-| columns added, dropped, renamed              | new triggers, new schema announced; what was logged without a new   |
-|                                              | column gets its default, and rows that may have been changed since  |
-|                                              | the addition are logged again                                       |
-| a unique index more, and rows logged since   | new triggers, RecopyNeeded: REPLACE may have removed rows unseen    |
+| triggers and table are gone, or the triggers | TableDropped for the old name; triggers removed                     |
+| are on a table of another name               |                                                                     |
+| table is there, a trigger is missing         | RecopyNeeded: the table was re-created; TableBlocked if it cannot   |
+|                                              | be captured as it is now                                            |
+| another key                                  | RecopyNeeded                                                        |
+| columns added, dropped, renamed              | new schema announced; what was logged without a new column gets its |
+|                                              | default, rows that may have changed since are logged again          |
+| a unique index more, and rows logged since   | RecopyNeeded: REPLACE may have removed rows unseen                  |
 | rowid as key, no index, and VACUUM ran       | RecopyNeeded if its rowids can be those that VACUUM gave            |
 | nothing, but the last column may have been   | RecopyNeeded if no row disproves it: the catalog reads the same     |
 | dropped and added again in the same words    |                                                                     |
-| before images are wanted now, or no longer   | new triggers                                                        |
 
 Announcements are marks in the log, so that they are delivered in order, and again if they were not confirmed. Tables
 are scanned before the write lock is taken; what the scan has shown counts if the schema is the same then.
@@ -34,18 +32,10 @@ from dataclasses import replace
 import pyarrow as pa
 
 from lakefeed.capture.fit import MisfitError
+from lakefeed.capture.sqlite import triggers
 from lakefeed.capture.sqlite.database import quoted, transaction
 from lakefeed.capture.sqlite.meta import NOW, Captured, Meta, OwnTables, State, schema_version
 from lakefeed.capture.sqlite.table import SourceColumn, SourceTable, read_table
-from lakefeed.capture.sqlite.triggers import (
-    Installed,
-    candidate_queries,
-    install,
-    read_triggers,
-    remove,
-    slot_names,
-    trigger_statements,
-)
 from lakefeed.capture.sqlite.values import arrow_type, text_form, to_arrow
 from lakefeed.change.batch import Operation
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped
@@ -76,7 +66,7 @@ def capture_table(own: OwnTables, source: SourceTable) -> Captured:
     columns = tuple(replace(column, id=f"{number}.{slot}") for slot, column in enumerate(schema.columns))
     schema, slots, images = replace(schema, columns=columns), tuple(range(len(columns))), own.names.before_images
     made = Captured(number, schema, slots, len(slots), not source.key, source.sql, before_images=images, scanned=False)
-    install(own, source, made)
+    triggers.install(own, source, made)
     own.put_table(made)
     return made
 
@@ -98,12 +88,12 @@ def follow_schema(own: OwnTables, verified: int) -> Meta | None:
             meta = own.load()
             if meta is None or schema_version(own.connection) != version:
                 continue
-            triggers = read_triggers(own)
+            installed = triggers.read_triggers(own)
             for one in meta.tables:
                 logged = f"SELECT 1 FROM {own.names.log} WHERE tab = {one.number} LIMIT 1"
                 if one.state is not State.DROPPED:
                     after = (meta.confirmed.sequence, verified)
-                    _follow(own, one, after, triggers.get(one.number, {}), suspicions.get(one.number, {}))
+                    _follow(own, one, after, installed.get(one.number, {}), suspicions.get(one.number, {}))
                 elif own.execute(logged).fetchone() is None:
                     own.forget_table(one.number)
             own.put_verified()
@@ -142,23 +132,23 @@ def _follow(
     own: OwnTables,
     old: Captured,
     after: tuple[int, int],
-    installed: Mapping[str, Installed],
+    installed: Mapping[str, tuple[str, str]],
     suspicions: Mapping[str | None, str],
 ) -> None:
     """Bring one capture in line, in a write transaction. ``after``: what is confirmed, and what is verified."""
     source, again = read_table(own.connection, old.table.name), None
-    if source is None or any(trigger.table != source.name for trigger in installed.values()):
-        remove(own, old.number)
+    if source is None or any(table != source.name for table, _ in installed.values()):
+        triggers.remove(own, old.number)
         own.put_table(replace(old, state=State.DROPPED))
         own.mark(notice=TableDropped(old.table))
         return
-    names = slot_names(installed["ai"].sql) if "ai" in installed else {}
+    names = triggers.slot_names(installed["ai"][1]) if "ai" in installed else {}
     if not _ALWAYS.issubset(installed):
         again = "the table was re-created, or its triggers were removed"
     elif source.key != (() if old.rowid_key else tuple(names.get(old.slot_of[name]) for name in old.schema.key)):
         again = "its key changed"
     if again is not None:
-        remove(own, old.number)
+        triggers.remove(own, old.number)
         own.forget_table(old.number)
         try:
             captured = capture_table(own, source)
@@ -168,15 +158,18 @@ def _follow(
             return
     else:
         reshaped, added, notice = _reshaped(old, source, names)
-        wanted, have = trigger_statements(own.names, source, reshaped), {key: one.sql for key, one in installed.items()}
+        wanted, have = (
+            triggers.trigger_statements(own.names, source, reshaped),
+            {event: sql for event, (_, sql) in installed.items()},
+        )
         captured = replace(reshaped, before_images=own.names.before_images)
         if wanted != have or captured.before_images != old.before_images:
-            install(own, source, captured)
+            triggers.install(own, source, captured)
         if captured != old:
             own.put_table(captured)
         if added:
             _fill_in(own, source, captured, added, after)
-        finds, found = candidate_queries(wanted.get("bi")), candidate_queries(have.get("bi"))
+        finds, found = triggers.candidate_queries(wanted.get("bi")), triggers.candidate_queries(have.get("bi"))
         rows = f"SELECT 1 FROM {own.names.log} WHERE seq > {after[1]} AND tab = {old.number} AND {_IMAGES} LIMIT 1"
         if finds is not None and finds != found and own.execute(rows).fetchone():
             again = "rows changed after a unique index was made, and REPLACE may have removed some unseen"

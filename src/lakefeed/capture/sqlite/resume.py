@@ -201,8 +201,8 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
         """Remove all that this pipeline has in the source, and nothing else."""
         self._confirmations.close()
         with self._file.use("rw") as connection, transaction(connection, "IMMEDIATE"):
-            found = read_triggers(OwnTables(connection, self._names)).values()
-            triggers = sorted(trigger.name for one in found for trigger in one.values())
+            found = read_triggers(OwnTables(connection, self._names))
+            triggers = sorted(self._names.trigger(number, event) for number, one in found.items() for event in one)
             own = [self._names.prefix + name for name in ("log", "meta", "vacuum")]
             query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN (?, ?, ?) ORDER BY name"
             tables = [name for (name,) in connection.execute(query, own)]
