@@ -21,8 +21,8 @@ from lakefeed.capture.builder import Spill
 from lakefeed.capture.dialect import Bracket, DescribedTable, Dialect, Horizon, Query, Refusal, Session
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.sqlite.database import Database, OpenedFile, inode_of, quoted
-from lakefeed.capture.sqlite.meta import Installation, OwnTables, schema_version
-from lakefeed.capture.sqlite.table import SCHEMA, SourceTable, all_tables, read_table
+from lakefeed.capture.sqlite.installation import Installation, OwnTables
+from lakefeed.capture.sqlite.table import SCHEMA, SourceTable, all_tables, read_table, schema_version
 from lakefeed.capture.sqlite.values import is_untyped, misfits, portions, stores_numbers, text_form, to_arrow
 from lakefeed.change.table import Column, TableId
 from lakefeed.change.watermark import KeyValue

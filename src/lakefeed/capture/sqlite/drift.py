@@ -32,10 +32,9 @@ from dataclasses import replace
 import pyarrow as pa
 
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.sqlite import triggers
 from lakefeed.capture.sqlite.database import quoted, transaction
-from lakefeed.capture.sqlite.meta import NOW, Captured, Meta, OwnTables, State, schema_version
-from lakefeed.capture.sqlite.table import SourceColumn, SourceTable, read_table
+from lakefeed.capture.sqlite.installation import NOW, Captured, Meta, OwnTables, State, Trigger
+from lakefeed.capture.sqlite.table import SourceColumn, SourceTable, read_table, schema_version
 from lakefeed.capture.sqlite.values import arrow_type, text_form, to_arrow
 from lakefeed.change.batch import Operation
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped
@@ -66,7 +65,7 @@ def capture_table(own: OwnTables, source: SourceTable) -> Captured:
     columns = tuple(replace(column, id=f"{number}.{slot}") for slot, column in enumerate(schema.columns))
     schema, slots, images = replace(schema, columns=columns), tuple(range(len(columns))), own.names.before_images
     made = Captured(number, schema, slots, len(slots), not source.key, source.sql, before_images=images, scanned=False)
-    triggers.install(own, source, made)
+    own.install_triggers(source, made)
     own.put_table(made)
     return made
 
@@ -88,7 +87,7 @@ def follow_schema(own: OwnTables, verified: int) -> Meta | None:
             meta = own.load()
             if meta is None or schema_version(own.connection) != version:
                 continue
-            installed = triggers.read_triggers(own)
+            installed = own.triggers()
             for one in meta.tables:
                 logged = f"SELECT 1 FROM {own.names.log} WHERE tab = {one.number} LIMIT 1"
                 if one.state is not State.DROPPED:
@@ -132,23 +131,23 @@ def _follow(
     own: OwnTables,
     old: Captured,
     after: tuple[int, int],
-    installed: Mapping[str, tuple[str, str]],
+    installed: Mapping[str, Trigger],
     suspicions: Mapping[str | None, str],
 ) -> None:
     """Bring one capture in line, in a write transaction. ``after``: what is confirmed, and what is verified."""
     source, again = read_table(own.connection, old.table.name), None
-    if source is None or any(table != source.name for table, _ in installed.values()):
-        triggers.remove(own, old.number)
+    if source is None or any(trigger.table != source.name for trigger in installed.values()):
+        own.remove_triggers(old.number)
         own.put_table(replace(old, state=State.DROPPED))
         own.mark(notice=TableDropped(old.table))
         return
-    names = triggers.slot_names(installed["ai"][1]) if "ai" in installed else {}
+    names = installed["ai"].slot_names if "ai" in installed else {}
     if not _ALWAYS.issubset(installed):
         again = "the table was re-created, or its triggers were removed"
     elif source.key != (() if old.rowid_key else tuple(names.get(old.slot_of[name]) for name in old.schema.key)):
         again = "its key changed"
     if again is not None:
-        triggers.remove(own, old.number)
+        own.remove_triggers(old.number)
         own.forget_table(old.number)
         try:
             captured = capture_table(own, source)
@@ -158,20 +157,17 @@ def _follow(
             return
     else:
         reshaped, added, notice = _reshaped(old, source, names)
-        wanted, have = (
-            triggers.trigger_statements(own.names, source, reshaped),
-            {event: sql for event, (_, sql) in installed.items()},
-        )
+        wanted = own.wanted_triggers(source, reshaped)
         captured = replace(reshaped, before_images=own.names.before_images)
-        if wanted != have or captured.before_images != old.before_images:
-            triggers.install(own, source, captured)
+        if wanted != installed or captured.before_images != old.before_images:
+            own.install_triggers(source, captured)
         if captured != old:
             own.put_table(captured)
         if added:
             _fill_in(own, source, captured, added, after)
-        finds, found = triggers.candidate_queries(wanted.get("bi")), triggers.candidate_queries(have.get("bi"))
+        finds, found = wanted.get("bi"), installed.get("bi")
         rows = f"SELECT 1 FROM {own.names.log} WHERE seq > {after[1]} AND tab = {old.number} AND {_IMAGES} LIMIT 1"
-        if finds is not None and finds != found and own.execute(rows).fetchone():
+        if finds and (not found or finds.candidates != found.candidates) and own.execute(rows).fetchone():
             again = "rows changed after a unique index was made, and REPLACE may have removed some unseen"
         else:
             again = next((reason for column, reason in suspicions.items() if column not in added), None)

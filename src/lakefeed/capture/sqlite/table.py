@@ -99,6 +99,11 @@ class SourceTable:
         return TableSchema(self.id, tuple(columns), self.key or (self.rowid_column,))
 
 
+def schema_version(connection: sqlite3.Connection) -> int:
+    """Another one after each change of the schema."""
+    return int(connection.execute("PRAGMA main.schema_version").fetchone()[0])
+
+
 def all_tables(connection: sqlite3.Connection) -> dict[TableId, Refusal | None]:
     """Everything in the catalog that can be selected from → why it is never captured; None if it can be."""
     rows = connection.execute("SELECT name, type FROM pragma_table_list WHERE schema = 'main'").fetchall()
