@@ -13,20 +13,15 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import quote
 
 from lakefeed.errors import LakefeedError, SourceSetupError, SourceUnavailableError, StateError
 
-Row = tuple[Any, ...]
 Mode = Literal["ro", "rw"]
 
 MINIMUM = (3, 37, 0)  # PRAGMA table_list, which shows shadow tables and WITHOUT ROWID
 LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-_PASSING = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_NOMEM)
-_DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
-_REFUSED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_CANTOPEN)
 
 
 def quoted(name: str) -> str:
@@ -83,30 +78,28 @@ class Database:
         try:
             yield
         except sqlite3.Error as error:
-            raise self._mapped(error) from error
+            raise self._mapped(error, getattr(error, "sqlite_errorcode", None)) from error
 
-    def _mapped(self, error: sqlite3.Error) -> LakefeedError:
-        code, path = getattr(error, "sqlite_errorcode", None), self.path
+    def _mapped(self, error: sqlite3.Error, code: int | None) -> LakefeedError:
+        path = self.path
         if code is None:  # misuse found by Python's module: a closed connection, mostly
             return StateError(f"{path}: {error}", remedy="Open the capture before it is used.")
-        primary = code & 0xFF
-        if primary in (*LOCKED, sqlite3.SQLITE_PROTOCOL):
-            return SourceUnavailableError(f"{path} is locked by another connection ({error})")
-        if primary in _PASSING:
-            return SourceUnavailableError(f"{path} cannot be read or written right now ({error})")
-        if primary == sqlite3.SQLITE_CANTOPEN and not Path(path).exists():
-            return SourceUnavailableError(f"{path} is not there", remedy="Put the file back; Lakefeed then goes on.")
-        problem, remedy = f"{path}: {error}", ""
-        if primary in _DAMAGED:
-            problem = f"{path} is not a usable SQLite database ({error})"
-            remedy = "Check the path; if it is the right file, restore it from a backup."
-        elif primary in _REFUSED:
-            problem = f"{path} cannot be opened or written ({error})"
-            remedy = (
-                f"Give this user the right to write: chmod u+rw {path}, and its directory. If nobody writes to it"
-                " (read-only media), poll it with SqlitePolling(…, immutable=True)."
-            )
-        return SourceSetupError(problem, remedy=remedy)
+        match code & 0xFF:
+            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
+                return SourceUnavailableError(f"{path} is locked by another connection ({error})")
+            case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_FULL | sqlite3.SQLITE_NOMEM:
+                return SourceUnavailableError(f"{path} cannot be read or written right now ({error})")
+            case sqlite3.SQLITE_CANTOPEN if not Path(path).exists():
+                remedy = "Put the file back; Lakefeed then goes on."
+                return SourceUnavailableError(f"{path} is not there", remedy=remedy)
+            case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT:
+                remedy = "Check the path; if it is the right file, restore it from a backup."
+                return SourceSetupError(f"{path} is not a usable SQLite database ({error})", remedy=remedy)
+            case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH | sqlite3.SQLITE_CANTOPEN:
+                remedy = f"Give this user the right to write: chmod u+rw {path}, and its directory. If nobody writes to"
+                remedy += " it (read-only media), poll it with SqlitePolling(…, immutable=True)."
+                return SourceSetupError(f"{path} cannot be opened or written ({error})", remedy=remedy)
+        return SourceSetupError(f"{path}: {error}")
 
 
 @contextmanager

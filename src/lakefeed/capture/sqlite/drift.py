@@ -41,8 +41,7 @@ from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped
 from lakefeed.change.table import Column, TableSchema
 from lakefeed.errors import TableStoppedError
 
-WIDEST = 1990
-"""SQLite allows 2000 columns in a table, and the log has a few of its own."""
+WIDEST = 1990  # SQLite allows 2000 columns in a table, and the log has a few of its own
 _DROP_AND_ADD = 2  # schema changes
 _ALWAYS = frozenset({"ai", "au", "ad"})
 _IMAGES = f"op IN ({int(Operation.INSERT)}, {int(Operation.UPDATE)})"

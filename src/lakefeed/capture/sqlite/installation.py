@@ -192,12 +192,8 @@ class Meta:
     def in_force(self) -> list[Captured]:
         return [one for one in self.tables if one.state is not State.DROPPED]
 
-    def captured(self, table: TableId) -> Captured | None:
-        return next((one for one in self.in_force if one.table == table), None)
-
-    def is_live(self, table: TableId) -> bool:
-        captured = self.captured(table)
-        return captured is not None and captured.state is State.LIVE
+    def state(self, table: TableId) -> State | None:
+        return next((one.state for one in self.in_force if one.table == table), None)
 
     def is_right(self, version: int, names: Installation) -> bool:
         """Whether the triggers were made for this very version of the schema, and log what is asked for."""
@@ -233,6 +229,15 @@ class OwnTables:
         tables = tuple(sorted(captured, key=lambda one: one.number))
         confirmed = SqliteSequence.parse(values["confirmed"])
         return Meta(values["identity"], values["schema_version"], confirmed, values["verified"], tables)
+
+    def require(self) -> Meta:
+        meta = self.load()
+        if meta is None:
+            raise SourceSetupError(
+                "nothing is prepared in this database for the pipeline",
+                remedy="Run `lakefeed sync`, which prepares it; if it was prepared, this is another database.",
+            )
+        return meta
 
     def create(self) -> None:
         """The empty log and meta, with a first row in the log, so that there is a position from the start.

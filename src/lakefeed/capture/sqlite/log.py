@@ -40,8 +40,7 @@ from lakefeed.change.position import SqliteSequence
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import DecodeError, PositionLostError, SourceError, SourceSetupError, StateError, TableStoppedError
 
-WINDOW_ROWS = 50_000
-"""Rows of the log that are read at once at most, in a short read transaction: writers without WAL wait no longer."""
+WINDOW_ROWS = 50_000  # of the log at once at most, in a short read transaction: writers without WAL wait no longer
 _POLL_SECONDS = 0.05
 _CLOSE_SECONDS = 2.0
 _FEW_TABLES = 2
@@ -120,19 +119,10 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
         self._own = OwnTables(self._connection, names)
         try:
             with file.database.errors():
-                self._meta = self._load()
+                self._meta = self._own.require()
         except SourceError:
             self._connection.close()
             raise
-
-    def _load(self) -> Meta:
-        meta = self._own.load()
-        if meta is None:
-            raise SourceSetupError(
-                "nothing is prepared in this database for the pipeline",
-                remedy="Run `lakefeed sync`, which prepares it; if it was prepared, this is another database.",
-            )
-        return meta
 
     def read(self, wait_seconds: float) -> LogPiece | None:
         until = time.monotonic() + wait_seconds
@@ -179,7 +169,7 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
                 return iter(())
             announced = own.marks(after, head.sequence)
             if announced is not None:  # whoever changes a capture writes a mark, if only an empty one
-                self._meta = self._load()
+                self._meta = self._own.require()
             present = self._present(after, head.sequence)
             tables = [one for one in self._meta.tables if one.number in present and one.state is not State.BLOCKED]
             troubled: dict[Captured, frozenset[str] | None] = {}  # the mixed columns; None for a NULL in the key
@@ -211,7 +201,7 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
                 self._confirmations.verified = max(self._confirmations.verified, head.sequence)
                 return head
             follow_schema(self._own, self._confirmations.verified)
-            self._meta = self._load()
+            self._meta = self._own.require()
 
     def _present(self, low: int, high: int) -> set[int]:
         """The numbers of the tables with rows in (low, high]."""
@@ -230,7 +220,9 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
         with transaction(self._connection, "IMMEDIATE"):
             if schema_version(self._connection) != self._meta.schema_version:
                 return  # columns may be called otherwise now: the schema comes first
-            now = {captured.number: captured for captured in self._load().tables}  # the catalog side may have been here
+            now = {
+                captured.number: captured for captured in self._own.require().tables
+            }  # the catalog side may have been here
             for one, mixed in troubled.items():
                 captured = now.get(one.number, one)
                 table, key, is_dropped = captured.table, captured.schema.key, captured.state is State.DROPPED
@@ -248,7 +240,7 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
                 reason = f"a row has NULL in the key ({', '.join(key)}), or a value that its column cannot hold"
                 remedy = f"DELETE FROM {quoted(table.name)} WHERE {nulls}; or give these rows a key; then sync again."
                 own.mark(notice=TableBlocked(table, reason, remedy))
-        self._meta = self._load()
+        self._meta = self._own.require()
 
     def _pieces(
         self, begin: int, head: SqliteSequence, tables: Sequence[Captured], announced: Announced | None
@@ -394,14 +386,14 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
     def create(self, tables: Sequence[TableId]) -> SqliteSequence:
         """Capture ``tables`` from here on, those that are captured already as before. Returns the log's head.
 
-        A blocked table starts again. Writes nothing if there is nothing to do. The write lock is held while triggers
-        are made, and not while tables are scanned.
+        A blocked table starts again. Columns of new captures that hold values of several types become text. Writes
+        nothing if there is nothing to do. The write lock is held while triggers are made, not while tables are scanned.
         """
         with self._file.use("rw") as connection:
             own = OwnTables(connection, self._names)
             while True:
                 meta = follow_schema(own, self._confirmations.verified)
-                if meta is not None and all(map(meta.is_live, tables)):
+                if meta is not None and all(meta.state(table) is State.LIVE for table in tables):
                     break
                 with transaction(connection, "IMMEDIATE"):
                     meta = own.load()
@@ -410,7 +402,7 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
                     elif not meta.is_right(schema_version(connection), self._names):
                         continue  # it changed in between
                     for table in tables:
-                        if meta is None or not meta.is_live(table):
+                        if meta is None or meta.state(table) is not State.LIVE:
                             source = self._source(connection, table)
                             for old in meta.tables if meta else ():
                                 if old.table == table:
@@ -421,30 +413,17 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
                     own.put_verified()
                 break
             head = own.head()  # before the scan: what is written meanwhile comes by the log
-            self._scan(own, tables)
+            # From the triggers on every value is in the log, so that one pass is enough, and it needs no lock.
+            new = [one for one in own.require().tables if one.table in tables and not one.scanned]
+            mixed = {one.number: mixed_columns(connection, one.table.name) for one in new if one.state is State.LIVE}
+            if mixed:
+                with transaction(connection, "IMMEDIATE"):
+                    for captured in (one for one in own.require().tables if one.number in mixed):
+                        text = captured.with_text(mixed[captured.number])
+                        own.put_table(replace(text, scanned=True))
+                        if text != captured:
+                            own.mark(schema=text.schema)
             return head
-
-    def _scan(self, own: OwnTables, tables: Sequence[TableId]) -> None:
-        """Find columns of new captures that hold values of several types, and make them text.
-
-        From the triggers on every value is in the log, so that one pass is enough, and it needs no lock.
-        """
-        meta = own.load()
-        mixed = {
-            one.number: mixed_columns(own.connection, one.table.name)
-            for one in (meta.tables if meta else ())
-            if one.table in tables and not one.scanned and one.state is State.LIVE
-        }
-        if not mixed:
-            return
-        with transaction(own.connection, "IMMEDIATE"):
-            meta = own.load()
-            for captured in meta.tables if meta else ():
-                if captured.number in mixed:
-                    text = captured.with_text(mixed[captured.number])
-                    own.put_table(replace(text, scanned=True))
-                    if text != captured:
-                        own.mark(schema=text.schema)
 
     def _source(self, connection: sqlite3.Connection, table: TableId) -> SourceTable:
         source = read_table(connection, table.name) if table.schema == SCHEMA else None
@@ -456,7 +435,7 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
         """The name of the log, whose head is what a chunk's read transaction sees."""
         with self._file.use() as connection, transaction(connection, "DEFERRED"):
             meta, source = OwnTables(connection, self._names).load(), self._source(connection, table)
-            if meta is None or meta.captured(table) is None:
+            if meta is None or meta.state(table) is None:
                 raise StateError(f"{table} is copied before its changes are captured", remedy="Call prepare first.")
             if source.nullable_key:
                 rows = f"FROM {quoted(source.name)} WHERE {source.null_key}"

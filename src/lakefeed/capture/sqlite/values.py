@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from lakefeed.capture.fit import MisfitError
 
-EXACT = 2**53
-"""The largest integer up to which every integer has a double of its own."""
+EXACT = 2**53  # the largest integer up to which every integer has a double of its own
 PORTION_ROWS = 65_536
 PORTION_BYTES = 64 * 1024 * 1024
 _RUN_ROWS = 256
