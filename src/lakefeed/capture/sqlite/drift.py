@@ -44,6 +44,7 @@ from lakefeed.errors import TableStoppedError
 WIDEST = 1990  # SQLite allows 2000 columns in a table, and the log has a few of its own
 _DROP_AND_ADD = 2  # schema changes
 _ALWAYS = frozenset({"ai", "au", "ad"})
+_Suspicions = dict[str | None, str]
 _IMAGES = f"op IN ({int(Operation.INSERT)}, {int(Operation.UPDATE)})"
 
 
@@ -97,14 +98,15 @@ def follow_schema(own: OwnTables, verified: int) -> Meta | None:
             own.put_verified()
 
 
-def _scan(own: OwnTables, old: Captured, verified: int, *, readded: bool) -> dict[str | None, str]:
-    """What may have happened to the table, as far as its rows allow: reasons to copy it again, by the column that they
-    are about (None: all). Rows that were not written since ``verified`` are what they were, so they tell.
+def _scan(own: OwnTables, old: Captured, verified: int, *, readded: bool) -> _Suspicions:
+    """Reasons to copy a table again that its rows do not disprove, by the column that they are about (None: all).
+
+    Rows that were not written since ``verified`` are what they were, so they tell.
     """
     source = read_table(own.connection, old.table.name)
     if source is None or old.rowid_key != (not source.key) or len(old.key_slots) != len(source.sql_key):
         return {}  # it is captured from scratch anyway
-    suspicions: dict[str | None, str] = {}
+    suspicions: _Suspicions = {}
     table, key = quoted(source.name), ", ".join(source.sql_key)
     logged = f"{own.names.log} WHERE seq > {verified} AND tab = {old.number}"
     untouched = f"({key}) NOT IN (SELECT {', '.join(old.key_slots)} FROM {logged} AND {_IMAGES})"
@@ -127,11 +129,7 @@ def _scan(own: OwnTables, old: Captured, verified: int, *, readded: bool) -> dic
 
 
 def _follow(
-    own: OwnTables,
-    old: Captured,
-    after: tuple[int, int],
-    installed: Mapping[str, Trigger],
-    suspicions: Mapping[str | None, str],
+    own: OwnTables, old: Captured, after: tuple[int, int], installed: dict[str, Trigger], suspicions: _Suspicions
 ) -> None:
     """Bring one capture in line, in a write transaction. ``after``: what is confirmed, and what is verified."""
     source, again = read_table(own.connection, old.table.name), None

@@ -2,7 +2,7 @@
 """What one pipeline has inside the source: its tables, what they remember, and its triggers.
 
     _lakefeed_<pipeline>_log          the change log, all tables in one order
-    _lakefeed_<pipeline>_pending      index over its few unresolved candidates (see triggers)
+    _lakefeed_<pipeline>_pending      index over its few unresolved candidates (fact 3)
     _lakefeed_<pipeline>_meta         key → value: identity, format, confirmed sequence, captured tables
     _lakefeed_<pipeline>_vacuum       one row with a high rowid and no key: VACUUM renumbers it, which shows that it ran
     _lakefeed_<pipeline>_<n>_<event>  the triggers of captured table number n
@@ -343,8 +343,9 @@ class OwnTables:
     def wanted_triggers(self, source: SourceTable, captured: Captured) -> dict[str, Trigger]:
         """What the triggers of a table should be, by event."""
         sql = _Sql(self.names, source, captured)
-        old, resolve, no_victim = sql.old_key, list[str](), list[str]()
-        before_insert, before_update = list[str](), list[str]()
+        changed = " OR ".join(f"NOT ({_identical(f'OLD.{name}', f'NEW.{name}')})" for name in sql.key)
+        image = sql.image(f"CASE WHEN {changed} THEN {_INSERT} ELSE {_UPDATE} END")
+        resolve, no_victim, before_insert, before_update = list[str](), list[str](), list[str](), list[str]()
         if source.conflicts:
             resolve = sql.resolve()
             # A row's own trigger logs it, and what was logged of it for an INSERT that was ignored is outdated.
@@ -352,17 +353,15 @@ class OwnTables:
             # The key of a new row may be a rowid that SQLite has yet to choose. A row that is there may have this one.
             not_given = [f"NEW.{sql.key[0]} = -1"] if source.key_is_rowid or captured.rowid_key else []
             before_insert, before_update = sql.candidates("NEW", not_given), sql.candidates("OLD", [])
-        changed = " OR ".join(f"NOT ({_identical(f'OLD.{name}', f'NEW.{name}')})" for name in sql.key)
-        image = sql.image(f"CASE WHEN {changed} THEN {_INSERT} ELSE {_UPDATE} END")
-        before_of_update, before_of_delete, old_row = list[str](), list[str](), list[str]()
+        old_row, updated, deleted = list[str](), list[str](), list[str]()
         if captured.before_images:
-            old_row = [sql.insert(OLD_ROW, sql.slots, sql.values("OLD"), f"FROM {sql.nulls} WHERE {sql.known(old)}")]
-            before_of_update = sql.before(f"CASE WHEN {changed} THEN {sql.gone(old)} ELSE {sql.there('NEW')} END")
-            before_of_delete = sql.before(sql.gone(old))
+            old_row, gone = [sql.old_row()], sql.gone(sql.old_key)
+            updated = sql.before(f"CASE WHEN {changed} THEN {gone} ELSE {sql.there('NEW')} END")
+            deleted = sql.before(gone)
         bodies = {
             "ai": ("AFTER INSERT", [*resolve, sql.image(_INSERT)]),
-            "au": ("AFTER UPDATE", [*no_victim, *resolve, *before_of_update, sql.delete(f"({changed})"), image]),
-            "ad": ("AFTER DELETE", [*before_of_delete, sql.delete("1"), *no_victim]),
+            "au": ("AFTER UPDATE", [*no_victim, *resolve, *updated, sql.delete(f"({changed})"), image]),
+            "ad": ("AFTER DELETE", [*deleted, sql.delete("1"), *no_victim]),
             "bi": ("BEFORE INSERT", before_insert),
             "bu": ("BEFORE UPDATE", [*before_update, *old_row]),
             "bd": ("BEFORE DELETE", old_row),
@@ -402,6 +401,11 @@ class _Sql:
     def image(self, operation: str) -> str:
         """Log the row as it is now, if it is still there."""
         return self.insert(operation, self.slots, self.values("NEW"), f"FROM {self.nulls} WHERE {self.there('NEW')}")
+
+    def old_row(self) -> str:
+        """Log the row that is about to be changed."""
+        rest = f"FROM {self.nulls} WHERE {self.known(self.old_key)}"
+        return self.insert(OLD_ROW, self.slots, self.values("OLD"), rest)
 
     def _here(self, row: str) -> str:
         """The table's row is the one that ``row`` (NEW, OLD or an alias) has the locator of."""

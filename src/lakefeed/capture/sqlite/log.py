@@ -77,13 +77,11 @@ class LogDecoder:
     """See ``Decoder``. The catalog's part, which column is in which slot, comes with the piece."""
 
     def decode(self, piece: LogPiece) -> Decoded[SqliteSequence]:
+        transactions = [Transaction(piece.head, piece.head.stamp * 1000)]
         decoded = Decoded[SqliteSequence](
-            transactions=[Transaction(piece.head, piece.head.stamp * 1000)],
-            width=piece.width,
-            continues=not piece.is_first,
-            open=not piece.is_last,
-            reached=piece.head if piece.is_last else None,
+            transactions, width=piece.width, reached=piece.head if piece.is_last else None
         )
+        decoded.continues, decoded.open = not piece.is_first, not piece.is_last
         if piece.captured is not None:
             schema = piece.captured.schema
             sequences, operations, stamps, *values = piece.rows
@@ -94,10 +92,9 @@ class LogDecoder:
                 except MisfitError as error:
                     what = f"{schema.table}.{column.name} holds a value that is not {column.type}"
                     raise DecodeError(what) from error
-            order = np.array(sequences, np.int64) - (piece.base + 1)
-            transactions, times = np.zeros(len(sequences), np.int32), np.array(stamps, np.int64) * 1000
-            kinds = pa.array(operations, pa.int8())
-            decoded.items.append(Rows(schema, columns, kinds, order, transactions, times=times))
+            order, times = np.array(sequences, np.int64) - (piece.base + 1), np.array(stamps, np.int64) * 1000
+            kinds, indices = pa.array(operations, pa.int8()), np.zeros(len(sequences), np.int32)
+            decoded.items.append(Rows(schema, columns, kinds, order, indices, times=times))
         if piece.announced is not None:
             decoded.items.append(piece.announced)
         return decoded
