@@ -138,7 +138,8 @@ class SqliteSession(Session):
                 arrays = []
                 for field, values in zip(schema, portion.columns, strict=True):
                     # The text form of a blob, or of text that is no UTF-8, is the value of another row.
-                    if field.name in query.exact and pa.types.is_string(field.type) and not all(map(_is_text, values)):
+                    changed = (one for one in values if isinstance(one, str | bytes) and text_form(one) is not one)
+                    if field.name in query.exact and pa.types.is_string(field.type) and any(True for _ in changed):
                         raise MisfitError("a blob or text that is no UTF-8", column=field.name)
                     try:
                         arrays.append(to_arrow(values, field.type))
@@ -149,12 +150,6 @@ class SqliteSession(Session):
                 size += batch.nbytes
                 if query.enough_bytes is not None and size >= query.enough_bytes:
                     return
-
-
-def _is_text(value: Any) -> bool:
-    if isinstance(value, str):
-        return value.isascii() or text_form(value) is value
-    return not isinstance(value, bytes)
 
 
 def described(source: SourceTable) -> DescribedTable:

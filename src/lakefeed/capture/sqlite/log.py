@@ -161,12 +161,18 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
         """All that was committed after the last range; nothing if nothing was."""
         own, after = self._own, self._after.sequence
         while True:
-            head = self._verified_head()
+            with transaction(self._connection, "DEFERRED"):
+                version, head = schema_version(self._connection), own.head()
+            if not self._meta.is_right(version, own.names):
+                follow_schema(own, self._confirmations.verified)
+                self._meta = own.require()
+                continue
+            self._confirmations.verified = max(self._confirmations.verified, head.sequence)
             if head.sequence <= after:
                 return iter(())
             announced = own.marks(after, head.sequence)
             if announced is not None:  # whoever changes a capture writes a mark, if only an empty one
-                self._meta = self._own.require()
+                self._meta = own.require()
             present = self._present(after, head.sequence)
             tables = [one for one in self._meta.tables if one.number in present and one.state is not State.BLOCKED]
             troubled: dict[Captured, frozenset[str] | None] = {}  # the mixed columns; None for a NULL in the key
@@ -189,17 +195,6 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
         first = own.execute(rows, (after,)).fetchone() if tables else None
         return self._pieces(head.sequence if first is None else first[0] - 1, head, tables, announced)
 
-    def _verified_head(self) -> SqliteSequence:
-        """The log's newest position, where the triggers are right up to it."""
-        while True:
-            with transaction(self._connection, "DEFERRED"):
-                version, head = schema_version(self._connection), self._own.head()
-            if self._meta.is_right(version, self._own.names):
-                self._confirmations.verified = max(self._confirmations.verified, head.sequence)
-                return head
-            follow_schema(self._own, self._confirmations.verified)
-            self._meta = self._own.require()
-
     def _present(self, low: int, high: int) -> set[int]:
         """The numbers of the tables with rows in (low, high]."""
         query = f"SELECT DISTINCT tab FROM {self._own.names.log} WHERE seq > ? AND seq <= ? AND {_ROWS}"
@@ -218,7 +213,7 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
             if schema_version(self._connection) != self._meta.schema_version:
                 return  # columns may be called otherwise now: the schema comes first
             now = {
-                captured.number: captured for captured in self._own.require().tables
+                captured.number: captured for captured in own.require().tables
             }  # the catalog side may have been here
             for one, mixed in troubled.items():
                 captured = now.get(one.number, one)
@@ -237,7 +232,7 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
                 reason = f"a row has NULL in the key ({', '.join(key)}), or a value that its column cannot hold"
                 remedy = f"DELETE FROM {quoted(table.name)} WHERE {nulls}; or give these rows a key; then sync again."
                 own.mark(notice=TableBlocked(table, reason, remedy))
-        self._meta = self._own.require()
+        self._meta = own.require()
 
     def _pieces(
         self, begin: int, head: SqliteSequence, tables: Sequence[Captured], announced: Announced | None
