@@ -107,7 +107,7 @@ def test_every_moved_row_gets_the_values_that_its_old_key_had(spark: SparkSessio
         assert whole or row[OP] == Operation.UPDATE
 
 
-def test_c04_a_changed_key_takes_its_large_value_along_without_a_copy(tmp_path: Path, spark: SparkSession) -> None:
+def test_a_changed_key_takes_its_large_value_along_without_a_copy(tmp_path: Path, spark: SparkSession) -> None:
     rules = [Rule("t", Temporal(), name="{table}_history"), Rule("t", Append(), name="{table}_log")]
     with (
         PostgresServer.start(max(find_binaries().items())[1]) as server,

@@ -52,7 +52,9 @@ def in_thread(work: Any) -> Iterator[dict[str, float]]:
 
 def test_every_session_has_limits_on_purpose(dsn: str, writer: Any) -> None:
     """Whatever the role or the server has set."""
-    for name in ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout"):
+    names = ["lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout"]
+    names += ["transaction_timeout"] if writer.info.server_version >= 170_000 else []
+    for name in names:
         writer.execute(f"ALTER ROLE CURRENT_USER IN DATABASE {writer.info.dbname} SET {name} = '7h'".encode())
     kinds = (database.CATALOG, database.READING, database.KEEPING, database.SLOT, database.STREAM)
     for timeouts in kinds:

@@ -95,4 +95,4 @@ def test_that_a_table_left_is_said_behind_commits_that_are_visible_and_not_yet_f
         (written,) = writer.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
         monkeypatch.setattr(facts, "head", late)
         capture.discover()
-        assert facts_of(capture)._due[T].at >= PostgresLsn.parse(written)
+        assert facts_of(capture)._due[T][0] >= PostgresLsn.parse(written)

@@ -235,14 +235,7 @@ class ToyDecoder:
 def toy(directory: str, pipeline: str, tables: Sequence[str] = ("*",)) -> ChangeCapture:
     return LogCapture(
         ToyLine,
-        Capabilities(
-            deletes=True,
-            before_images=False,
-            transactions=True,
-            schema_changes=False,
-            exact_snapshot=True,
-            snapshot_resume=True,
-        ),
+        Capabilities(exact_snapshot=True, snapshot_resume=True),
         tables=tables,
         dialect=ToyDialect(directory),
         resume=ToyResumePoint(directory, pipeline),

@@ -1,9 +1,8 @@
 """ChangeSetBuilder: what a decoder gives → change sets that end at a commit. The same for every log source.
 
 ``add`` takes pieces as they come, also in the middle of a transaction; ``cut`` hands out what is complete. The builder
-numbers the changes (``_lakefeed_seq`` grows with the log; there are gaps), adds the metadata columns, and moves what is
-too much for memory to a temporary file. A change set that was cut keeps its own data: it can be iterated again and
-outlives ``confirm`` and the builder.
+numbers the changes (``_lakefeed_seq`` grows with the log; there are gaps), adds the metadata columns, and spills what
+is too much for memory. A change set keeps its own data: it can be iterated again, and outlives ``confirm`` and builder.
 """
 
 from __future__ import annotations
@@ -12,38 +11,28 @@ import errno
 import tempfile
 import time
 import weakref
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.log import Announced, Decoded, Transaction
+from lakefeed.capture.log import Announced, Decoded, P, Transaction
 from lakefeed.change.batch import METADATA, ChangeBatch, change_schema
 from lakefeed.change.change_set import ChangeSet, TableBlocked, TableNotice
-from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import JournalFullError
 
-P = TypeVar("P", bound=Position)
-
 MEMORY_BYTES = 64 << 20
-_TIMES = 1000
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _ABSENT = pa.list_(pa.string())
 _TIME = METADATA.field("_lakefeed_time").type
-_PART = pa.schema(
-    [
-        ("op", pa.int8()),
-        ("seq", pa.int64()),
-        ("transaction", pa.int32()),
-        ("absent", _ABSENT),
-        ("time", pa.int64()),  # NULL: the transaction's
-    ]
+_PART = pa.schema(  # a time of NULL is the transaction's
+    [("op", pa.int8()), ("seq", pa.int64()), ("transaction", pa.int32()), ("absent", _ABSENT), ("time", pa.int64())]
 )
 
 
@@ -58,70 +47,50 @@ class Limits:
     heartbeat_bytes: int = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Spilled:
-    offset: int
-    size: int
-
-
 class Spill:
     """Arrow batches, in memory while they are few and in a temporary file when not. Append, then iterate as often as
-    wanted, from one thread at a time. The file has no name: it is gone with the last reference or with the process.
-    """
+    wanted, from one thread at a time. The file has no name: it is gone with the last reference or with the process."""
 
     def __init__(self, *, memory_bytes: int = MEMORY_BYTES) -> None:
         self._memory_bytes = memory_bytes
-        self._in_memory = 0
-        self._items: list[pa.RecordBatch | _Spilled] = []
+        self._items: list[pa.RecordBatch | tuple[int, int]] = []  # or offset and size in the file
         self._file: Any = None
-
-    @property
-    def spilled(self) -> bool:
-        return self._file is not None
 
     def append(self, batch: pa.RecordBatch) -> None:
         """JournalFullError, which is retried as the journal's own is, if the disk has no room for the file."""
-        if self._in_memory + batch.nbytes <= self._memory_bytes:
-            self._in_memory += batch.nbytes
+        if batch.nbytes <= self._memory_bytes:
+            self._memory_bytes -= batch.nbytes
             self._items.append(batch)
             return
-        file = self._file
+        is_first = self._file is None
         try:
-            if file is None:
-                file = tempfile.TemporaryFile(prefix="lakefeed-")  # noqa: SIM115  # lives as long as the object
-            offset = file.seek(0, 2)
-            with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), batch.schema) as writer:
+            if is_first:
+                self._file = tempfile.TemporaryFile(prefix="lakefeed-")  # noqa: SIM115  # lives as long as the object
+                self._closing = weakref.finalize(self, _close, self._file)
+            offset = self._file.seek(0, 2)
+            with pa.ipc.new_stream(pa.PythonFile(self._file, mode="w"), batch.schema) as writer:
                 writer.write_batch(batch)
-            file.flush()  # a full disk must be known now
-            item = _Spilled(offset, file.tell() - offset)
-        except BaseException as error:
-            if file is not None and self._file is None:
-                _close(file)  # nothing is in it: it must not stay open for as long as the change set is tried again
-            if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
+            self._file.flush()  # a full disk must be known now
+        except OSError as error:
+            if is_first and self._file is not None:
+                self._closing()  # nothing is in it: it must not stay open for as long as the change set is tried again
+                self._file = None
+            if error.errno not in _NO_ROOM:
                 raise
-            raise JournalFullError(
-                f"no room left in {tempfile.gettempdir()} for the temporary file of a large transaction: "
-                f"{error.strerror}",
-                remedy="Free space there, or set TMPDIR to a larger disk; Lakefeed goes on by itself.",
-            ) from error
-        if self._file is None:
-            self._file = file
-            weakref.finalize(self, _close, file)
-        self._items.append(item)
-
-    def __len__(self) -> int:
-        return len(self._items)
+            needed = "for the temporary file of a large transaction"
+            remedy = "Free space there, or set TMPDIR to a larger disk; Lakefeed goes on by itself."
+            problem = f"no room left in {tempfile.gettempdir()} {needed}: {error.strerror}"
+            raise JournalFullError(problem, remedy=remedy) from error
+        self._items.append((offset, self._file.tell() - offset))
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for item in self._items:
             if isinstance(item, pa.RecordBatch):
                 yield item
-                continue
-            assert self._file is not None  # noqa: S101  # something was spilled into it
-            self._file.seek(item.offset)
-            with pa.ipc.open_stream(pa.py_buffer(self._file.read(item.size))) as reader:
-                batch = reader.read_next_batch()
-            yield batch
+            else:
+                self._file.seek(item[0])
+                with pa.ipc.open_stream(pa.py_buffer(self._file.read(item[1]))) as reader:
+                    yield reader.read_next_batch()
 
 
 def _close(file: Any) -> None:
@@ -135,8 +104,8 @@ class Batches:
     """The batches of a change set; each iteration makes them again from what is kept."""
 
     parts: Spill
-    tables: tuple[TableSchema, ...]
-    transactions: tuple[Transaction, ...]
+    tables: list[TableSchema] = field(default_factory=list)
+    transactions: list[Transaction] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[ChangeBatch]:
         for schema, part in zip(self.tables, self.parts, strict=True):
@@ -149,25 +118,17 @@ class Batches:
             times: Any = pa.array([one.time_us for one in chosen], pa.int64()).take(indices)
             if own_times.null_count < len(own_times):
                 times = pc.coalesce(own_times, times)
-            meta = [
-                operations,
-                seqs,
-                pa.DictionaryArray.from_arrays(indices, pa.array([one.end.encode() for one in chosen], pa.string())),
-                times.cast(_TIME),
-                pa.DictionaryArray.from_arrays(indices, pa.array([one.id for one in chosen], pa.string())),
-                absent,
-            ]
-            batch = pa.RecordBatch.from_arrays([*part.columns[:width], *meta], schema=change_schema(schema))
-            yield ChangeBatch(schema, batch)
+            ends = pa.DictionaryArray.from_arrays(indices, pa.array([one.end.encode() for one in chosen], pa.string()))
+            ids = pa.DictionaryArray.from_arrays(indices, pa.array([one.id for one in chosen], pa.string()))
+            arrays = [*part.columns[:width], operations, seqs, ends, times.cast(_TIME), ids, absent]
+            yield ChangeBatch(schema, pa.RecordBatch.from_arrays(arrays, schema=change_schema(schema)))
 
 
 @dataclass(slots=True)
 class _Draft:
     """The change set that is being put together."""
 
-    parts: Spill
-    tables: list[TableSchema] = field(default_factory=list)
-    transactions: list[Transaction] = field(default_factory=list)
+    batches: Batches
     schemas: list[TableSchema] = field(default_factory=list)
     notices: list[TableNotice] = field(default_factory=list)
     rows: int = 0
@@ -177,11 +138,9 @@ class _Draft:
 
 
 class ChangeSetBuilder(Generic[P]):
-    """See the module. ``position`` is where the last change set ended; ``reached`` may be further.
-
-    Belongs to the stream's thread; ``unblock`` may be called from any. Rows of a table that a TableBlocked notice has
-    named are not taken in until ``unblock``, and the notice is given once.
-    """
+    """See the module. ``position`` is where the last change set ended; ``reached`` may be further. Belongs to the
+    stream's thread; ``unblock`` may be called from any. Rows of a table that a TableBlocked notice has named are not
+    taken in until ``unblock``, and the notice is given once."""
 
     def __init__(self, position: P, limits: Limits | None = None, *, memory_bytes: int = MEMORY_BYTES) -> None:
         self.position = position
@@ -190,15 +149,14 @@ class ChangeSetBuilder(Generic[P]):
         self._limits = limits or Limits()
         self._memory_bytes = memory_bytes
         self._blocked: set[TableId] = set()
-        self._draft = _Draft(Spill(memory_bytes=memory_bytes))
+        self._draft = _Draft(Batches(Spill(memory_bytes=memory_bytes)))
         self._cut_at = time.monotonic()
-        self._times: OrderedDict[str, float] = OrderedDict()
+        self._times: deque[tuple[P, float]] = deque(maxlen=1000)
 
     @property
     def is_empty(self) -> bool:
         """Nothing for the lake has been taken in since the last cut."""
-        draft = self._draft
-        return not (draft.rows or draft.notices or draft.schemas)
+        return not (self._draft.rows or self._draft.notices or self._draft.schemas)
 
     def unblock(self, table: TableId) -> None:
         """The table was prepared again: its rows are delivered from here on."""
@@ -206,11 +164,11 @@ class ChangeSetBuilder(Generic[P]):
 
     def add(self, decoded: Decoded[P]) -> None:
         """Take in a piece. The end that it has reached counts once no transaction is open: its commit is to come."""
-        draft, base = self._draft, len(self._draft.transactions)
+        draft, batches = self._draft, self._draft.batches
         if decoded.continues:
-            base -= 1
-            draft.transactions.pop()  # the piece has it again, with its end if that is known by now
-        draft.transactions += decoded.transactions
+            batches.transactions.pop()  # the piece has it again, with its end if that is known by now
+        base = len(batches.transactions)
+        batches.transactions.extend(decoded.transactions)
         for item in decoded.items:
             if isinstance(item, Announced):
                 self.announce(item)
@@ -218,32 +176,27 @@ class ChangeSetBuilder(Generic[P]):
             count = len(item.operations)
             if not count or item.schema.table in self._blocked:
                 continue
-            order, codes = item.order, item.transactions
-            if draft.next_seq or base:
-                order, codes = np.asarray(order) + draft.next_seq, np.asarray(codes) + base
+            order, codes = np.asarray(item.order) + draft.next_seq, np.asarray(item.transactions) + base
             absent = pa.nulls(count, _ABSENT) if item.absent is None else item.absent
             times = pa.nulls(count, pa.int64()) if item.times is None else item.times
+            given = [*item.columns, item.operations, order, codes, absent, times]
             fields = [*(pa.field(column.name, column.type) for column in item.schema.columns), *_PART]
             arrays = [
                 values if isinstance(values, pa.Array) else pa.array(values, kind.type)
-                for values, kind in zip(
-                    [*item.columns, item.operations, order, codes, absent, times], fields, strict=True
-                )
+                for values, kind in zip(given, fields, strict=True)
             ]
             batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-            draft.parts.append(batch)
-            draft.tables.append(item.schema)
+            batches.parts.append(batch)
+            batches.tables.append(item.schema)
             draft.rows += count
             draft.bytes += batch.nbytes
             draft.began_at = draft.began_at or time.monotonic()
         draft.next_seq += decoded.width
-        ends: list[Any] = [one.end for one in decoded.transactions[-1:]]  # a decoder's positions are of one kind
         if decoded.transactions:
             self.in_transaction = decoded.open
-        if decoded.reached is not None:
-            ends.append(decoded.reached)
         if not self.in_transaction:
-            self.reached = max([self.reached, *ends])
+            ends: list[Any] = [self.reached, decoded.reached, *(one.end for one in decoded.transactions[-1:])]
+            self.reached = max(end for end in ends if end is not None)  # a decoder's positions are of one kind
 
     def announce(self, announced: Announced) -> None:
         """Report a table's new shape, or a notice, with the next change set."""
@@ -260,10 +213,9 @@ class ChangeSetBuilder(Generic[P]):
         """The change set to hand out now; None between two.
 
         One that has something is cut at a commit, as soon as nothing ``more`` has come, it has enough rows or bytes, or
-        its first change has waited long enough. Where nothing for the lake has come, a heartbeat moves the position all
-        the same, by time or because the source is ``ahead_bytes`` further: so an idle source keeps no log for us, and a
-        busy one gets few heartbeats. ``is_over``: the caller's wait is, so there is an answer, if only a heartbeat that
-        moves nothing.
+        its first change has waited long enough. Where nothing for the lake has come, a heartbeat moves the position, by
+        time or because the source is ``ahead_bytes`` further: an idle source keeps no log for us, a busy one gets few
+        heartbeats. ``is_over``: the caller's wait is, so there is an answer, be it a heartbeat that moves nothing.
         """
         draft, limits, now = self._draft, self._limits, time.monotonic()
         if self.is_empty:
@@ -280,15 +232,12 @@ class ChangeSetBuilder(Generic[P]):
         """Everything since the last cut. Only between transactions."""
         assert not self.in_transaction  # noqa: S101  # the caller cuts at commits
         draft, start = self._draft, self.position
-        self._draft = _Draft(Spill(memory_bytes=self._memory_bytes))
+        self._draft = _Draft(Batches(Spill(memory_bytes=self._memory_bytes)))
         self.position, self._cut_at = self.reached, time.monotonic()
-        if draft.transactions:
-            self._times[self.position.encode()] = draft.transactions[-1].time_us / 1e6
-            if len(self._times) > _TIMES:
-                self._times.popitem(last=False)
-        batches = Batches(draft.parts, tuple(draft.tables), tuple(draft.transactions))
-        return ChangeSet(start, self.reached, batches, draft.rows, tuple(draft.schemas), tuple(draft.notices))
+        if transactions := draft.batches.transactions:
+            self._times.append((self.position, transactions[-1].time_us / 1e6))
+        return ChangeSet(start, self.reached, draft.batches, draft.rows, tuple(draft.schemas), tuple(draft.notices))
 
-    def time_of(self, position: Position) -> float | None:
-        """When the last transaction up to the end of a recent change set was committed, by the source's clock."""
-        return self._times.get(position.encode())
+    def time_of(self, position: P) -> float | None:
+        """When the last transaction up to ``position`` was committed, by the source's clock, if it was a recent one."""
+        return next((seconds for end, seconds in reversed(self._times) if end <= position), None)

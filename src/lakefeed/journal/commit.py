@@ -65,17 +65,13 @@ class Commit:
 
     @property
     def disk_bytes(self) -> int:
-        """What its files take on disk."""
-        return sum(map(on_disk, (self.file_bytes, *(segment.bytes for segment in self.segments))))
+        """The room that its files take: file systems give it out in blocks, of 4 KiB nearly everywhere."""
+        sizes = (self.file_bytes, *(segment.bytes for segment in self.segments))
+        return sum(-(-size // _BLOCK_BYTES) * _BLOCK_BYTES for size in sizes)
 
     @property
     def counts(self) -> Counts:
         return sum((segment.counts for segment in self.segments), Counts())
-
-
-def on_disk(size: int) -> int:
-    """The room that a file of so many bytes takes: file systems give it out in blocks, of 4 KiB nearly everywhere."""
-    return -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def dump_commit(commit: Commit, root: Path) -> bytes:

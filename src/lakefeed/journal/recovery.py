@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lakefeed.durable import fsync_directory, make_directory, remove_temporaries
 from lakefeed.errors import JournalDamagedError
-from lakefeed.journal.commit import Commit, Origin, load_commit, on_disk
+from lakefeed.journal.commit import Commit, Origin, load_commit
 from lakefeed.journal.layout import Layout
 from lakefeed.journal.schema_history import SchemaHistory
 from lakefeed.journal.segment_file import check_size
@@ -168,12 +168,12 @@ def remove_litter(layout: Layout, trimmed: int, head: int, commits: list[Commit]
     oldest = head - len(commits)
     named = {segment.path for commit in commits for segment in commit.segments}
     litter = [layout.commit(number) for number in layout.commit_numbers() if number <= trimmed]
-    disk_bytes = {number: on_disk(layout.commit(number).stat().st_size) for number in range(trimmed + 1, oldest + 1)}
+    disk_bytes = {number: layout.commit(number).stat().st_blocks * 512 for number in range(trimmed + 1, oldest + 1)}
     for number, path in layout.segment_files():
         if number > head + 1:
             raise JournalDamagedError(f"{layout.commit(head + 1)} is missing, but {path} was written after it")
         if trimmed < number <= oldest:
-            disk_bytes[number] += on_disk(path.stat().st_size)
+            disk_bytes[number] += path.stat().st_blocks * 512
         elif str(path) not in named:
             litter.append(path)
     for path in litter:

@@ -192,10 +192,16 @@ def narrowed(bounds: KeyBounds | None, window: Window, table_bytes: int) -> KeyB
     return replace(bounds, values=tuple(sorted(values)))
 
 
-def lowest_time(window: Window) -> str | None:
-    """The earliest commit time of a window as a literal of Spark SQL; None if unknown, as where a change has none."""
+def first_time(window: Window) -> datetime | None:
+    """The earliest commit time of a window; None if unknown, as where a change has none."""
     found = key_bounds(window, of_times=True)
-    return _literal(found.low) if found is not None else None
+    return found.low if found is not None else None
+
+
+def lowest_time(window: Window) -> str | None:
+    """The same as a literal of Spark SQL."""
+    first = first_time(window)
+    return _literal(first) if first is not None else None
 
 
 def _literal(value: Any) -> str:

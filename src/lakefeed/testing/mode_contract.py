@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 
 from lakefeed.change.segment import Counts, Window
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.errors import TableStoppedError
+from lakefeed.errors import RebuildNeededError, TableStoppedError
 from lakefeed.lake.base import LakeTable, TableCopy, TableFormat
 from lakefeed.lake.mode import Append, Mirror, Mode
 from lakefeed.testing.builders import COMMITTED_AT, Row, at, batch, table
@@ -274,7 +274,7 @@ class KeylessContract(ModeContract):
             stage.sync()
             assert len(self.rows(stage)) == 2
             stage.log.add(batch(stage.schema, [("insert", self._row_of("c"))]))
-            with pytest.raises(TableStoppedError, match="while it was copied"):
+            with pytest.raises(RebuildNeededError, match="while it was copied"):
                 stage.apply(replace(stage.window(1), exact=False))
 
     def _row_of(self, text: str) -> Values:

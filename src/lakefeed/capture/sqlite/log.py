@@ -28,7 +28,7 @@ import pyarrow as pa
 from lakefeed.capture.base import Lag
 from lakefeed.capture.dialect import DescribedTable, Session
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.log import Announced, Decoded, LogReader, ResumePoint, Rows, SchemaFacts, Transaction
+from lakefeed.capture.log import Announced, Choose, Decoded, LogReader, ResumePoint, Rows, SchemaFacts, Transaction
 from lakefeed.capture.sqlite.database import LOCKED, Database, OpenedFile, inode_of, quoted, transaction
 from lakefeed.capture.sqlite.drift import capture_table, follow_schema
 from lakefeed.capture.sqlite.installation import OLD_ROW, Captured, Installation, Meta, OwnTables, State
@@ -515,8 +515,8 @@ class SqliteFacts(SchemaFacts[SqliteSequence]):
     def __init__(self, resume: SqliteResumePoint) -> None:
         self._resume = resume
 
-    def discover(self, session: Session, tables: Sequence[TableId]) -> tuple[TableSchema, ...]:
-        return tuple(schema for _, schema in self._read(session, tables))
+    def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:
+        return tuple(schema for _, schema in self._read(session, choose(session.tables())))
 
     def snapshot(self, session: Session, table: TableId) -> tuple[DescribedTable, TableSchema] | None:
         return next(iter(self._read(session, [table])), None)

@@ -78,12 +78,7 @@ class Sqlite:
         return LogCapture(
             SqliteSequence,
             Capabilities(
-                deletes=True,
-                before_images=self.before_images,
-                transactions=True,
-                schema_changes=True,
-                exact_snapshot=True,
-                snapshot_resume=True,
+                before_images=self.before_images, schema_changes=True, exact_snapshot=True, snapshot_resume=True
             ),
             tables=self.tables,
             dialect=SqliteDialect(path, self.busy_timeout_seconds),
