@@ -14,7 +14,7 @@ from bench.bench import Bench, in_turns, timed
 from bench.pipeline import PIPELINE, open_session
 from bench.report import Measure, Ratio, Report, Verdict, number, rates, speed_ratio
 from bench.workload import connected, create, write_changes
-from lakefeed.capture.sqlite.meta import Names
+from lakefeed.capture.sqlite.installation import Installation
 from lakefeed.change.table import TableId
 from lakefeed.flow.run_loop import OpenPipeline
 from lakefeed.journal.journal import Journal
@@ -55,7 +55,7 @@ class Drain:
         with connected(self._template / "shop.db") as connection:
 
             def read() -> None:
-                cursor = connection.execute(f"SELECT * FROM {Names(PIPELINE).log}")
+                cursor = connection.execute(f"SELECT * FROM {Installation(PIPELINE).log}")
                 while cursor.fetchmany(_FETCH):
                     pass
 

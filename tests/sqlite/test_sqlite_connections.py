@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.sqlite.world import made, table
 
-from lakefeed.capture.sqlite.database import Connections, Database, Mode, OpenedFile
+from lakefeed.capture.sqlite.database import Database, Mode, OpenedFile, inode_of
 from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.errors import SourceUnavailableError
 
@@ -41,10 +41,11 @@ def still_open(connections: list[sqlite3.Connection]) -> int:
     return count
 
 
-def connections_to(path: Path) -> Connections:
-    sqlite3.connect(path).close()
+def opened_file(path: Path, kind: type[OpenedFile] = OpenedFile) -> OpenedFile:
     path.touch()
-    return Connections(Database(str(path)), OpenedFile.at(str(path)), "ro")
+    file = kind(Database(str(path)), inode_of(str(path)))
+    file.keep()
+    return file
 
 
 def test_short_questions_share_a_connection_until_the_capture_is_closed(
@@ -65,25 +66,23 @@ def test_short_questions_share_a_connection_until_the_capture_is_closed(
 def test_two_uses_at_a_time_have_two_connections_and_one_is_kept(
     tmp_path: Path, opened: list[sqlite3.Connection]
 ) -> None:
-    connections = connections_to(tmp_path / "x.db")
-    connections.keep()
-    with connections.use() as one, connections.use() as other:
+    file = opened_file(tmp_path / "x.db")
+    with file.use() as one, file.use() as other:
         assert one is not other
     assert still_open(opened) == 1
-    with connections.use() as again:
+    with file.use() as again:
         assert again is other
-    connections.close()
-    connections.close()
+    file.close()
+    file.close()
     assert still_open(opened) == 0
 
 
 def test_a_connection_that_is_lent_while_the_capture_is_closed_is_closed_by_its_use(
     tmp_path: Path, opened: list[sqlite3.Connection]
 ) -> None:
-    connections = connections_to(tmp_path / "x.db")
-    connections.keep()
-    with connections.use() as connection:
-        connections.close()
+    file = opened_file(tmp_path / "x.db")
+    with file.use() as connection:
+        file.close()
         assert connection.execute("SELECT 1").fetchone() == (1,)
     assert still_open(opened) == 0
 
@@ -93,7 +92,7 @@ def test_a_close_that_comes_while_a_use_ends_leaves_no_connection_open(
 ) -> None:
     """The close comes after the use has seen that connections are kept, and before it has put its own away."""
 
-    class Closing(Connections):
+    class Closing(OpenedFile):
         @property
         def _keeps(self) -> bool:
             keeps = self.kept
@@ -109,13 +108,10 @@ def test_a_close_that_comes_while_a_use_ends_leaves_no_connection_open(
         kept = False
         in_use = False
 
-    path = tmp_path / "x.db"
-    connections_to(path)
-    connections = Closing(Database(str(path)), OpenedFile.at(str(path)), "ro")
-    closer = threading.Thread(target=connections.close)
-    connections.keep()
-    with connections.use():
-        connections.in_use = True
+    file = opened_file(tmp_path / "x.db", Closing)
+    closer = threading.Thread(target=file.close)
+    with file.use():
+        Closing.in_use = True
     closer.join(10)
     assert still_open(opened) == 0
 
@@ -123,14 +119,13 @@ def test_a_close_that_comes_while_a_use_ends_leaves_no_connection_open(
 def test_no_connection_is_lent_or_left_open_for_a_file_that_was_replaced(
     tmp_path: Path, opened: list[sqlite3.Connection]
 ) -> None:
-    connections = connections_to(tmp_path / "x.db")
-    connections_to(tmp_path / "y.db")
-    connections.keep()
-    with connections.use():
+    file = opened_file(tmp_path / "x.db")
+    opened_file(tmp_path / "y.db")
+    with file.use():
         (tmp_path / "y.db").rename(tmp_path / "x.db")
-    with pytest.raises(SourceUnavailableError, match="replaced or removed"), connections.use():
+    with pytest.raises(SourceUnavailableError, match="replaced or removed"), file.use():
         pass
-    connections.close()
+    file.close()
     assert still_open(opened) == 0
 
 

@@ -125,7 +125,7 @@ def test_a_value_of_another_type_that_is_written_while_the_table_is_prepared_is_
             world.sql("INSERT OR IGNORE INTO t VALUES (1, 'n/a')")
             return found
 
-        monkeypatch.setattr("lakefeed.capture.sqlite.resume.mixed_columns", scan_then_write)
+        monkeypatch.setattr("lakefeed.capture.sqlite.log.mixed_columns", scan_then_write)
         with pytest.raises(TableStoppedError, match="appeared in n"):
             world.seed()
         world.pull()

@@ -13,20 +13,15 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal
 from urllib.parse import quote
 
 from lakefeed.errors import LakefeedError, SourceSetupError, SourceUnavailableError, StateError
 
-Row = tuple[Any, ...]
 Mode = Literal["ro", "rw"]
 
 MINIMUM = (3, 37, 0)  # PRAGMA table_list, which shows shadow tables and WITHOUT ROWID
 LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-_PASSING = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_NOMEM)
-_DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
-_REFUSED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_CANTOPEN)
 
 
 def quoted(name: str) -> str:
@@ -68,13 +63,8 @@ class Database:
                 return connection
 
     def _connect(self, options: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            f"file:{quote(str(Path(self.path).absolute()))}?{options}",
-            uri=True,
-            timeout=self.busy_timeout_seconds,
-            isolation_level=None,
-            check_same_thread=False,
-        )
+        address, seconds = f"file:{quote(str(Path(self.path).absolute()))}?{options}", self.busy_timeout_seconds
+        connection = sqlite3.connect(address, seconds, isolation_level=None, check_same_thread=False, uri=True)
         try:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # opening alone reads nothing
         except sqlite3.Error:
@@ -88,30 +78,28 @@ class Database:
         try:
             yield
         except sqlite3.Error as error:
-            raise self._mapped(error) from error
+            raise self._mapped(error, getattr(error, "sqlite_errorcode", None)) from error
 
-    def _mapped(self, error: sqlite3.Error) -> LakefeedError:
-        code = getattr(error, "sqlite_errorcode", None)
+    def _mapped(self, error: sqlite3.Error, code: int | None) -> LakefeedError:
+        path = self.path
         if code is None:  # misuse found by Python's module: a closed connection, mostly
-            return StateError(f"{self.path}: {error}", remedy="Open the capture before it is used.")
-        primary = code & 0xFF
-        if primary in (*LOCKED, sqlite3.SQLITE_PROTOCOL):
-            return SourceUnavailableError(f"{self.path} is locked by another connection ({error})")
-        if primary in _PASSING:
-            return SourceUnavailableError(f"{self.path} cannot be read or written right now ({error})")
-        if primary in _DAMAGED:
-            remedy = "Check the path; if it is the right file, restore it from a backup."
-            return SourceSetupError(f"{self.path} is not a usable SQLite database ({error})", remedy=remedy)
-        if primary == sqlite3.SQLITE_CANTOPEN and not Path(self.path).exists():
-            remedy = "Put the file back; Lakefeed then goes on."
-            return SourceUnavailableError(f"{self.path} is not there", remedy=remedy)
-        if primary in _REFUSED:
-            remedy = (
-                f"Give this user the right to write: chmod u+rw {self.path}, and its directory. If nobody writes to it"
-                " (read-only media), poll it with SqlitePolling(…, immutable=True)."
-            )
-            return SourceSetupError(f"{self.path} cannot be opened or written ({error})", remedy=remedy)
-        return SourceSetupError(f"{self.path}: {error}")
+            return StateError(f"{path}: {error}", remedy="Open the capture before it is used.")
+        match code & 0xFF:
+            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
+                return SourceUnavailableError(f"{path} is locked by another connection ({error})")
+            case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_FULL | sqlite3.SQLITE_NOMEM:
+                return SourceUnavailableError(f"{path} cannot be read or written right now ({error})")
+            case sqlite3.SQLITE_CANTOPEN if not Path(path).exists():
+                remedy = "Put the file back; Lakefeed then goes on."
+                return SourceUnavailableError(f"{path} is not there", remedy=remedy)
+            case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT:
+                remedy = "Check the path; if it is the right file, restore it from a backup."
+                return SourceSetupError(f"{path} is not a usable SQLite database ({error})", remedy=remedy)
+            case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH | sqlite3.SQLITE_CANTOPEN:
+                remedy = f"Give this user the right to write: chmod u+rw {path}, and its directory. If nobody writes to"
+                remedy += " it (read-only media), poll it with SqlitePolling(…, immutable=True)."
+                return SourceSetupError(f"{path} cannot be opened or written ({error})", remedy=remedy)
+        return SourceSetupError(f"{path}: {error}")
 
 
 @contextmanager
@@ -127,79 +115,68 @@ def transaction(connection: sqlite3.Connection, kind: Literal["DEFERRED", "IMMED
         raise
 
 
-@dataclass(frozen=True, slots=True)
+def inode_of(path: str) -> tuple[int, int] | None:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 class OpenedFile:
-    """Which file it is that was opened: a path may lead to another one later.
+    """The very file that was opened, and connections to it: the path may lead to another one later. Any thread.
 
     Whoever restores or compacts a database puts the new file in the old one's stead by a rename. A connection stays
     with the old file, which nobody writes to any more, and SQLite does not report it. Make this before the file is
     opened: a file that is replaced in between is then reported, and not overlooked.
+
+    ``use`` lends a connection for a block. Between ``keep`` and ``close`` a spare one of each mode waits for the next
+    use, because opening costs more than a short question. Nobody waits for anybody: two uses at a time have two
+    connections, and one that is lent while ``close`` is called is closed by its own use.
     """
 
-    path: str
-    inode: tuple[int, int] | None
-
-    @classmethod
-    def at(cls, path: str) -> Self:
-        try:
-            found = Path(path).stat()
-        except OSError:
-            return cls(path, None)
-        return cls(path, (found.st_dev, found.st_ino))
+    def __init__(self, database: Database, inode: tuple[int, int] | None) -> None:
+        self.database = database
+        self.inode = inode
+        self._lock = threading.Lock()  # of the two below, for moments only
+        self._spares: dict[Mode, sqlite3.Connection] = {}
+        self._keeps = False
 
     @property
     def is_there(self) -> bool:
         """Whether the path still leads to it."""
-        return self.inode is not None and self == OpenedFile.at(self.path)
+        return self.inode is not None and self.inode == inode_of(self.database.path)
 
     def require(self) -> None:
         """SourceUnavailableError unless it is there: once the file is opened again, its position is checked."""
         if not self.is_there:
             raise SourceUnavailableError(
-                f"{self.path} is not the file any more that was opened: it was replaced or removed",
+                f"{self.database.path} is not the file any more that was opened: it was replaced or removed",
                 remedy="Lakefeed opens the new file by itself; if there is none, put it back.",
             )
-
-
-class Connections:
-    """Connections to the very file that was opened. Any thread.
-
-    ``use`` lends one for a block. Between ``keep`` and ``close`` a spare one waits for the next use, because opening
-    costs more than a short question. Nobody waits for anybody: two uses at a time have two connections, and one that
-    is lent while ``close`` is called is closed by its own use.
-    """
-
-    def __init__(self, database: Database, file: OpenedFile, mode: Mode) -> None:
-        self._database = database
-        self._file = file
-        self._mode: Mode = mode
-        self._lock = threading.Lock()  # of the two below, for moments only
-        self._spare: sqlite3.Connection | None = None
-        self._keeps = False
 
     def keep(self) -> None:
         self._keeps = True
 
     @contextmanager
-    def use(self) -> Iterator[sqlite3.Connection]:
-        with self._database.errors():
-            self._file.require()
+    def use(self, mode: Mode = "ro") -> Iterator[sqlite3.Connection]:
+        with self.database.errors():
+            self.require()
             with self._lock:
-                lent, self._spare = self._spare, None
-            connection = lent or self._database.connect(self._mode)
+                spare = self._spares.pop(mode, None)
+            connection = spare or self.database.connect(mode)
             try:
-                self._file.require()  # it may have been replaced in between
+                self.require()  # it may have been replaced in between
                 yield connection
             finally:
                 with self._lock:
-                    is_kept = self._keeps and self._spare is None
-                    self._spare = connection if is_kept else self._spare
+                    is_kept = self._keeps and self._spares.setdefault(mode, connection) is connection
                 if not is_kept:
                     connection.close()
 
     def close(self) -> None:
         """Idempotent."""
         with self._lock:
-            self._keeps, spare, self._spare = False, self._spare, None
-        if spare is not None:
-            spare.close()
+            self._keeps, spares, self._spares = False, self._spares, {}
+        for connection in spares.values():
+            connection.close()

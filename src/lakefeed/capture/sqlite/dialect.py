@@ -20,9 +20,9 @@ import pyarrow as pa
 from lakefeed.capture.builder import Spill
 from lakefeed.capture.dialect import Bracket, DescribedTable, Dialect, Horizon, Query, Refusal, Session
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.sqlite.database import Database, OpenedFile, quoted
-from lakefeed.capture.sqlite.meta import Names, OwnTables, schema_version
-from lakefeed.capture.sqlite.table import SCHEMA, SourceTable, all_tables, read_table
+from lakefeed.capture.sqlite.database import Database, OpenedFile, inode_of, quoted
+from lakefeed.capture.sqlite.installation import Installation, OwnTables
+from lakefeed.capture.sqlite.table import SCHEMA, SourceTable, all_tables, read_table, schema_version
 from lakefeed.capture.sqlite.values import is_untyped, misfits, portions, stores_numbers, text_form, to_arrow
 from lakefeed.change.table import Column, TableId
 from lakefeed.change.watermark import KeyValue
@@ -69,7 +69,7 @@ class SqliteSession(Session):
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._file = OpenedFile.at(database.path)
+        self._file = OpenedFile(database, inode_of(database.path))
         self._connection = database.connect("ro")
         self._version: int | None = None
         self._described: dict[TableId, DescribedTable | None] = {}  # under that version of the schema
@@ -119,7 +119,7 @@ class SqliteSession(Session):
         with self._database.errors():
             self._connection.execute("BEGIN")
             try:
-                head = None if origin is None else OwnTables(self._connection, Names(origin["pipeline"])).head()
+                head = None if origin is None else OwnTables(self._connection, Installation(origin["pipeline"])).head()
                 yield None if head is None else Bracket(head, head)
             finally:
                 with suppress(sqlite3.Error):  # nothing was written
@@ -138,7 +138,8 @@ class SqliteSession(Session):
                 arrays = []
                 for field, values in zip(schema, portion.columns, strict=True):
                     # The text form of a blob, or of text that is no UTF-8, is the value of another row.
-                    if field.name in query.exact and pa.types.is_string(field.type) and not all(map(_is_text, values)):
+                    changed = (one for one in values if isinstance(one, str | bytes) and text_form(one) is not one)
+                    if field.name in query.exact and pa.types.is_string(field.type) and any(True for _ in changed):
                         raise MisfitError("a blob or text that is no UTF-8", column=field.name)
                     try:
                         arrays.append(to_arrow(values, field.type))
@@ -149,12 +150,6 @@ class SqliteSession(Session):
                 size += batch.nbytes
                 if query.enough_bytes is not None and size >= query.enough_bytes:
                     return
-
-
-def _is_text(value: Any) -> bool:
-    if isinstance(value, str):
-        return value.isascii() or text_form(value) is value
-    return not isinstance(value, bytes)
 
 
 def described(source: SourceTable) -> DescribedTable:

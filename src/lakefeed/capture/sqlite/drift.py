@@ -4,21 +4,19 @@
 ``follow_schema`` acts only after PRAGMA schema_version or the source's option ``before_images`` has changed. For each
 captured table it decides, from the text of its own triggers and from the catalog:
 
-| found                                        | done                                                                |
+| found                                        | done: new triggers, and                                             |
 |----------------------------------------------|---------------------------------------------------------------------|
-| triggers and table are gone                  | TableDropped                                                        |
-| triggers are on a table of another name      | TableDropped for the old name; triggers removed                     |
-| table is there, a trigger is missing         | new triggers, RecopyNeeded: the table was re-created;               |
-|                                              | TableBlocked if it cannot be captured as it is now                  |
-| another key                                  | new triggers, RecopyNeeded                                          |
-| columns added, dropped, renamed              | new triggers, new schema announced; what was logged without a new   |
-|                                              | column gets its default, and rows that may have been changed since  |
-|                                              | the addition are logged again                                       |
-| a unique index more, and rows logged since   | new triggers, RecopyNeeded: REPLACE may have removed rows unseen    |
+| triggers and table are gone, or the triggers | TableDropped for the old name; triggers removed                     |
+| are on a table of another name               |                                                                     |
+| table is there, a trigger is missing         | RecopyNeeded: the table was re-created; TableBlocked if it cannot   |
+|                                              | be captured as it is now                                            |
+| another key                                  | RecopyNeeded                                                        |
+| columns added, dropped, renamed              | new schema announced; what was logged without a new column gets its |
+|                                              | default, rows that may have changed since are logged again          |
+| a unique index more, and rows logged since   | RecopyNeeded: REPLACE may have removed rows unseen                  |
 | rowid as key, no index, and VACUUM ran       | RecopyNeeded if its rowids can be those that VACUUM gave            |
 | nothing, but the last column may have been   | RecopyNeeded if no row disproves it: the catalog reads the same     |
 | dropped and added again in the same words    |                                                                     |
-| before images are wanted now, or no longer   | new triggers                                                        |
 
 Announcements are marks in the log, so that they are delivered in order, and again if they were not confirmed. Tables
 are scanned before the write lock is taken; what the scan has shown counts if the schema is the same then.
@@ -27,7 +25,7 @@ are scanned before the write lock is taken; what the scan has shown counts if th
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -35,65 +33,44 @@ import pyarrow as pa
 
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.sqlite.database import quoted, transaction
-from lakefeed.capture.sqlite.meta import NOW, Captured, Meta, OwnTables, State, schema_version
-from lakefeed.capture.sqlite.table import SourceColumn, SourceTable, read_table
-from lakefeed.capture.sqlite.triggers import (
-    Installed,
-    candidate_queries,
-    install,
-    read_triggers,
-    remove,
-    slot_names,
-    trigger_statements,
-)
+from lakefeed.capture.sqlite.installation import NOW, Captured, Meta, OwnTables, State, Trigger
+from lakefeed.capture.sqlite.table import SourceColumn, SourceTable, read_table, schema_version
 from lakefeed.capture.sqlite.values import arrow_type, text_form, to_arrow
 from lakefeed.change.batch import Operation
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped
 from lakefeed.change.table import Column, TableSchema
 from lakefeed.errors import TableStoppedError
 
-WIDEST = 1990
-"""SQLite allows 2000 columns in a table, and the log has a few of its own."""
+WIDEST = 1990  # SQLite allows 2000 columns in a table, and the log has a few of its own
 _DROP_AND_ADD = 2  # schema changes
 _ALWAYS = frozenset({"ai", "au", "ad"})
+_Suspicions = dict[str | None, str]
 _IMAGES = f"op IN ({int(Operation.INSERT)}, {int(Operation.UPDATE)})"
 
 
-def capture_table(own: OwnTables, source: SourceTable, *, before_images: bool) -> Captured:
+def capture_table(own: OwnTables, source: SourceTable) -> Captured:
     """Capture a table from scratch under a new number, whatever was there for it before. In a write transaction.
 
     What the rows hold that are there already is not known yet. TableStoppedError if it cannot be captured.
     """
+    problem, remedy = None, "Leave the table out."
     if not source.key and source.rowid is None:
-        raise TableStoppedError(
-            f"table {source.id} has no key, and its columns hide every name of the rowid",
-            table=str(source.id),
-            remedy=f"Declare a primary key on {source.name}, or leave the table out.",
-        )
-    if len(source.columns) > WIDEST:
-        raise TableStoppedError(
-            f"table {source.id} has {len(source.columns)} columns; a change log can hold {WIDEST}",
-            table=str(source.id),
-            remedy="Leave the table out.",
-        )
+        problem = "has no key, and its columns hide every name of the rowid"
+        remedy = f"Declare a primary key on {source.name}, or leave the table out."
+    elif len(source.columns) > WIDEST:
+        problem = f"has {len(source.columns)} columns; a change log can hold {WIDEST}"
+    if problem is not None:
+        raise TableStoppedError(f"table {source.id} {problem}", table=str(source.id), remedy=remedy)
     number, schema = own.next_number(), source.schema()
     columns = tuple(replace(column, id=f"{number}.{slot}") for slot, column in enumerate(schema.columns))
-    captured = Captured(
-        number,
-        replace(schema, columns=columns),
-        tuple(range(len(columns))),
-        len(columns),
-        rowid_key=not source.key,
-        sql=source.sql,
-        before_images=before_images,
-        scanned=False,
-    )
-    install(own, source, captured)
-    own.put_table(captured)
-    return captured
+    schema, slots, images = replace(schema, columns=columns), tuple(range(len(columns))), own.names.before_images
+    made = Captured(number, schema, slots, len(slots), not source.key, source.sql, before_images=images, scanned=False)
+    own.install_triggers(source, made)
+    own.put_table(made)
+    return made
 
 
-def follow_schema(own: OwnTables, verified: int, *, before_images: bool) -> Meta | None:
+def follow_schema(own: OwnTables, verified: int) -> Meta | None:
     """Bring every capture in line with the schema as it is. Returns what is captured now; None if nothing ever was.
 
     ``verified`` is what the caller knows of it, see Meta.
@@ -101,7 +78,7 @@ def follow_schema(own: OwnTables, verified: int, *, before_images: bool) -> Meta
     while True:
         with transaction(own.connection, "DEFERRED"):
             meta, version = own.load(), schema_version(own.connection)
-            if meta is None or meta.is_right(version, before_images=before_images):
+            if meta is None or meta.is_right(version, own.names):
                 return meta
             verified = max(verified, meta.verified)
             many = version - meta.schema_version >= _DROP_AND_ADD  # each schema change counts one
@@ -110,26 +87,26 @@ def follow_schema(own: OwnTables, verified: int, *, before_images: bool) -> Meta
             meta = own.load()
             if meta is None or schema_version(own.connection) != version:
                 continue
-            triggers = read_triggers(own)
-            for captured in meta.tables:
-                if captured.state is not State.DROPPED:
-                    one = _Table(own, captured, meta.confirmed.sequence, verified, before_images=before_images)
-                    one.follow(triggers.get(captured.number, {}), suspicions.get(captured.number, {}))
-                else:
-                    rows = f"SELECT 1 FROM {own.names.log} WHERE tab = ? LIMIT 1"
-                    if own.execute(rows, (captured.number,)).fetchone() is None:
-                        own.forget_table(captured.number)
+            installed = own.triggers()
+            for one in meta.tables:
+                logged = f"SELECT 1 FROM {own.names.log} WHERE tab = {one.number} LIMIT 1"
+                if one.state is not State.DROPPED:
+                    after = (meta.confirmed.sequence, verified)
+                    _follow(own, one, after, installed.get(one.number, {}), suspicions.get(one.number, {}))
+                elif own.execute(logged).fetchone() is None:
+                    own.forget_table(one.number)
             own.put_verified()
 
 
-def _scan(own: OwnTables, old: Captured, verified: int, *, readded: bool) -> dict[str | None, str]:
-    """What may have happened to the table, as far as its rows allow: reasons to copy it again, by the column that they
-    are about (None: all). Rows that were not written since ``verified`` are what they were, so they tell.
+def _scan(own: OwnTables, old: Captured, verified: int, *, readded: bool) -> _Suspicions:
+    """Reasons to copy a table again that its rows do not disprove, by the column that they are about (None: all).
+
+    Rows that were not written since ``verified`` are what they were, so they tell.
     """
     source = read_table(own.connection, old.table.name)
     if source is None or old.rowid_key != (not source.key) or len(old.key_slots) != len(source.sql_key):
         return {}  # it is captured from scratch anyway
-    suspicions: dict[str | None, str] = {}
+    suspicions: _Suspicions = {}
     table, key = quoted(source.name), ", ".join(source.sql_key)
     logged = f"{own.names.log} WHERE seq > {verified} AND tab = {old.number}"
     untouched = f"({key}) NOT IN (SELECT {', '.join(old.key_slots)} FROM {logged} AND {_IMAGES})"
@@ -151,99 +128,83 @@ def _scan(own: OwnTables, old: Captured, verified: int, *, readded: bool) -> dic
     return suspicions
 
 
-class _Table:
-    """One captured table, in a write transaction, with what was logged of it: all that is not confirmed, and what was
-    logged by triggers that may not have been right any more (after ``verified``)."""
-
-    def __init__(
-        self, own: OwnTables, captured: Captured, confirmed: int, verified: int, *, before_images: bool
-    ) -> None:
-        self._own = own
-        self._old = captured
-        self._before_images = before_images
-        self._unconfirmed = f"seq > {confirmed} AND tab = {captured.number}"
-        self._since = f"seq > {verified} AND tab = {captured.number}"
-
-    def follow(self, installed: Mapping[str, Installed], suspicions: Mapping[str | None, str]) -> None:
-        own, old = self._own, self._old
-        source = read_table(own.connection, old.table.name)
-        if source is None or any(trigger.table != source.name for trigger in installed.values()):
-            remove(own, old.number)
-            own.put_table(replace(old, state=State.DROPPED))
-            own.mark(notice=TableDropped(old.table))
+def _follow(
+    own: OwnTables, old: Captured, after: tuple[int, int], installed: dict[str, Trigger], suspicions: _Suspicions
+) -> None:
+    """Bring one capture in line, in a write transaction. ``after``: what is confirmed, and what is verified."""
+    source, again = read_table(own.connection, old.table.name), None
+    if source is None or any(trigger.table != source.name for trigger in installed.values()):
+        own.remove_triggers(old.number)
+        own.put_table(replace(old, state=State.DROPPED))
+        own.mark(notice=TableDropped(old.table))
+        return
+    names = installed["ai"].slot_names if "ai" in installed else {}
+    if not _ALWAYS.issubset(installed):
+        again = "the table was re-created, or its triggers were removed"
+    elif source.key != (() if old.rowid_key else tuple(names.get(old.slot_of[name]) for name in old.schema.key)):
+        again = "its key changed"
+    if again is not None:
+        own.remove_triggers(old.number)
+        own.forget_table(old.number)
+        try:
+            captured = capture_table(own, source)
+        except TableStoppedError as error:
+            own.put_table(replace(old, state=State.BLOCKED))
+            own.mark(notice=TableBlocked(old.table, error.message, error.remedy))
             return
-        if not _ALWAYS.issubset(installed):
-            self._from_scratch(source, "the table was re-created, or its triggers were removed")
-            return
-        names = slot_names(installed["ai"].sql)
-        key = () if old.rowid_key else tuple(names.get(old.slot_of[name]) for name in old.schema.key)
-        if key != source.key:
-            self._from_scratch(source, "its key changed")
-            return
-        reshaped, added, stale = _reshaped(old, source, names)
-        wanted = trigger_statements(own.names, source, reshaped)
-        have = {event: trigger.sql for event, trigger in installed.items()}
-        captured = replace(reshaped, before_images=self._before_images)
-        if wanted != have or captured.before_images != old.before_images:
-            install(own, source, captured)
+    else:
+        reshaped, added, notice = _reshaped(old, source, names)
+        wanted = own.wanted_triggers(source, reshaped)
+        captured = replace(reshaped, before_images=own.names.before_images)
+        if wanted != installed or captured.before_images != old.before_images:
+            own.install_triggers(source, captured)
         if captured != old:
             own.put_table(captured)
         if added:
-            self._fill_in(source, captured, added)
-        finds, found = candidate_queries(wanted.get("bi")), candidate_queries(have.get("bi"))
-        rows = f"SELECT 1 FROM {own.names.log} WHERE {self._since} AND {_IMAGES} LIMIT 1"
-        suspected = [reason for column, reason in suspicions.items() if column not in added]
-        if finds is not None and finds != found and own.execute(rows).fetchone():
-            reason = "rows changed after a unique index was made, and REPLACE may have removed some unseen"
-            self._announce(captured, RecopyNeeded(old.table, reason))
-        elif suspected:
-            self._announce(captured, RecopyNeeded(old.table, suspected[0]))
+            _fill_in(own, source, captured, added, after)
+        finds, found = wanted.get("bi"), installed.get("bi")
+        rows = f"SELECT 1 FROM {own.names.log} WHERE seq > {after[1]} AND tab = {old.number} AND {_IMAGES} LIMIT 1"
+        if finds and (not found or finds.candidates != found.candidates) and own.execute(rows).fetchone():
+            again = "rows changed after a unique index was made, and REPLACE may have removed some unseen"
         else:
-            self._announce(captured, stale)
+            again = next((reason for column, reason in suspicions.items() if column not in added), None)
+    if again is not None:
+        notice = RecopyNeeded(old.table, again)
+    schema = None if captured.schema == old.schema else captured.schema
+    if schema or notice:
+        own.mark(schema=schema, notice=notice)
 
-    def _from_scratch(self, source: SourceTable, reason: str) -> None:
-        remove(self._own, self._old.number)
-        self._own.forget_table(self._old.number)
-        try:
-            captured = capture_table(self._own, source, before_images=self._before_images)
-        except TableStoppedError as error:
-            self._own.put_table(replace(self._old, state=State.BLOCKED))
-            self._own.mark(notice=TableBlocked(self._old.table, error.message, error.remedy))
-            return
-        self._announce(captured, RecopyNeeded(self._old.table, reason))
 
-    def _announce(self, captured: Captured, notice: RecopyNeeded | None) -> None:
-        schema = None if captured.schema == self._old.schema else captured.schema
-        if schema or notice:
-            self._own.mark(schema=schema, notice=notice)
+def _fill_in(
+    own: OwnTables, source: SourceTable, captured: Captured, added: Sequence[str], after: tuple[int, int]
+) -> None:
+    """Give the ``added`` columns to what was logged without them.
 
-    def _fill_in(self, source: SourceTable, captured: Captured, added: list[str]) -> None:
-        """Give the ``added`` columns to what was logged without them.
-
-        What was logged before the addition and is not confirmed yet is read as if the column had been there, with its
-        default. (``verified`` does not show that: it is about the triggers, and may be ahead of what has been read.)
-        Rows that were written while the triggers did not know the column are logged again, as they are now.
-        """
-        own, log = self._own, self._own.names.log
-        defaults = {name: captured.schema.column(name).default for name in added}
-        filled = {f"c{captured.slot_of[name]} = ?": value for name, value in defaults.items() if value is not None}
-        if filled:
-            images = f"op IN ({int(Operation.INSERT)}, {int(Operation.UPDATE)}, {int(Operation.BEFORE)})"
-            update = f"UPDATE {log} SET {', '.join(filled)} WHERE {self._unconfirmed} AND {images}"
-            own.execute(update, tuple(filled.values()))
-        # An old row among those that are logged again lacks a value that nobody knows any more.
-        own.execute(f"DELETE FROM {log} WHERE {self._since} AND op = {int(Operation.BEFORE)}")
-        rowid = source.sql_key if captured.rowid_key else ()
-        slots = ", ".join(f"c{slot}" for slot in captured.slots)
-        values = ", ".join(f"t.{name}" for name in [*rowid, *(quoted(column.name) for column in source.columns)])
-        pairs = zip(source.sql_key, captured.key_slots, strict=True)
-        same = " AND ".join(f"t.{name} = k.{slot}" for name, slot in pairs)
-        changed = f"SELECT DISTINCT {', '.join(captured.key_slots)} FROM {log} WHERE {self._since} AND {_IMAGES}"
-        own.execute(
-            f"INSERT INTO {log} (tab, op, ts, {slots})"
-            f" SELECT {captured.number}, {int(Operation.UPDATE)}, {NOW}, {values}"
-            f" FROM ({changed}) AS k JOIN {quoted(source.name)} AS t ON {same}"
-        )
+    What was logged before the addition and is not confirmed yet is read as if the column had been there, with its
+    default. (What is verified does not show that: it is about the triggers, and may be ahead of what has been read.)
+    Rows that were written while the triggers did not know the column are logged again, as they are now.
+    """
+    log = own.names.log
+    unconfirmed, since = (f"seq > {sequence} AND tab = {captured.number}" for sequence in after)
+    defaults = {name: captured.schema.column(name).default for name in added}
+    filled = {f"c{captured.slot_of[name]} = ?": value for name, value in defaults.items() if value is not None}
+    if filled:
+        images = f"op IN ({int(Operation.INSERT)}, {int(Operation.UPDATE)}, {int(Operation.BEFORE)})"
+        update = f"UPDATE {log} SET {', '.join(filled)} WHERE {unconfirmed} AND {images}"
+        own.execute(update, tuple(filled.values()))
+    # An old row among those that are logged again lacks a value that nobody knows any more.
+    own.execute(f"DELETE FROM {log} WHERE {since} AND op = {int(Operation.BEFORE)}")
+    rowid = source.sql_key if captured.rowid_key else ()
+    slots = ", ".join(f"c{slot}" for slot in captured.slots)
+    values = ", ".join(f"t.{name}" for name in [*rowid, *(quoted(column.name) for column in source.columns)])
+    pairs = zip(source.sql_key, captured.key_slots, strict=True)
+    same = " AND ".join(f"t.{name} = k.{slot}" for name, slot in pairs)
+    changed = f"SELECT DISTINCT {', '.join(captured.key_slots)} FROM {log} WHERE {since} AND {_IMAGES}"
+    own.execute(
+        f"INSERT INTO {log} (tab, op, ts, {slots})"
+        f" SELECT {captured.number}, {int(Operation.UPDATE)}, {NOW}, {values}"
+        f" FROM ({changed}) AS k JOIN {quoted(source.name)} AS t ON {same}"
+    )
 
 
 def _reshaped(

@@ -1,5 +1,5 @@
 # ruff: noqa: S608 (names in SQL are quoted by database.quoted; values are bound)
-"""The change log: read and decoded, from rows of the log table to Arrow, column by column; confirmed, and pruned.
+"""The change log: its ResumePoint, LogReader and Decoder. From rows of the log table to Arrow, column by column.
 
 SQLite shows committed transactions only, but not where in the log one ends and the next begins. So everything between
 the last position and the log's head is one transaction. The steps of one such range:
@@ -14,9 +14,10 @@ Rows of the log up to a head that was once read never change, so a range needs n
 from __future__ import annotations
 
 import sqlite3
+import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,20 +25,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from lakefeed.capture.base import Lag
+from lakefeed.capture.dialect import DescribedTable, Session
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.log import Announced, Decoded, LogReader, Rows, Transaction
-from lakefeed.capture.sqlite.database import LOCKED, Connections, Database, OpenedFile, quoted, transaction
-from lakefeed.capture.sqlite.drift import follow_schema
-from lakefeed.capture.sqlite.meta import Captured, Meta, Names, OwnTables, State, schema_version
-from lakefeed.capture.sqlite.table import mixed_columns
+from lakefeed.capture.log import Announced, Choose, Decoded, LogReader, ResumePoint, Rows, SchemaFacts, Transaction
+from lakefeed.capture.sqlite.database import LOCKED, Database, OpenedFile, inode_of, quoted, transaction
+from lakefeed.capture.sqlite.drift import capture_table, follow_schema
+from lakefeed.capture.sqlite.installation import OLD_ROW, Captured, Installation, Meta, OwnTables, State
+from lakefeed.capture.sqlite.table import SCHEMA, SourceTable, mixed_columns, read_table, schema_version
 from lakefeed.capture.sqlite.values import misfits, portions, to_arrow
 from lakefeed.change.batch import Operation
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked
 from lakefeed.change.position import SqliteSequence
-from lakefeed.errors import DecodeError, SourceError, SourceSetupError, StateError
+from lakefeed.change.table import TableId, TableSchema
+from lakefeed.errors import DecodeError, PositionLostError, SourceError, SourceSetupError, StateError, TableStoppedError
 
-WINDOW_ROWS = 50_000
-"""Rows of the log that are read at once at most, in a short read transaction: writers without WAL wait no longer."""
+WINDOW_ROWS = 50_000  # of the log at once at most, in a short read transaction: writers without WAL wait no longer
 _POLL_SECONDS = 0.05
 _CLOSE_SECONDS = 2.0
 _FEW_TABLES = 2
@@ -74,13 +77,11 @@ class LogDecoder:
     """See ``Decoder``. The catalog's part, which column is in which slot, comes with the piece."""
 
     def decode(self, piece: LogPiece) -> Decoded[SqliteSequence]:
+        transactions = [Transaction(piece.head, piece.head.stamp * 1000)]
         decoded = Decoded[SqliteSequence](
-            transactions=[Transaction(piece.head, piece.head.stamp * 1000)],
-            width=piece.width,
-            continues=not piece.is_first,
-            open=not piece.is_last,
-            reached=piece.head if piece.is_last else None,
+            transactions, width=piece.width, reached=piece.head if piece.is_last else None
         )
+        decoded.continues, decoded.open = not piece.is_first, not piece.is_last
         if piece.captured is not None:
             schema = piece.captured.schema
             sequences, operations, stamps, *values = piece.rows
@@ -91,10 +92,9 @@ class LogDecoder:
                 except MisfitError as error:
                     what = f"{schema.table}.{column.name} holds a value that is not {column.type}"
                     raise DecodeError(what) from error
-            order = np.array(sequences, np.int64) - (piece.base + 1)
-            transactions, times = np.zeros(len(sequences), np.int32), np.array(stamps, np.int64) * 1000
-            kinds = pa.array(operations, pa.int8())
-            decoded.items.append(Rows(schema, columns, kinds, order, transactions, times=times))
+            order, times = np.array(sequences, np.int64) - (piece.base + 1), np.array(stamps, np.int64) * 1000
+            kinds, indices = pa.array(operations, pa.int8()), np.zeros(len(sequences), np.int32)
+            decoded.items.append(Rows(schema, columns, kinds, order, indices, times=times))
         if piece.announced is not None:
             decoded.items.append(piece.announced)
         return decoded
@@ -104,46 +104,28 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
     """See ``LogReader``: one connection, polled. ``read`` belongs to the stream's thread, ``close`` to any."""
 
     def __init__(
-        self,
-        database: Database,
-        file: OpenedFile,
-        names: Names,
-        after: SqliteSequence,
-        confirmations: Confirmations,
-        *,
-        before_images: bool,
+        self, file: OpenedFile, names: Installation, after: SqliteSequence, confirmations: Confirmations
     ) -> None:
-        self._database = database
         self._file = file
         self._after = after
         self._confirmations = confirmations
-        self._before_images = before_images
         self._lock = threading.Lock()  # of the connection: close waits for a read, which it interrupts
         self._closed = threading.Event()
         self._range: Iterator[LogPiece] = iter(())
-        self._connection = database.connect("rw")
+        self._connection = file.database.connect("rw")
         self._own = OwnTables(self._connection, names)
         try:
-            with database.errors():
-                self._meta = self._load()
+            with file.database.errors():
+                self._meta = self._own.require()
         except SourceError:
             self._connection.close()
             raise
-
-    def _load(self) -> Meta:
-        meta = self._own.load()
-        if meta is None:
-            raise SourceSetupError(
-                "nothing is prepared in this database for the pipeline",
-                remedy="Run `lakefeed sync`, which prepares it; if it was prepared, this is another database.",
-            )
-        return meta
 
     def read(self, wait_seconds: float) -> LogPiece | None:
         until = time.monotonic() + wait_seconds
         while True:
             try:
-                with self._lock, self._database.errors():
+                with self._lock, self._file.database.errors():
                     if self._closed.is_set():
                         return None
                     self._file.require()
@@ -179,45 +161,39 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
         """All that was committed after the last range; nothing if nothing was."""
         own, after = self._own, self._after.sequence
         while True:
-            head = self._verified_head()
+            with transaction(self._connection, "DEFERRED"):
+                version, head = schema_version(self._connection), own.head()
+            if not self._meta.is_right(version, own.names):
+                follow_schema(own, self._confirmations.verified)
+                self._meta = own.require()
+                continue
+            self._confirmations.verified = max(self._confirmations.verified, head.sequence)
             if head.sequence <= after:
                 return iter(())
             announced = own.marks(after, head.sequence)
             if announced is not None:  # whoever changes a capture writes a mark, if only an empty one
-                self._meta = self._load()
+                self._meta = own.require()
             present = self._present(after, head.sequence)
             tables = [one for one in self._meta.tables if one.number in present and one.state is not State.BLOCKED]
-            mixed, null_key = dict[int, frozenset[str]](), set[int]()
+            troubled: dict[Captured, frozenset[str] | None] = {}  # the mixed columns; None for a NULL in the key
             for one in tables:
                 columns = zip(one.schema.columns, one.slots, strict=True)
                 tests = misfits((column.name, column.type, f"c{slot}") for column, slot in columns)
-                nulls = " OR ".join(f"{slot} IS NULL" for slot in one.key_slots)
-                listed = ", ".join(f"max({test})" for test in (nulls, *tests.values()))
+                null_key = " OR ".join(f"{slot} IS NULL" for slot in one.key_slots)
+                listed = ", ".join(f"max({test})" for test in (null_key, *tests.values()))
                 query = f"SELECT {listed} FROM {own.names.log} WHERE {self._rows_of(one)}"
                 null, *found = own.execute(query, (after, head.sequence)).fetchone()
-                if any(found):
-                    mixed[one.number] = frozenset(name for name, bad in zip(tests, found, strict=True) if bad)
-                if null:
-                    null_key.add(one.number)
-            if not mixed and not null_key:
+                if null or any(found):
+                    mixed = frozenset(name for name, is_bad in zip(tests, found, strict=True) if is_bad)
+                    troubled[one] = None if null else mixed
+            if not troubled:
                 break
-            self._announce([one for one in tables if one.number in mixed or one.number in null_key], mixed, null_key)
+            self._announce(troubled)
         self._after = head
         numbers = ", ".join(str(one.number) for one in tables)
         rows = f"SELECT seq FROM {own.names.log} WHERE seq > ? AND tab IN ({numbers}) AND {_ROWS} ORDER BY seq LIMIT 1"
         first = own.execute(rows, (after,)).fetchone() if tables else None
         return self._pieces(head.sequence if first is None else first[0] - 1, head, tables, announced)
-
-    def _verified_head(self) -> SqliteSequence:
-        """The log's newest position, where the triggers are right up to it."""
-        while True:
-            with transaction(self._connection, "DEFERRED"):
-                version, head = schema_version(self._connection), self._own.head()
-            if self._meta.is_right(version, before_images=self._before_images):
-                self._confirmations.verified = max(self._confirmations.verified, head.sequence)
-                return head
-            follow_schema(self._own, self._confirmations.verified, before_images=self._before_images)
-            self._meta = self._load()
 
     def _present(self, low: int, high: int) -> set[int]:
         """The numbers of the tables with rows in (low, high]."""
@@ -228,35 +204,35 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
         """SQL: changes of one table, between two bound sequences."""
         return f"seq > ? AND seq <= ? AND tab = {captured.number} AND {_ROWS}"
 
-    def _announce(self, troubled: list[Captured], mixed: dict[int, frozenset[str]], null_key: set[int]) -> None:
+    def _announce(self, troubled: dict[Captured, frozenset[str] | None]) -> None:
         """Retype a table with values that do not fit, block one with a NULL in a key; both by marks in the log."""
         own = self._own
-        for one in troubled:
-            if one.number in mixed:  # a scan: before the lock
-                mixed[one.number] |= mixed_columns(self._connection, one.table.name)
+        for one, mixed in troubled.items():  # a scan: before the lock
+            troubled[one] = None if mixed is None else mixed | mixed_columns(self._connection, one.table.name)
         with transaction(self._connection, "IMMEDIATE"):
             if schema_version(self._connection) != self._meta.schema_version:
                 return  # columns may be called otherwise now: the schema comes first
-            now = {captured.number: captured for captured in self._load().tables}  # the catalog side may have been here
-            for one in troubled:
+            now = {
+                captured.number: captured for captured in own.require().tables
+            }  # the catalog side may have been here
+            for one, mixed in troubled.items():
                 captured = now.get(one.number, one)
-                if one.number not in null_key and captured.state is not State.DROPPED:
-                    texts = tuple(sorted(mixed[one.number]))
-                    new = captured.with_text(texts)
-                    own.put_table(new)
+                table, key, is_dropped = captured.table, captured.schema.key, captured.state is State.DROPPED
+                if mixed is not None and not is_dropped:
+                    texts, captured = tuple(sorted(mixed)), captured.with_text(mixed)
+                    own.put_table(captured)
                     reason = f"values that the declared type does not fit make it text: {', '.join(texts)}"
-                    own.mark(schema=new.schema, notice=RecopyNeeded(new.table, reason, texts))
+                    own.mark(schema=captured.schema, notice=RecopyNeeded(table, reason, texts))
                     continue
-                if captured.state is State.DROPPED:
+                if is_dropped:
                     own.forget_table(captured.number)
                 else:
                     own.put_table(replace(captured, state=State.BLOCKED))
-                table, key = captured.table, captured.schema.key
                 nulls = " OR ".join(f"{quoted(name)} IS NULL" for name in key)
                 reason = f"a row has NULL in the key ({', '.join(key)}), or a value that its column cannot hold"
                 remedy = f"DELETE FROM {quoted(table.name)} WHERE {nulls}; or give these rows a key; then sync again."
                 own.mark(notice=TableBlocked(table, reason, remedy))
-        self._meta = self._load()
+        self._meta = own.require()
 
     def _pieces(
         self, begin: int, head: SqliteSequence, tables: Sequence[Captured], announced: Announced | None
@@ -296,11 +272,10 @@ class Confirmations:
     ``verified`` (see Meta) is noted by whoever reads the log and kept on the same occasion.
     """
 
-    def __init__(self, database: Database, file: OpenedFile, names: Names) -> None:
-        quick = replace(database, busy_timeout_seconds=min(_CONFIRM_LOCK_SECONDS, database.busy_timeout_seconds))
-        self._connections = Connections(quick, file, "rw")
-        self._connections.keep()
-        self._file = file
+    def __init__(self, file: OpenedFile, names: Installation) -> None:
+        seconds = min(_CONFIRM_LOCK_SECONDS, file.database.busy_timeout_seconds)
+        self._file = OpenedFile(replace(file.database, busy_timeout_seconds=seconds), file.inode)
+        self._file.keep()
         self._names = names
         self._lock = threading.Lock()
         self._wanted: SqliteSequence | None = None
@@ -313,14 +288,15 @@ class Confirmations:
         with self._lock:
             self._wanted = position if self._wanted is None else max(position, self._wanted)
             rows = self._wanted.sequence - (self._written.sequence if self._written else 0)
-            if self._is_time() or rows >= _CONFIRM_EVERY_ROWS:
+            is_time = time.monotonic() - self._written_at >= _CONFIRM_EVERY_SECONDS
+            if is_time or rows >= _CONFIRM_EVERY_ROWS:
                 self._write(self._wanted, _PRUNE_SECONDS)
 
     def settle(self) -> None:
         """While the source is quiet: write what is left, as soon as it is time to."""
-        with self._lock:
-            if self._wanted is not None and self._wanted != self._written and self._is_time():
-                self._write(self._wanted, _PRUNE_SECONDS)
+        wanted = self._wanted
+        if wanted is not None and wanted != self._written:
+            self.confirm(wanted)
 
     def close(self) -> None:
         """Write what is left. Idempotent."""
@@ -330,10 +306,7 @@ class Confirmations:
                     self._write(self._wanted, _CLOSE_SECONDS)
             finally:
                 self._wanted = self._written = None
-                self._connections.close()
-
-    def _is_time(self) -> bool:
-        return time.monotonic() - self._written_at >= _CONFIRM_EVERY_SECONDS
+                self._file.close()
 
     def _write(self, position: SqliteSequence, prune_seconds: float) -> None:
         """Save the position, then prune. What a lock keeps from being written now is written next time.
@@ -341,7 +314,7 @@ class Confirmations:
         The confirmed row itself stays in the log, so that numbers only grow.
         """
         until = time.monotonic() + prune_seconds
-        with self._connections.use() as connection:
+        with self._file.use("rw") as connection:
             own, log = OwnTables(connection, self._names), self._names.log
             try:
                 with transaction(connection, "IMMEDIATE"):
@@ -364,3 +337,192 @@ class Confirmations:
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF not in LOCKED:
                     raise
+
+
+class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
+    """See ``ResumePoint``. Calls share kept connections; ``confirm`` has one of its own, a stream another."""
+
+    def __init__(self, database: Database, names: Installation) -> None:
+        self._database = database
+        self._names = names
+        self._begin()
+
+    def _begin(self) -> None:
+        self._file = OpenedFile(self._database, inode_of(self._database.path))
+        self._confirmations = Confirmations(self._file, self._names)
+
+    def open(self) -> None:
+        self._begin()
+        self._file.keep()
+
+    def close(self) -> None:
+        try:
+            self._confirmations.close()
+        finally:
+            self._file.close()
+
+    def meta(self) -> Meta | None:
+        """What is captured now, None if nothing is. Any thread."""
+        with self._file.use() as connection:
+            return OwnTables(connection, self._names).load()
+
+    def find(self) -> SqliteSequence | None:
+        meta = self.meta()
+        return None if meta is None else meta.confirmed
+
+    def identity(self) -> str:
+        meta = self.meta()
+        assert meta is not None  # noqa: S101  # ``find`` was asked first
+        return meta.identity
+
+    def create(self, tables: Sequence[TableId]) -> SqliteSequence:
+        """Capture ``tables`` from here on, those that are captured already as before. Returns the log's head.
+
+        A blocked table starts again. Columns of new captures that hold values of several types become text. Writes
+        nothing if there is nothing to do. The write lock is held while triggers are made, not while tables are scanned.
+        """
+        with self._file.use("rw") as connection:
+            own = OwnTables(connection, self._names)
+            while True:
+                meta = follow_schema(own, self._confirmations.verified)
+                if meta is not None and all(meta.state(table) is State.LIVE for table in tables):
+                    break
+                with transaction(connection, "IMMEDIATE"):
+                    meta = own.load()
+                    if meta is None:
+                        own.create()
+                    elif not meta.is_right(schema_version(connection), self._names):
+                        continue  # it changed in between
+                    for table in tables:
+                        if meta is None or meta.state(table) is not State.LIVE:
+                            source = self._source(connection, table)
+                            for old in meta.tables if meta else ():
+                                if old.table == table:
+                                    own.remove_triggers(old.number)
+                                    own.forget_table(old.number)
+                            capture_table(own, source)
+                            own.mark()
+                    own.put_verified()
+                break
+            head = own.head()  # before the scan: what is written meanwhile comes by the log
+            # From the triggers on every value is in the log, so that one pass is enough, and it needs no lock.
+            new = [one for one in own.require().tables if one.table in tables and not one.scanned]
+            mixed = {one.number: mixed_columns(connection, one.table.name) for one in new if one.state is State.LIVE}
+            if mixed:
+                with transaction(connection, "IMMEDIATE"):
+                    for captured in (one for one in own.require().tables if one.number in mixed):
+                        text = captured.with_text(mixed[captured.number])
+                        own.put_table(replace(text, scanned=True))
+                        if text != captured:
+                            own.mark(schema=text.schema)
+            return head
+
+    def _source(self, connection: sqlite3.Connection, table: TableId) -> SourceTable:
+        source = read_table(connection, table.name) if table.schema == SCHEMA else None
+        if source is None:
+            raise SourceSetupError(f"there is no table {table} that can be captured", remedy="Correct source.tables.")
+        return source
+
+    def origin(self, table: TableId, delivered: SqliteSequence | None) -> Mapping[str, Any]:  # noqa: ARG002
+        """The name of the log, whose head is what a chunk's read transaction sees."""
+        with self._file.use() as connection, transaction(connection, "DEFERRED"):
+            meta, source = OwnTables(connection, self._names).load(), self._source(connection, table)
+            if meta is None or meta.state(table) is None:
+                raise StateError(f"{table} is copied before its changes are captured", remedy="Call prepare first.")
+            if source.nullable_key:
+                rows = f"FROM {quoted(source.name)} WHERE {source.null_key}"
+                if connection.execute(f"SELECT 1 {rows} LIMIT 1").fetchone():
+                    raise TableStoppedError(
+                        f"{table} has rows with NULL in its key ({', '.join(source.key)})",
+                        table=str(table),
+                        remedy=f"DELETE {rows}; or give them a key; then sync again.",
+                    )
+        self.create([table])  # in line with the schema of now, and scanned
+        return {"pipeline": self._names.pipeline}
+
+    def require(self, position: SqliteSequence) -> None:
+        """PositionLostError, with the reason, unless everything after ``position`` is in the log."""
+        log = self._names.log
+        with self._file.use() as connection, transaction(connection, "DEFERRED"):
+            own = OwnTables(connection, self._names)
+            if own.load() is None:
+                return  # the flow knows whether that is a fresh start
+            head = own.head()
+            row = connection.execute(f"SELECT ts FROM {log} WHERE seq = ?", (position.sequence,)).fetchone()
+            (first,) = connection.execute(f"SELECT min(seq) FROM {log}").fetchone()
+        lost = None
+        if position > head:
+            lost = f"the database is behind: its log ends at {head}, the pipeline has read up to {position}"
+            lost += " (was an older copy restored?)"
+        elif row is not None and row[0] != position.stamp:
+            lost = f"the log's entry {position.sequence} is not the one that was read (its time is {row[0]}, not"
+            lost += f" {position.stamp}): an older copy was restored and has been written to since"
+        elif first > position.sequence + 1:
+            lost = f"the log begins at {first}: entries after {position.sequence} were pruned, so some changes are gone"
+        elif row is None and first <= position.sequence:
+            lost = f"the log's entry {position.sequence} is missing: the log has been tampered with"
+        if lost is not None:
+            raise PositionLostError(lost)
+
+    def start(self, after: SqliteSequence) -> SqliteLogReader:
+        return SqliteLogReader(self._file, self._names, after, self._confirmations)
+
+    def confirm(self, position: SqliteSequence) -> None:
+        self._confirmations.confirm(position)
+
+    def ahead_bytes(self, low: SqliteSequence, high: SqliteSequence) -> int:
+        """Every entry of the log is ours, and stays until it is confirmed: any is worth a heartbeat."""
+        return sys.maxsize if high > low else 0
+
+    def end(self) -> SqliteSequence | None:
+        with self._file.use() as connection, transaction(connection, "DEFERRED"):
+            own_log = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (f"{self._names.prefix}log",))
+            return None if own_log.fetchone() is None else OwnTables(connection, self._names).head()
+
+    def lag(self, confirmed_at: float | None) -> Lag:  # noqa: ARG002  # the log itself has the times
+        with self._database.connection() as connection, transaction(connection, "DEFERRED"):
+            own, log = OwnTables(connection, self._names), self._names.log
+            meta = own.load()
+            if meta is None:
+                return Lag()
+            confirmed, head = meta.confirmed.sequence, own.head().sequence
+            rows = max(0, head - confirmed)
+            if any(one.before_images for one in meta.tables):
+                # Before images, and old rows that never became one, are no changes.
+                old = f"seq > ? AND seq <= ? AND op IN ({int(Operation.BEFORE)}, {OLD_ROW})"
+                rows -= connection.execute(f"SELECT count(*) FROM {log} WHERE {old}", (confirmed, head)).fetchone()[0]
+            query = f"SELECT ts FROM {log} WHERE seq > ? ORDER BY seq LIMIT 1"
+            oldest = connection.execute(query, (confirmed,)).fetchone()
+        return Lag(rows=rows, seconds=max(0.0, time.time() - oldest[0] / 1000) if rows and oldest else 0.0)
+
+    def drop(self) -> tuple[str, ...]:
+        """Remove all that this pipeline has in the source, and nothing else."""
+        self._confirmations.close()
+        with self._file.use("rw") as connection, transaction(connection, "IMMEDIATE"):
+            found = OwnTables(connection, self._names).triggers()
+            triggers = sorted(self._names.trigger(number, event) for number, one in found.items() for event in one)
+            own = [self._names.prefix + name for name in ("log", "meta", "vacuum")]
+            query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN (?, ?, ?) ORDER BY name"
+            tables = [name for (name,) in connection.execute(query, own)]
+            for name in (*triggers, *tables):
+                connection.execute(f"DROP {'TRIGGER' if name in triggers else 'TABLE'} {quoted(name)}")
+        return (*triggers, *tables)
+
+
+class SqliteFacts(SchemaFacts[SqliteSequence]):
+    """The change log knows the shape of each of its rows; what the catalog has counts only for tables not captured."""
+
+    def __init__(self, resume: SqliteResumePoint) -> None:
+        self._resume = resume
+
+    def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:
+        return tuple(schema for _, schema in self._read(session, choose(session.tables())))
+
+    def snapshot(self, session: Session, table: TableId) -> tuple[DescribedTable, TableSchema] | None:
+        return next(iter(self._read(session, [table])), None)
+
+    def _read(self, session: Session, tables: Sequence[TableId]) -> list[tuple[DescribedTable, TableSchema]]:
+        described = session.describe(tables)
+        meta = self._resume.meta()
+        captured = {one.table: one.schema for one in meta.in_force} if meta else {}
+        return [(one, captured.get(table, one.schema)) for table, one in described.items()]

@@ -1,18 +1,14 @@
 # ruff: noqa: S608 (names in SQL are quoted by database.quoted)
 """``Sqlite``: what a user writes to capture a SQLite database, by triggers that fill a change log beside the tables.
 
-Guarantees and limits, beyond the contract of ChangeCapture:
+Guarantees, beyond the contract of ChangeCapture (limits: docs/sqlite.md):
 - The log is written in the user's own transaction: what is committed is logged, what is rolled back is not.
 - A change set ends at a commit, because SQLite shows only committed transactions. It has all that was committed when
   it was cut.
-- The time of a change is when its statement ran, by the clock of the writer's machine, in milliseconds.
 - The source is written to by ``prepare``, ``confirm``, ``uninstall``, and by ``live`` only to bring the triggers in
   line with a changed schema or to announce that a column holds values of several types or a key is NULL.
 - With ``before_images`` the triggers log rows as they were, too. There is none for a row that REPLACE replaces by one
   of the same key, which is an insert here, and none for changes between the addition of a column and its being noticed.
-- Tables without a declared key get the rowid as key, in an extra first column ``_rowid``.
-- Not seen: rows that REPLACE removes through a unique index on an expression (``check`` warns), or because an INSERT
-  gives an explicit rowid to a row of a table whose key is another one; writers that switch triggers off.
 """
 
 from __future__ import annotations
@@ -34,9 +30,8 @@ from lakefeed.capture.log_capture import LogCapture
 from lakefeed.capture.sqlite.database import Database, quoted
 from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.capture.sqlite.drift import WIDEST
-from lakefeed.capture.sqlite.log import LogDecoder
-from lakefeed.capture.sqlite.meta import Names
-from lakefeed.capture.sqlite.resume import SqliteFacts, SqliteResumePoint
+from lakefeed.capture.sqlite.installation import Installation
+from lakefeed.capture.sqlite.log import LogDecoder, SqliteFacts, SqliteResumePoint
 from lakefeed.capture.sqlite.table import SourceTable, all_tables, read_table
 from lakefeed.change.position import SqliteSequence
 from lakefeed.change.table import TableId
@@ -75,17 +70,15 @@ class Sqlite:
 
     def bind(self, pipeline: str) -> ChangeCapture:
         path = str(Path(self.path).absolute())  # chunks are read by processes that may have another directory
-        database = Database(path, self.busy_timeout_seconds)
-        resume = SqliteResumePoint(database, Names(pipeline), before_images=self.before_images)
+        database, names = (
+            Database(path, self.busy_timeout_seconds),
+            Installation(pipeline, before_images=self.before_images),
+        )
+        resume = SqliteResumePoint(database, names)
         return LogCapture(
             SqliteSequence,
             Capabilities(
-                deletes=True,
-                before_images=self.before_images,
-                transactions=True,
-                schema_changes=True,
-                exact_snapshot=True,
-                snapshot_resume=True,
+                before_images=self.before_images, schema_changes=True, exact_snapshot=True, snapshot_resume=True
             ),
             tables=self.tables,
             dialect=SqliteDialect(path, self.busy_timeout_seconds),
@@ -101,13 +94,13 @@ def check_source(database: Database, choose: Choose) -> tuple[Finding, ...]:
     path = Path(database.path)
     folder = path.absolute().parent
     if not path.is_file():
-        return (_error(f"there is no file {path}", "Correct source.path."),)
+        return _stopped(f"there is no file {path}", "Correct source.path.")
     if not os.access(path, os.R_OK | os.W_OK):
         problem = f"{path} is not readable and writable by this user; triggers need both"
-        return (_error(problem, f"chmod u+rw {path}"),)
+        return _stopped(problem, f"chmod u+rw {path}")
     if not os.access(folder, os.W_OK):
         problem = f"the directory of {path} is not writable; SQLite keeps its journal beside the file"
-        return (_error(problem, f"chmod u+w {folder}"),)
+        return _stopped(problem, f"chmod u+w {folder}")
     found: list[Finding] = []
     try:
         with database.connection() as connection:
@@ -122,12 +115,12 @@ def check_source(database: Database, choose: Choose) -> tuple[Finding, ...]:
     except LakefeedError as error:
         if error.retry is not Retry.NEVER:
             raise
-        return (_error(error.message, error.remedy),)
+        return _stopped(error.message, error.remedy)
     return tuple(found)
 
 
-def _error(problem: str, remedy: str) -> Finding:
-    return Finding(level=Level.ERROR, problem=problem, remedy=remedy)
+def _stopped(problem: str, remedy: str) -> tuple[Finding, ...]:
+    return (Finding(level=Level.ERROR, problem=problem, remedy=remedy),)
 
 
 def _problems(source: SourceTable) -> Iterator[tuple[Level, str, str]]:

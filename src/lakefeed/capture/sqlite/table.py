@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from lakefeed.capture.dialect import Refusal
-from lakefeed.capture.sqlite.database import Row, quoted, transaction
+from lakefeed.capture.sqlite.database import quoted, transaction
 from lakefeed.capture.sqlite.values import arrow_type, is_untyped, misfits
 from lakefeed.change.table import Column, TableId, TableSchema
 
@@ -29,7 +29,7 @@ _TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]
 
 
 class SourceColumn(NamedTuple):
-    """``default`` is the SQL text of the DEFAULT clause, None if there is none."""
+    """``default`` is the SQL text of the DEFAULT clause. ``not_null``: declared so, or by being such a key."""
 
     name: str
     declared: str
@@ -52,7 +52,8 @@ class SourceTable:
     ``key`` is the declared key in key order, empty if none. ``rowid`` is a name under which the rowid can be reached
     (the key column itself where that is an alias of it), None if there is no rowid or every name of it is taken.
     ``conflicts`` are the unique indexes through which REPLACE can remove rows other than the one with the same key;
-    ``opaque`` are names of those that cannot be followed, because they index an expression.
+    ``opaque`` are names of those that cannot be followed, because they index an expression. ``renumbered_by_vacuum``:
+    it has neither a key nor any index.
     """
 
     name: str
@@ -61,10 +62,9 @@ class SourceTable:
     key: tuple[str, ...]
     rowid: str | None
     key_is_rowid: bool
-    without_rowid: bool
     conflicts: tuple[UniqueIndex, ...]
     opaque: tuple[str, ...]
-    indexed: bool
+    renumbered_by_vacuum: bool
 
     @property
     def id(self) -> TableId:
@@ -76,20 +76,13 @@ class SourceTable:
         return tuple(map(quoted, self.key or (self.rowid or "",)))
 
     @property
+    def nullable_key(self) -> bool:
+        return any(column.name in self.key and not column.not_null for column in self.columns)
+
+    @property
     def null_key(self) -> str:
         """SQL: the key has a NULL."""
         return " OR ".join(f"{quoted(name)} IS NULL" for name in self.key)
-
-    @property
-    def nullable_key(self) -> bool:
-        """SQLite allows NULL in the declared key of a rowid table, unless it is declared NOT NULL or is the rowid."""
-        strict = self.key_is_rowid or self.without_rowid
-        return not strict and any(column.name in self.key and not column.not_null for column in self.columns)
-
-    @property
-    def renumbered_by_vacuum(self) -> bool:
-        """VACUUM gives new rowids to a table that has neither a key that is the rowid nor any index."""
-        return not self.key and not self.indexed and not self.without_rowid
 
     @property
     def rowid_column(self) -> str:
@@ -102,11 +95,13 @@ class SourceTable:
     def schema(self) -> TableSchema:
         """The table's columns, without stable ids; ahead of them the rowid, where it is the key."""
         columns = [] if self.key else [Column(self.rowid_column, pa.int64(), nullable=False, source_type="INTEGER")]
-        for column in self.columns:
-            in_key = column.name in self.key and (self.key_is_rowid or self.without_rowid)
-            nullable = not (column.not_null or in_key)
-            columns.append(Column(column.name, arrow_type(column.declared), nullable, column.declared))
+        columns += [Column(one.name, arrow_type(one.declared), not one.not_null, one.declared) for one in self.columns]
         return TableSchema(self.id, tuple(columns), self.key or (self.rowid_column,))
+
+
+def schema_version(connection: sqlite3.Connection) -> int:
+    """Another one after each change of the schema."""
+    return int(connection.execute("PRAGMA main.schema_version").fetchone()[0])
 
 
 def all_tables(connection: sqlite3.Connection) -> dict[TableId, Refusal | None]:
@@ -128,54 +123,42 @@ def read_table(connection: sqlite3.Connection, name: str) -> SourceTable | None:
     listed = connection.execute(query, (name,)).fetchone()
     if listed is None or _refusal(name, listed[0]) is not None:
         return None
-    without_rowid = bool(listed[1])
-    (sql,) = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone()
+    create = "SELECT sql FROM sqlite_master WHERE type = ? AND name = ?"
+    (sql,) = connection.execute(create, ("table", name)).fetchone()
     info = connection.execute(f"PRAGMA main.table_xinfo({quoted(name)})").fetchall()
     visible = [row for row in info if row[6] != 1]
-    columns = tuple(SourceColumn(row[1], row[2], bool(row[3]), row[4], row[6] in (2, 3)) for row in visible)
     key = tuple(row[1] for row in sorted(visible, key=lambda row: int(row[5])) if row[5])
     indexes = connection.execute(f"PRAGMA main.index_list({quoted(name)})").fetchall()
-    alias = len(key) == 1 and not without_rowid and not any(row[3] == "pk" for row in indexes)
-    free = next((word for word in _ROWID_NAMES if word not in {column.name.lower() for column in columns}), None)
-    conflicts, opaque = _conflicts(connection, indexes, {column.name: column.declared for column in columns})
-    return SourceTable(
-        name=name,
-        sql=sql,
-        columns=columns,
-        key=key,
-        rowid=None if without_rowid else (key[0] if alias else free),
-        key_is_rowid=alias,
-        without_rowid=without_rowid,
-        conflicts=conflicts,
-        opaque=opaque,
-        indexed=bool(indexes),
+    key_is_rowid = len(key) == 1 and not listed[1] and not any(row[3] == "pk" for row in indexes)
+    # SQLite allows NULL in the declared key of a rowid table, unless it is declared NOT NULL or is the rowid.
+    strict = key if key_is_rowid or listed[1] else ()
+    columns = tuple(
+        SourceColumn(row[1], row[2], bool(row[3]) or row[1] in strict, row[4], row[6] in (2, 3)) for row in visible
     )
-
-
-def _conflicts(
-    connection: sqlite3.Connection, indexes: list[Row], declared: dict[str, str]
-) -> tuple[tuple[UniqueIndex, ...], tuple[str, ...]]:
-    followed, opaque = [], []
-    for _, name, unique, origin, partial in (row[:5] for row in sorted(indexes, key=lambda row: str(row[1]))):
-        if not unique:
-            continue
-        parts = [row for row in connection.execute(f"PRAGMA main.index_xinfo({quoted(name)})") if row[5]]
-        if any(row[1] == _EXPRESSION for row in parts):
-            opaque.append(name)
-        elif origin != "pk" or any(row[4] != "BINARY" or is_untyped(declared[row[2]]) for row in parts):
+    taken = {column.name.lower() for column in columns}
+    free = None if listed[1] else next((word for word in _ROWID_NAMES if word not in taken), None)
+    declared = {column.name: column.declared for column in columns}
+    conflicts, opaque = [], []
+    for _, index, unique, origin, partial in (row[:5] for row in sorted(indexes, key=lambda row: str(row[1]))):
+        parts = [row for row in connection.execute(f"PRAGMA main.index_xinfo({quoted(index)})") if row[5]]
+        if unique and any(row[1] == _EXPRESSION for row in parts):
+            opaque.append(index)
+        elif unique and (origin != "pk" or any(row[4] != "BINARY" or is_untyped(declared[row[2]]) for row in parts)):
             # The key's own index matters only if two different values can be equal in it ('a' and 'A', 1 and 1.0).
-            where = None
-            if partial:  # what follows the column list in its CREATE statement
-                query = "SELECT sql FROM sqlite_master WHERE type = 'index' AND name = ?"
-                (sql,) = connection.execute(query, (name,)).fetchone()
-                depth = 0
-                for token in _TOKEN.finditer(sql):
-                    depth += {"(": 1, ")": -1}.get(token[0], 0)
-                    if token[0] == ")" and depth == 0:
-                        where = re.sub(r"^\s*WHERE\b", "", sql[token.end() :], flags=re.IGNORECASE).strip()
-                        break
-            followed.append(UniqueIndex(tuple((row[2], row[4]) for row in parts), where))
-    return tuple(followed), tuple(opaque)
+            where = _condition(*connection.execute(create, ("index", index)).fetchone()) if partial else None
+            conflicts.append(UniqueIndex(tuple((row[2], row[4]) for row in parts), where))
+    rowid, vacuum = key[0] if key_is_rowid else free, not key and not indexes
+    return SourceTable(name, sql, columns, key, rowid, key_is_rowid, tuple(conflicts), tuple(opaque), vacuum)
+
+
+def _condition(sql: str) -> str | None:
+    """What follows the column list, and WHERE, in the CREATE statement of a partial index."""
+    depth = 0
+    for token in _TOKEN.finditer(sql):
+        depth += {"(": 1, ")": -1}.get(token[0], 0)
+        if token[0] == ")" and depth == 0:
+            return re.sub(r"^\s*WHERE\b", "", sql[token.end() :], flags=re.IGNORECASE).strip()
+    return None
 
 
 def default_value(default: str) -> str:

@@ -1,19 +1,7 @@
 """SQLite values as Arrow: which type a column gets, how its values are turned into it, and how rows are read.
 
-| declared type (SQLite's affinity rules)        | Arrow    | values that do not fit, which make the column *mixed*   |
-|------------------------------------------------|----------|---------------------------------------------------------|
-| contains INT                                   | int64    | real, text, blob                                        |
-| contains CHAR, CLOB, TEXT                      | string   | none: see text form                                     |
-| contains BLOB                                  | binary   | integer, real, text                                     |
-| contains REAL, FLOA, DOUB                      | float64  | text, blob                                              |
-| contains BOOL                                  | int64    | real, text, blob                                        |
-| contains DATE or TIME                          | string   | none: text form (as stored; an integer gives its digits)|
-| none, or ANY                                   | string   | none: text form                                         |
-| DECIMAL, NUMERIC and everything else           | float64  | text, blob, integers beyond 2^53                        |
-
-SQLite keeps DECIMAL as a double itself, so float64 is exactly what is stored.
-
-A *mixed* column becomes a string column for good, so that nothing is rounded, cut or nulled. Text form: an integer is
+The types by declared type, and which values do not fit them, are a table in docs/sqlite.md. A column with such a value
+is *mixed* and becomes a string column for good, so that nothing is rounded, cut or nulled. Text form: an integer is
 its digits; a real is the shortest decimal that reads back as the same double (Python's ``repr``); text is itself; a
 blob, and text that is not valid UTF-8, is ``X'…'`` with upper-case hexadecimal digits.
 """
@@ -28,8 +16,7 @@ import pyarrow as pa
 
 from lakefeed.capture.fit import MisfitError
 
-EXACT = 2**53
-"""The largest integer up to which every integer has a double of its own."""
+EXACT = 2**53  # the largest integer up to which every integer has a double of its own
 PORTION_ROWS = 65_536
 PORTION_BYTES = 64 * 1024 * 1024
 _RUN_ROWS = 256
@@ -47,7 +34,7 @@ _BY_WORD = (  # the first word that a declared type contains decides
 )
 _FITS: dict[pa.DataType, frozenset[type]] = {
     pa.int64(): frozenset({int, type(None)}),
-    pa.float64(): frozenset({float, int, type(None)}),
+    pa.float64(): frozenset({float, int, type(None)}),  # what SQLite keeps of a DECIMAL is a double, too
     pa.string(): frozenset({str, type(None)}),
     pa.binary(): frozenset({bytes, type(None)}),
 }
@@ -84,9 +71,8 @@ def misfits(columns: Iterable[tuple[str, pa.DataType, str]]) -> dict[str, str]:
             tests[name] = f"typeof({value}) NOT IN ('blob', 'null')"
         elif kind == pa.float64():
             beyond = f"{value} NOT BETWEEN {-EXACT} AND {EXACT}"
-            tests[name] = (
-                f"CASE typeof({value}) WHEN 'real' THEN 0 WHEN 'null' THEN 0 WHEN 'integer' THEN {beyond} ELSE 1 END"
-            )
+            fits = "WHEN 'real' THEN 0 WHEN 'null' THEN 0"
+            tests[name] = f"CASE typeof({value}) {fits} WHEN 'integer' THEN {beyond} ELSE 1 END"
     return tests
 
 
