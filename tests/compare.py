@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lakefeed.capture.postgres.verify import PostgresVerifyReader
+from lakefeed.capture.postgres.dialect import PostgresVerifyReader
 from lakefeed.capture.sqlite.verify import SqliteVerifyReader
 from lakefeed.change.table import TableId
 from lakefeed.lake.mode import Mirror, Mode

@@ -25,6 +25,7 @@ from lakefeed.errors import (
     CommitFailedError,
     CommitUnknownError,
     JournalError,
+    LakeError,
     LakefeedError,
     SourceSetupError,
     StateError,
@@ -552,6 +553,116 @@ def test_a_sync_applies_in_between_when_the_backlog_is_full(lake: MemoryLake) ->
             capture.append(insert(A, id=number, v="x"), COMMIT)
         assert pipeline.sync_once().counts.inserted == 3
         assert lake.commits == before + 3
+
+
+class Broken:
+    """Applying to some tables fails, each time, until they are mended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *tables: TableId) -> None:
+        self.tables = set(tables)
+        apply = MemoryLakeTable.apply
+
+        def broken(lake_table: MemoryLakeTable, window: Window, generation: int) -> Applied:
+            if lake_table.route.table in self.tables:
+                raise CommitFailedError("its directory is read-only", remedy="Make it writable.")
+            return apply(lake_table, window, generation)
+
+        monkeypatch.setattr(MemoryLakeTable, "apply", broken)
+        monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.02)
+
+
+FULL_AT_ONCE = replace(QUICK, max_backlog_bytes=20_000, journal=JournalOptions(fsync=False, keep_change_sets=1))
+"""Two small change sets are 16 KiB on disk, three are more than this."""
+
+
+def test_a_table_that_fails_does_not_stop_the_capture_of_the_others(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its changes fill the backlog: it is blocked, with reason and remedy, and the journal is trimmed to the others."""
+    broken = Broken(monkeypatch, A.table)
+    capture = scripted(a=1, b=1)
+    pipeline = pipeline_of(capture, lake, FULL_AT_ONCE)
+    pipeline.sync_once()
+    with running(pipeline):
+        for number in range(1, 20):
+            capture.append(insert(A, id=number, v="x"), insert(B, id=number, v="x"), COMMIT)
+            until(lambda number=number: number in ids(lake, "main.b"))  # type: ignore[misc]  # a default for the loop
+        status = pipeline.status()
+        assert (status.tables[A.table].state, status.tables[B.table].state) == ("blocked", "live")
+        error, remedy = status.tables[A.table].error, status.tables[A.table].remedy
+        assert error == "its directory is read-only. More than 20,000 bytes of changes waited for it: they are given up"
+        assert remedy == "Make it writable. Then start the pipeline again: it copies the table again."
+    with Journal.read(pipeline.root) as journal:
+        assert journal.trimmed >= journal.head - 1, "what the others have is trimmed"
+    broken.tables.clear()
+    capture.content.rows[A.table] = [{"id": n, "v": "x"} for n in range(20)]
+    with pipeline_of(capture, lake, FULL_AT_ONCE) as again:  # the remedy, as printed
+        again.sync_once()
+        assert again.status().tables[A.table].state == "live"
+    assert ids(lake, "main.a") == set(range(20))
+
+
+def test_while_no_table_can_be_written_capture_waits_and_nothing_is_given_up(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lake that is down is no table's own trouble."""
+    broken = Broken(monkeypatch, A.table, B.table)
+    capture = scripted(a=1, b=1)
+    pipeline = pipeline_of(capture, lake, FULL_AT_ONCE)
+    pipeline.sync_once()
+    for number in range(1, 9):
+        capture.append(insert(A, id=number, v="x"), insert(B, id=number, v="x"), COMMIT)
+    with running(pipeline):
+        until(lambda: pipeline.status().verdict == "stalled")
+        until(lambda: pipeline._opened is not None and pipeline._opened.lake.is_full)
+        opened = pipeline._open()
+        until(lambda: opened.errors._failed.get(A.table, (0, 0.0))[0] > 4)
+        assert {state.state for state in pipeline.status().tables.values()} == {"live"}
+        assert pipeline.status().journal_head < 8
+        broken.tables.clear()
+        until(lambda: ids(lake, "main.a") == ids(lake, "main.b") == set(range(9)))
+
+
+def test_a_table_that_fails_alone_for_long_does_not_stop_capture(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other table has changes, which could show that the lake works; the next one of them must come through."""
+    monkeypatch.setattr(retry, "_ALONE_SECONDS", 0.5)
+    Broken(monkeypatch, A.table)
+    capture = scripted(a=1, b=1)
+    pipeline = pipeline_of(capture, lake, FULL_AT_ONCE)
+    pipeline.sync_once()
+    with running(pipeline):
+        for number in range(1, 6):
+            capture.append(insert(A, id=number, v="x"), COMMIT)
+        capture.append(insert(B, id=7, v="x"), COMMIT)
+        until(lambda: 7 in ids(lake, "main.b"))
+        assert pipeline.status().tables[A.table].state == "blocked"
+
+
+def test_a_sync_with_a_full_backlog_goes_on_for_the_tables_that_work_or_says_why_not(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Broken(monkeypatch, A.table)
+    capture = scripted(a=1, b=1)
+    with pipeline_of(capture, lake, FULL_AT_ONCE) as pipeline:
+        pipeline.sync_once()
+        for number in range(1, 9):
+            capture.append(insert(A, id=number, v="x"), insert(B, id=number, v="x"), COMMIT)
+        errors = pipeline.sync_once().errors
+        assert [table for table in errors if "given up" in (errors[table].error or "")] == [A.table]
+        assert ids(lake, "main.b") == set(range(9))
+        broken.tables.add(B.table)
+        for number in range(9, 14):
+            capture.append(insert(B, id=number, v="x"), COMMIT)
+        with pytest.raises(
+            LakeError, match=r"capture has stopped: .* wait for 1 tables .*\(main.b\): its dir"
+        ) as raised:
+            pipeline.sync_once()
+        assert raised.value.remedy == "Make it writable."
+        broken.tables.clear()
+        pipeline.sync_once()
+    assert ids(lake, "main.b") == set(range(14))
 
 
 def test_the_source_is_opened_and_asked_once(lake: MemoryLake) -> None:

@@ -59,7 +59,7 @@ def other(place: Path) -> DeltaStore:
 def stamp(number: int, after: int | None = None) -> Stamp:
     sets = {"after": number - 1 if after is None else after, "upto": number}
     metadata = {"pipeline": "shop", "generation": 1, "change_sets": sets, "position": None, "schema_version": 1}
-    return Stamp(generation=1, number=number, metadata=metadata)
+    return Stamp(generation=1, number=number, found=sets["after"], metadata=metadata)
 
 
 def append(store: DeltaStore, number: int, after: int | None = None) -> Applied:

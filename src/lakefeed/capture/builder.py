@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.log import Announced, Decoded, Rows, Transaction
+from lakefeed.capture.log import Announced, Decoded, Transaction
 from lakefeed.change.batch import METADATA, ChangeBatch, change_schema
 from lakefeed.change.change_set import ChangeSet, TableBlocked, TableNotice
 from lakefeed.change.position import Position
@@ -85,23 +85,29 @@ class Spill:
             self._in_memory += batch.nbytes
             self._items.append(batch)
             return
+        file = self._file
         try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="lakefeed-")  # noqa: SIM115  # lives as long as the object
-                weakref.finalize(self, _close, self._file)
-            offset = self._file.seek(0, 2)
-            with pa.ipc.new_stream(pa.PythonFile(self._file, mode="w"), batch.schema) as writer:
+            if file is None:
+                file = tempfile.TemporaryFile(prefix="lakefeed-")  # noqa: SIM115  # lives as long as the object
+            offset = file.seek(0, 2)
+            with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), batch.schema) as writer:
                 writer.write_batch(batch)
-            self._file.flush()  # a full disk must be known now
-            self._items.append(_Spilled(offset, self._file.tell() - offset))
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
+            file.flush()  # a full disk must be known now
+            item = _Spilled(offset, file.tell() - offset)
+        except BaseException as error:
+            if file is not None and self._file is None:
+                _close(file)  # nothing is in it: it must not stay open for as long as the change set is tried again
+            if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
                 raise
             raise JournalFullError(
                 f"no room left in {tempfile.gettempdir()} for the temporary file of a large transaction: "
                 f"{error.strerror}",
                 remedy="Free space there, or set TMPDIR to a larger disk; Lakefeed goes on by itself.",
             ) from error
+        if self._file is None:
+            self._file = file
+            weakref.finalize(self, _close, file)
+        self._items.append(item)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -174,14 +180,14 @@ class ChangeSetBuilder(Generic[P]):
     """See the module. ``position`` is where the last change set ended; ``reached`` may be further.
 
     Belongs to the stream's thread; ``unblock`` may be called from any. Rows of a table that a TableBlocked notice has
-    named are left out until ``unblock``, and the notice is given once.
+    named are not taken in until ``unblock``, and the notice is given once.
     """
 
     def __init__(self, position: P, limits: Limits | None = None, *, memory_bytes: int = MEMORY_BYTES) -> None:
         self.position = position
         self.reached = position
         self.in_transaction = False
-        self.limits = limits or Limits()
+        self._limits = limits or Limits()
         self._memory_bytes = memory_bytes
         self._blocked: set[TableId] = set()
         self._draft = _Draft(Spill(memory_bytes=memory_bytes))
@@ -194,23 +200,13 @@ class ChangeSetBuilder(Generic[P]):
         draft = self._draft
         return not (draft.rows or draft.notices or draft.schemas)
 
-    @property
-    def rows(self) -> int:
-        return self._draft.rows
-
-    @property
-    def bytes(self) -> int:
-        """Of Arrow's memory."""
-        return self._draft.bytes
-
     def unblock(self, table: TableId) -> None:
         """The table was prepared again: its rows are delivered from here on."""
         self._blocked.discard(table)
 
     def add(self, decoded: Decoded[P]) -> None:
-        """Take in a piece."""
-        draft = self._draft
-        base = len(draft.transactions)
+        """Take in a piece. The end that it has reached counts once no transaction is open: its commit is to come."""
+        draft, base = self._draft, len(self._draft.transactions)
         if decoded.continues:
             base -= 1
             draft.transactions.pop()  # the piece has it again, with its end if that is known by now
@@ -218,16 +214,36 @@ class ChangeSetBuilder(Generic[P]):
         for item in decoded.items:
             if isinstance(item, Announced):
                 self.announce(item)
-            elif item.schema.table not in self._blocked:
-                self._keep(item, base)
+                continue
+            count = len(item.operations)
+            if not count or item.schema.table in self._blocked:
+                continue
+            order, codes = item.order, item.transactions
+            if draft.next_seq or base:
+                order, codes = np.asarray(order) + draft.next_seq, np.asarray(codes) + base
+            absent = pa.nulls(count, _ABSENT) if item.absent is None else item.absent
+            times = pa.nulls(count, pa.int64()) if item.times is None else item.times
+            fields = [*(pa.field(column.name, column.type) for column in item.schema.columns), *_PART]
+            arrays = [
+                values if isinstance(values, pa.Array) else pa.array(values, kind.type)
+                for values, kind in zip(
+                    [*item.columns, item.operations, order, codes, absent, times], fields, strict=True
+                )
+            ]
+            batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+            draft.parts.append(batch)
+            draft.tables.append(item.schema)
+            draft.rows += count
+            draft.bytes += batch.nbytes
+            draft.began_at = draft.began_at or time.monotonic()
         draft.next_seq += decoded.width
+        ends: list[Any] = [one.end for one in decoded.transactions[-1:]]  # a decoder's positions are of one kind
         if decoded.transactions:
             self.in_transaction = decoded.open
-            complete = decoded.transactions[: -1 if decoded.open else None]
-            if complete:
-                self.advance(complete[-1].end)  # type: ignore[arg-type]  # a decoder's positions are of one kind
         if decoded.reached is not None:
-            self.advance(decoded.reached)
+            ends.append(decoded.reached)
+        if not self.in_transaction:
+            self.reached = max([self.reached, *ends])
 
     def announce(self, announced: Announced) -> None:
         """Report a table's new shape, or a notice, with the next change set."""
@@ -240,20 +256,25 @@ class ChangeSetBuilder(Generic[P]):
         self._draft.schemas += announced.schemas
         self._draft.began_at = self._draft.began_at or time.monotonic()
 
-    def advance(self, reached: P) -> None:
-        """The source has nothing more up to ``reached``. Ignored inside a transaction: its commit is to come."""
-        if not self.in_transaction and reached > self.reached:
-            self.reached = reached
+    def due(self, *, more: bool, is_over: bool = False, ahead_bytes: int = 0) -> ChangeSet | None:
+        """The change set to hand out now; None between two.
 
-    def is_ready(self, *, more: bool) -> bool:
-        """Whether to cut now: there is something, it ends at a commit, and nothing more has come, it has enough rows
-        or bytes, or its first change has waited long enough."""
-        draft, limits = self._draft, self.limits
-        if self.is_empty or self.in_transaction:
-            return False
-        full = draft.rows >= limits.rows or draft.bytes >= limits.bytes
-        waited = time.monotonic() - draft.began_at if draft.began_at is not None else 0.0
-        return full or not more or waited >= limits.linger_seconds
+        One that has something is cut at a commit, as soon as nothing ``more`` has come, it has enough rows or bytes, or
+        its first change has waited long enough. Where nothing for the lake has come, a heartbeat moves the position all
+        the same, by time or because the source is ``ahead_bytes`` further: so an idle source keeps no log for us, and a
+        busy one gets few heartbeats. ``is_over``: the caller's wait is, so there is an answer, if only a heartbeat that
+        moves nothing.
+        """
+        draft, limits, now = self._draft, self._limits, time.monotonic()
+        if self.is_empty:
+            late = now - self._cut_at >= limits.heartbeat_seconds
+            is_due = self.reached > self.position and (late or ahead_bytes >= limits.heartbeat_bytes)
+        else:
+            full = draft.rows >= limits.rows or draft.bytes >= limits.bytes
+            is_due = full or not more or now - (draft.began_at or now) >= limits.linger_seconds
+        if is_due and not self.in_transaction:
+            return self.cut()
+        return ChangeSet(self.position, self.position) if is_over else None
 
     def cut(self) -> ChangeSet:
         """Everything since the last cut. Only between transactions."""
@@ -268,38 +289,6 @@ class ChangeSetBuilder(Generic[P]):
         batches = Batches(draft.parts, tuple(draft.tables), tuple(draft.transactions))
         return ChangeSet(start, self.reached, batches, draft.rows, tuple(draft.schemas), tuple(draft.notices))
 
-    def is_idle_too_long(self, ahead_bytes: int = 0) -> bool:
-        """Nothing for the lake has come, and the position should move all the same: by time, or because the source is
-        ``ahead_bytes`` further. So an idle source keeps no log for us, and a busy one gets few heartbeats."""
-        late = time.monotonic() - self._cut_at >= self.limits.heartbeat_seconds
-        is_due = late or ahead_bytes >= self.limits.heartbeat_bytes
-        return self.is_empty and not self.in_transaction and self.reached > self.position and is_due
-
-    def heartbeat(self, ahead_bytes: int = 0) -> ChangeSet:
-        """A change set with nothing in it. It moves the position only if that is due."""
-        return self.cut() if self.is_idle_too_long(ahead_bytes) else ChangeSet(self.position, self.position)
-
     def time_of(self, position: Position) -> float | None:
         """When the last transaction up to the end of a recent change set was committed, by the source's clock."""
         return self._times.get(position.encode())
-
-    def _keep(self, rows: Rows, base: int) -> None:
-        draft = self._draft
-        absent = rows.absent if rows.absent is not None else pa.nulls(len(rows.operations), _ABSENT)
-        times = rows.times if rows.times is not None else pa.nulls(len(rows.operations), pa.int64())
-        meta = [rows.operations, rows.order, rows.transactions, absent, times]
-        fields = [*(pa.field(column.name, column.type) for column in rows.schema.columns), *_PART]
-        if draft.next_seq or base:
-            meta[1] = np.asarray(rows.order) + draft.next_seq
-            meta[2] = np.asarray(rows.transactions) + base
-        arrays = [
-            values if isinstance(values, pa.Array) else pa.array(values, kind.type)
-            for values, kind in zip([*rows.columns, *meta], fields, strict=True)
-        ]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-        if batch.num_rows:
-            draft.parts.append(batch)
-            draft.tables.append(rows.schema)
-            draft.rows += batch.num_rows
-            draft.bytes += batch.nbytes
-            draft.began_at = draft.began_at or time.monotonic()

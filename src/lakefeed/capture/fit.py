@@ -20,7 +20,8 @@ class MisfitError(Exception):
     """A value that its column's type cannot hold exactly. Internal to captures.
 
     ``column`` is empty where a column is decoded by itself; ``of`` adds the name. ``remedy`` may contain ``{column}``,
-    which stands for ``schema.table.column``; None means that the column may become text without asking anybody.
+    which stands for ``schema.table.column``, ``{table}`` and ``{name}`` (of the column); None means that the column may
+    become text without asking anybody.
     """
 
     def __init__(self, reason: str = "", *, column: str = "", remedy: str | None = None) -> None:
@@ -44,7 +45,7 @@ class MisfitError(Exception):
         return TableStoppedError(
             f"{table}: a value does not fit its column exactly: {self.column}: {self.reason}",
             table=str(table),
-            remedy=self.remedy.format(column=f"{table}.{self.column}"),
+            remedy=self.remedy.format(column=f"{table}.{self.column}", table=table, name=self.column),
         )
 
     def blocked(self, table: TableId) -> TableBlocked:

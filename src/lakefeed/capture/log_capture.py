@@ -3,10 +3,9 @@
     ResumePoint.start → LogReader → Decoder → ChangeSetBuilder → change sets, cut at commits
                                      SchemaFacts.due ↗
 
-A change set is cut at a commit as soon as one of these holds: nothing more has come, it has enough rows or bytes, or
-its first change has waited long enough. A transaction of any size passes: it is decoded piece by piece, and the builder
-spills what is too much for memory. A change set that was cut can be read for as long as somebody refers to it, whatever
-was confirmed, trimmed or closed meanwhile.
+When a change set is cut: ``ChangeSetBuilder.due``. A transaction of any size passes: it is decoded piece by piece, and
+the builder spills what is too much for memory. A change set that was cut can be read for as long as somebody refers to
+it, whatever was confirmed, trimmed or closed meanwhile.
 
 Threads: see ChangeCapture. The catalog side has one session, which is used by one call at a time; ``close`` cancels
 what runs on it. The stream side has the reader. Neither waits for the other.
@@ -245,17 +244,16 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
                 stream.close()
             return self._resume.drop()
 
-    def _require_open(self) -> None:
-        if self._session is None:
+    def _require_open(self) -> Session:
+        session = self._session
+        if session is None:
             raise StateError("the capture is not open", remedy="Call open first.")
+        return session
 
     @contextmanager
     def _catalog(self) -> Iterator[Session]:
         with self._catalog_lock:
-            session = self._session
-            if session is None:
-                raise StateError("the capture is not open", remedy="Call open first.")
-            yield session
+            yield self._require_open()
 
     def _own(self, position: Position) -> P:
         if not isinstance(position, self._position):
@@ -298,11 +296,13 @@ class _Stream(Generic[P, Piece]):
                 builder.add(self._decoder.decode(piece))
             for announced in self._facts.due(builder.reached):
                 builder.announce(announced)
-            if builder.is_ready(more=piece is not None):
-                return builder.cut()
             # A log that never pauses may have nothing for the lake: changes of a blocked table, say.
-            ahead_bytes = self._resume.ahead_bytes(builder.position, builder.reached)
             is_over = piece is None or (wait_seconds > 0 and builder.is_empty)
-            if (is_over and time.monotonic() >= until) or builder.is_idle_too_long(ahead_bytes):
-                return builder.heartbeat(ahead_bytes)
+            change_set = builder.due(
+                more=piece is not None,
+                is_over=is_over and time.monotonic() >= until,
+                ahead_bytes=self._resume.ahead_bytes(builder.position, builder.reached),
+            )
+            if change_set is not None:
+                return change_set
         return None

@@ -28,8 +28,8 @@ _BURST_SECONDS = 0.25
 
 
 class BackgroundReader(LogReader[At, Piece]):
-    """A LogReader over another one, which it owns from here on. ``read`` and ``take`` belong to one thread at a time;
-    ``close`` may be called from any and returns within CLOSE_SECONDS, whatever hangs.
+    """A LogReader over another one, which it owns from here on. ``read`` belongs to one thread at a time; ``close`` may
+    be called from any and returns within CLOSE_SECONDS, whatever hangs.
 
     The reader below must return within about a second. One that does not know yet whether the log has more, when it is
     read without a wait, returns a piece of no size.
@@ -57,47 +57,43 @@ class BackgroundReader(LogReader[At, Piece]):
         self._error: LakefeedError | None = None
         self._stopping = False
         self._asked = self._answered = 0  # reads that must say whether there is more
-        self.is_drained = False
-        """The last ``take(0)`` has everything that was in the log when it was called."""
+        self._is_drained = False  # what was taken is everything that was in the log when it was asked for
         self._thread = threading.Thread(target=self._work, name=f"lakefeed-{name}", daemon=True)
         self._thread.start()
 
     def read(self, wait_seconds: float) -> Piece | None:
-        """See ``LogReader.read``."""
-        if not self._taken:
-            if self.is_drained and wait_seconds <= 0:
-                self.is_drained = False
-                return None
-            self._taken.extend(self.take(wait_seconds))
-            if not self._taken:
-                self.is_drained = False  # this None says it; the next read without a wait asks again
-        return self._taken.popleft() if self._taken else None
+        """See ``LogReader.read``. What came before an error is handed out before the error is raised.
 
-    def take(self, wait_seconds: float) -> list[Piece]:
-        """The pieces that have come, in order; none if nothing does within ``wait_seconds``. What came before an
-        error is handed out before the error is raised. With ``wait_seconds`` 0 it waits for as long as it takes to
-        know: either pieces with something in them (``size``) have come, or ``is_drained`` is set."""
+        Without a wait it waits for as long as it takes to know: either pieces with something in them (``size``) have
+        come, or the reader below has said that there is no more.
+        """
+        if self._taken:
+            return self._taken.popleft()
+        if self._is_drained and wait_seconds <= 0:
+            self._is_drained = False  # this None says it; the next read without a wait asks again
+            return None
         with self._changed:
             if wait_seconds <= 0:
                 self._asked += 1
                 self._reader.wake()
             least_wait = _BURST_SECONDS if self._reader.in_burst else 0.0
             asked, until = self._asked, time.monotonic() + max(wait_seconds, least_wait)
-            self.is_drained = False
+            self._is_drained = False
             while self._error is None and not self._stopping:
                 left = until - time.monotonic() if wait_seconds > 0 else _READ_SECONDS
                 if left <= 0 or self._unread_bytes or (wait_seconds > 0 and self._pieces):
                     break
                 if wait_seconds <= 0 and self._answered >= asked:
-                    self.is_drained = True
+                    self._is_drained = bool(self._pieces)  # of no size: the next read says that there is no more
                     break
                 self._changed.wait(min(left, _READ_SECONDS))
                 self._check_silence()  # also where the thread hangs in a call
             if not self._pieces and self._error is not None:
                 raise self._error
-            pieces, self._pieces, self._unread_bytes = self._pieces, [], 0
+            self._taken.extend(self._pieces)
+            self._pieces, self._unread_bytes = [], 0
             self._changed.notify_all()
-            return pieces
+        return self._taken.popleft() if self._taken else None
 
     def confirm(self, position: At) -> None:
         """Tell the server in-band, soon."""

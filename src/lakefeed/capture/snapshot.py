@@ -208,29 +208,22 @@ def plan_chunks(session: Session, whole: TableChunk, chunk_rows: int) -> tuple[t
     A table without a key, and one whose keys cannot be given exactly, is one chunk. TableStoppedError if rows have NULL
     in the key: no range has them. Never writes to the source.
     """
+    key, where = whole.schema.key, [f"({one})" for one in whole.where]
     with session.consistent():
-        _refuse_null_key(session, whole)
+        if any(whole.source.schema.column(name).nullable for name in key):
+            nulls = " OR ".join(f"{sql_name(whole.dialect, whole.source, name)} IS NULL" for name in key)
+            query = Query(f"SELECT 1 AS n {from_where(whole.source, [*where, f'({nulls})'])} LIMIT 1")
+            if any(batch.num_rows for batch in session.read(query, NUMBER)):
+                raise TableStoppedError(
+                    f"{whole.table} has rows with NULL in its key ({', '.join(key)})",
+                    table=str(whole.table),
+                    remedy=f"DELETE {from_where(whole.source, [nulls])}; or give these rows a key; then sync again.",
+                )
         cuts = session.cuts(whole.source, whole.where, _key_columns(whole), chunk_rows)
         if cuts is None:
             cuts = _walked(session, whole, chunk_rows)
     edges: list[Key | None] = [None, *cuts.keys, None]
     return tuple(replace(whole, low=low, high=high) for low, high in pairwise(edges)), cuts.rows
-
-
-def _refuse_null_key(session: Session, whole: TableChunk) -> None:
-    key = whole.schema.key
-    if not any(whole.source.schema.column(name).nullable for name in key):
-        return
-    nulls = " OR ".join(f"{sql_name(whole.dialect, whole.source, name)} IS NULL" for name in key)
-    query = Query(
-        f"SELECT 1 AS n {from_where(whole.source, [*(f'({one})' for one in whole.where), f'({nulls})'])} LIMIT 1"
-    )
-    if any(batch.num_rows for batch in session.read(query, NUMBER)):
-        raise TableStoppedError(
-            f"{whole.table} has rows with NULL in its key ({', '.join(key)})",
-            table=str(whole.table),
-            remedy=f"DELETE {from_where(whole.source, [nulls])}; or give these rows a key; then sync again.",
-        )
 
 
 def _walked(session: Session, whole: TableChunk, chunk_rows: int) -> Cuts:

@@ -105,6 +105,12 @@ class TableSchema:
         return tuple(column.name for column in self.columns)
 
     @property
+    def key_columns(self) -> tuple[Column, ...]:
+        """In the order of the key."""
+        known = {column.name: column for column in self.columns}
+        return tuple(known[name] for name in self.key)
+
+    @property
     def arrow(self) -> pa.Schema:
         """The table's own columns, without Lakefeed's metadata columns."""
         return pa.schema([pa.field(column.name, column.type, column.nullable) for column in self.columns])

@@ -43,6 +43,7 @@ from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableCopy, TableFormat, TableResult
 from lakefeed.lake.engine import CONCERNS_ALL
+from lakefeed.lake.route import Clash, settled
 from lakefeed.lake.spark.error import explained
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ class TableCopies:
         self._report = report
         self._planned: set[TableId] = set()
         self._refusals: set[tuple[TableId, int]] = set()
+        self._clashes: set[Clash] = set()
         self._planning = threading.Event()
         self.is_reading = False
         """Rows are being copied: that ends with the chunk group, and not when the capture is closed."""
@@ -121,7 +123,12 @@ class TableCopies:
         """
         self._end_copies()
         there = {schema.table for schema in self._capture.discover()}
-        routes = {route.table: route for table in sorted(there) for route in self._tables.routes(table)}
+        fed = {table: state.source for table, state in self._states.all().items() if state.phase is not Phase.DROPPED}
+        routes, clashes = settled((route for table in there for route in self._tables.routes(table)), fed)
+        for clash in set(clashes) - self._clashes:  # the second table is left out, with its remedy; the others go on
+            log.warning("%s. %s", clash.problem, clash.remedy)
+            self._listener.table_error(clash.second.source, clash.problem, clash.remedy)
+        self._clashes |= set(clashes)
         for route in routes.values():
             state = self._states.get(route.table)
             if state is None:

@@ -15,7 +15,7 @@ from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.result import CycleResult
 from lakefeed.flow.retry import TableErrors
-from lakefeed.flow.table_state import Phase, TableStates
+from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableFormat, TableResult
 from lakefeed.lake.engine import Engine, Enrolled
@@ -46,6 +46,7 @@ class LakeSide:
         self._listener = listener
         self._may_trim = may_trim
         self._keep = options.journal.keep_change_sets
+        self._most_bytes = options.max_backlog_bytes
         self._engine = Engine(tables, journal, self._enrolled, parallel=options.parallel_tables)
         self._applying: frozenset[TableId] = frozenset()
         self._reported: set[tuple[TableId, int]] = set()
@@ -57,9 +58,9 @@ class LakeSide:
         return table in self._applying
 
     @property
-    def backlog_bytes(self) -> int:
-        """The journal that not every table has yet. Any thread."""
-        return self._journal.backlog_bytes(self._complete_everywhere())
+    def is_full(self) -> bool:
+        """More of the journal than ``max_backlog_bytes`` waits for some table. Any thread."""
+        return self._journal.backlog_bytes(self._complete_everywhere()) > self._most_bytes
 
     def sync(self) -> CycleResult:
         """Apply what is new, trim what all have."""
@@ -68,8 +69,8 @@ class LakeSide:
             applied = self._applying
         finally:
             self._applying = frozenset()
-        for table in applied:
-            result = synced.tables.get(table)
+        for table in sorted(applied, key=lambda table: table not in synced.tables or not synced.tables[table].error):
+            result = synced.tables.get(table)  # those that failed come first: see ``TableErrors.is_its_own``
             if result is None:
                 self._errors.forget(table)  # it has everything, whatever its last commit answered
             elif result.rebuild:
@@ -87,15 +88,35 @@ class LakeSide:
             if state.last_change_set is not None and complete is not None and complete >= state.last_change_set:
                 log.warning("lake table %s stays as it is: %s", state.table, state.reason)
                 self.ended = self._states.update_if(state, phase=Phase.DROPPED) or self.ended
-        self.trim(at_least=TRIM_EVERY)
-        results: dict[TableId, TableResult] = {}
-        for state in self._states.in_phase(Phase.BLOCKED):  # by the source's side; each is reported once
+        self.trim(at_least=1 if self._let_go() else TRIM_EVERY)
+        results = dict(synced.tables)
+        for state in self._states.in_phase(Phase.BLOCKED):  # here or by the source's side; each is reported once
             if (state.table, state.generation) not in self._reported:
                 self._reported.add((state.table, state.generation))
                 self._listener.table_error(state.table, state.reason, state.remedy)
                 results[state.table] = TableResult(applied=0, error=state.reason, remedy=state.remedy)
-        results |= synced.tables
         return CycleResult.of(results, self._journal.end if results else None, last_seq=synced.last_seq)
+
+    def _let_go(self) -> bool:
+        """One table's trouble is that table's: if it fails and the backlog is full of its changes, it is blocked.
+
+        The journal then keeps no changes for it, capture goes on for the others, and the next start copies it again.
+        """
+        found = False
+        for state in self._states.in_phase(Phase.LIVE, Phase.COPYING):
+            if not self._errors.is_its_own(state.table):
+                continue
+            if self._journal.backlog_bytes(self._complete(state)) <= self._most_bytes:
+                continue
+            error, remedy = self._errors.all()[state.table]
+            reason = (
+                f"{error.rstrip('.')}. More than {self._most_bytes:,} bytes of changes waited for it: they are given up"
+            )
+            after = "Then start the pipeline again: it copies the table again."
+            if self._states.update_if(state, phase=Phase.BLOCKED, reason=reason, remedy=f"{remedy} {after}"):
+                self._errors.forget(state.table)
+                found = True
+        return found
 
     def trim(self, *, at_least: int = 1) -> None:
         """Forget what every table has, if that is ``at_least`` so many change sets more than retention keeps."""
@@ -142,9 +163,11 @@ class LakeSide:
         }
 
     def _complete_everywhere(self) -> int:
-        """The change set up to which every table is complete; one that is being copied starts at its base."""
-        numbers = [self._journal.head]
-        for state in self._states.in_phase(Phase.LIVE, Phase.COPYING):
-            known = self._engine.known(state.table, state.generation)
-            numbers.append(max(state.base, state.complete_at_trim, known.complete if known else 0))
-        return min(numbers)
+        """The change set up to which every table is complete."""
+        followed = self._states.in_phase(Phase.LIVE, Phase.COPYING)
+        return min([self._journal.head, *(self._complete(state) for state in followed)])
+
+    def _complete(self, state: TableState) -> int:
+        """The change set up to which a table is complete; one that is being copied starts at its base."""
+        known = self._engine.known(state.table, state.generation)
+        return max(state.base, state.complete_at_trim, known.complete if known else 0)

@@ -20,10 +20,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lakefeed.capture.base import Finding, Lag, Source
+from lakefeed.capture.base import Finding, Lag, Level, Source
 from lakefeed.capture.compare import Comparable
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError, LakefeedError, LeaseError, StateError
+from lakefeed.errors import ConfigError, LakeError, LakefeedError, LeaseError, StateError
 from lakefeed.flow.full_diff import FullDiffs
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.maintenance import maintain_tables
@@ -38,6 +38,7 @@ from lakefeed.journal.lease import lease_holder
 from lakefeed.lake.base import Lake, TableResult
 from lakefeed.lake.full_diff import FullDiffResult
 from lakefeed.lake.maintenance import MaintenanceResult
+from lakefeed.lake.route import settled
 
 _ROUNDS = 3
 """Of copying and capturing in one sync: a table that changes faster than that is caught by the next sync."""
@@ -78,14 +79,30 @@ class Pipeline:
         self._opened: OpenPipeline | None = None
 
     def check(self) -> tuple[Finding, ...]:
-        """Preflight of the source: findings, each with its remedy. Changes nothing."""
-        return self._capture.check()
+        """Preflight of the source and the routes: findings, each with its remedy. Changes nothing."""
+        findings = self._capture.check()
+        if any(finding.level is Level.ERROR for finding in findings):
+            return findings
+        opens = self._opened is None
+        try:
+            if opens:
+                self._capture.open()
+            offered = self._capture.discover()
+        finally:
+            if opens:
+                self._capture.close()
+        _, clashes = settled((route for one in offered for route in self._tables.routes(one.table)), {})
+        return *findings, *(
+            Finding(level=Level.ERROR, problem=one.problem, remedy=one.remedy, table=one.second.source)
+            for one in clashes
+        )
 
     def sync_once(self) -> CycleResult:
         """One cycle: copy what the lake does not have yet, capture, apply.
 
         Everything that was committed in the source before the call is in the lake when this returns, except for
         tables with an error in the result: those that failed now, and those that failed before and are in their pause.
+        LakeError if ``max_backlog_bytes`` wait for tables that fail, and there may be more in the source.
         Safe to call from several threads: one works, the others wait and then find nothing to do.
         """
         with self._work:
@@ -211,9 +228,13 @@ class Pipeline:
 
         def has_room() -> bool:
             nonlocal result
-            if opened.lake.backlog_bytes > self._options.max_backlog_bytes:
+            while opened.lake.is_full:
                 result = result.then(opened.lake.sync())
-            return opened.lake.backlog_bytes <= self._options.max_backlog_bytes
+                pause = opened.errors.verdict_seconds()
+                if pause is None:
+                    break
+                time.sleep(pause)
+            return not opened.lake.is_full
 
         for _ in range(_ROUNDS):
             opened.copies.enrol()
@@ -221,7 +242,16 @@ class Pipeline:
             captured += opened.capture.drain(has_room)
             if not opened.copies.has_staged:
                 break
-        return captured, result.then(opened.lake.sync())
+        result = result.then(opened.lake.sync())
+        if opened.lake.is_full:
+            failed = opened.errors.all()
+            first, remedy = next(iter(failed.values()), ("the lake is too slow", "Call again."))
+            raise LakeError(
+                f"capture has stopped: more than max_backlog_bytes of changes wait for {len(failed)} tables that "
+                f"cannot be written ({', '.join(map(str, sorted(failed)))}): {first}",
+                remedy=remedy,
+            )
+        return captured, result
 
     def _open(self) -> OpenPipeline:
         if self._opened is None:

@@ -183,7 +183,7 @@ class RunLoop:
         failures: list[BaseException] = []
 
         def wait_for_room() -> None:
-            while opened.lake.backlog_bytes > options.max_backlog_bytes and not over.is_set():
+            while opened.lake.is_full and not over.is_set():
                 over.wait(min(1.0, options.interval_seconds))
 
         def stream() -> None:

@@ -8,9 +8,8 @@ catalog (``unseen``).
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ import psycopg
 import pyarrow as pa
 
 from lakefeed.capture.dialect import Refusal
-from lakefeed.capture.postgres.database import Connection, quoted
+from lakefeed.capture.postgres.database import BEGIN, Connection, quoted, wait_while
 from lakefeed.capture.postgres.values import SourceType, arrow_type
 from lakefeed.change.table import Column, TableId, TableSchema
 
@@ -30,36 +29,30 @@ if TYPE_CHECKING:
 # the lake: inside a transaction two rows may have the same.
 _TABLES = """
 SELECT c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.relpersistence::text, c.relkind::text,
-       k.names, k.generated,
+       k.names, k.primary_key, k.generated,
        EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '')
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN LATERAL (
-       SELECT array_agg(a.attname::text ORDER BY k.place) AS names, bool_or(a.attgenerated <> '') AS generated
-          FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place), pg_attribute a
-         WHERE i.indrelid = c.oid AND a.attrelid = c.oid AND a.attnum = k.number AND k.place <= i.indnkeyatts
-           AND i.indimmediate AND i.indisvalid
-           AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END) AS k ON true
+       SELECT array_agg(name ORDER BY place) FILTER (WHERE identifies) AS names,
+              array_agg(name ORDER BY place) FILTER (WHERE indisprimary) AS primary_key,
+              bool_or(is_generated) FILTER (WHERE identifies) AS generated
+          FROM (SELECT a.attname::text AS name, k.place, a.attgenerated <> '' AS is_generated, i.indisprimary,
+                       i.indimmediate AND i.indisvalid AND CASE c.relreplident
+                         WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END AS identifies
+                  FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place), pg_attribute a
+                 WHERE i.indrelid = c.oid AND a.attrelid = c.oid AND a.attnum = k.number
+                   AND k.place <= i.indnkeyatts) AS x) AS k ON true
  WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
    AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_(toast|temp)'
    AND (%(oids)s::int8[] IS NULL OR c.oid = ANY(%(oids)s::int8[]))
  ORDER BY 2, 3"""
 
 _COLUMNS = """
-WITH RECURSIVE plain(attrelid, attnum, type, modifier) AS (
-  SELECT attrelid, attnum, atttypid, atttypmod FROM pg_attribute WHERE attrelid = ANY(%s)
-  UNION ALL
-  SELECT p.attrelid, p.attnum, t.typbasetype, CASE WHEN t.typtypmod >= 0 THEN t.typtypmod ELSE p.modifier END
-    FROM plain p JOIN pg_type t ON t.oid = p.type WHERE t.typtype = 'd')
-SELECT a.attrelid::int8, a.attnum::int4, a.attname::text, a.attnotnull, p.type::int8, p.modifier,
-       format_type(a.atttypid, a.atttypmod), a.attisdropped, a.atthasdef,
-       CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END
-  FROM pg_attribute a
-  JOIN plain p ON p.attrelid = a.attrelid AND p.attnum = a.attnum
-  LEFT JOIN pg_type t ON t.oid = p.type
- WHERE a.attnum > 0 AND a.attgenerated = '' AND t.typtype IS DISTINCT FROM 'd'
- ORDER BY 1, 2"""
+SELECT attrelid::int8, attnum::int4, attname::text, attnotnull, atttypid::int8, atttypmod, attisdropped, atthasdef,
+       CASE WHEN atthasmissing THEN (attmissingval::text::text[])[1] END
+  FROM pg_attribute WHERE attrelid = ANY(%s) AND attnum > 0 AND attgenerated = '' ORDER BY 1, 2"""
 
-# A type of a relation message, looked through domains. A type that is gone is unknown, so its values are text.
+# Types with their modifiers, looked through domains. One that is gone is unknown, so its values are text.
 _TYPES = """
 WITH RECURSIVE plain(of_type, of_modifier, type, modifier, depth) AS (
   SELECT t, m, t, m, 0 FROM unnest(%s::oid[], %s::int4[]) AS u(t, m)
@@ -91,25 +84,16 @@ _KEPT = """
 SELECT bool_or(age(xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::int8 - {seen})
   FROM (SELECT xmin FROM ONLY {name} LIMIT 1000) AS r"""
 
-# Every transaction with an id has a lock on it until its rows are visible, and everybody may read locks.
-_RUNNING = "SELECT transactionid::text FROM pg_locks WHERE locktype = 'transactionid' AND granted"
-# An open transaction whose client is idle is not committing. A prepared one (its lock has no process) is committed by
-# somebody's statement. Of any other, and of sessions that this role may not see into, nothing is known: it is waited
-# for.
+# Every transaction with an id has a lock on it until its rows are visible, and everybody may read locks. An open one
+# whose client is idle is not committing. A prepared one (its lock has no process) is committed by somebody's statement.
+# Of any other, and of sessions that this role may not see into, nothing is known: it is waited for.
 _COMMITTING = """
-SELECT count(*) FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
- WHERE l.locktype = 'transactionid' AND l.granted AND l.transactionid::text = ANY(%s)
+SELECT l.transactionid::text FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE l.locktype = 'transactionid' AND l.granted
    AND CASE WHEN l.pid IS NULL
-       THEN EXISTS (SELECT FROM pg_stat_activity b WHERE b.state = 'active' AND b.query ILIKE '%%commit prepared%%'
+       THEN EXISTS (SELECT FROM pg_stat_activity b WHERE b.state = 'active' AND b.query ILIKE '%commit prepared%'
                        AND b.pid <> pg_backend_pid())
-       ELSE coalesce(a.state, '') NOT LIKE 'idle in transaction%%' END"""
-
-# Sessions, and prepared transactions (no process), that have written to a table.
-_WRITERS = """
-SELECT l.virtualtransaction, l.pid FROM pg_locks l
- WHERE l.locktype = 'relation' AND l.relation = ANY(%s) AND l.granted AND l.database = (
-       SELECT oid FROM pg_database WHERE datname = current_database())
-   AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"""
+       ELSE coalesce(a.state, '') NOT LIKE 'idle in transaction%' END"""
 
 FULL, INDEX, NOTHING, DEFAULT = "f", "i", "n", "d"
 PARTITIONED = "p"
@@ -160,6 +144,8 @@ class SourceTable:
     key: tuple[str, ...]
     attributes: tuple[SourceColumn, ...] = ()
     """Every column that ever was, by number. Generated ones are left out: the stream does not carry them."""
+    primary_key: tuple[str, ...] = ()
+    """Also where it is no identity, since it is deferrable or another one was chosen."""
     generated_key: bool = False
     generated_refused: bool = False
     """It has a generated column, and the server takes that for a part of a full replica identity (18 does)."""
@@ -175,6 +161,10 @@ class SourceTable:
     @property
     def refusal(self) -> Refusal | None:
         """Why its changes cannot be captured, and the statement that repairs it."""
+
+        def altered(names: Iterable[str], how: str) -> str:
+            return " ".join(f"ALTER TABLE {one} {how};" for one in names)
+
         name = sql_name(self.id)
         unlogged = [leaf.name for leaf in self.leaves if leaf.persistence != _LOGGED]
         # Each partition has an identity of its own, which ALTER TABLE on the table above does not change.
@@ -182,29 +172,26 @@ class SourceTable:
         unfit = [leaf.name for leaf in self.leaves if leaf.identity not in enough]
         full = [leaf.name for leaf in self.leaves if leaf.identity == FULL] + [name] * (self.identity == FULL)
         if self.persistence != _LOGGED:
-            return Refusal("it is not logged, so its changes are not in the log", f"ALTER TABLE {name} SET LOGGED;")
+            return Refusal("it is not logged, so its changes are not in the log", altered([name], "SET LOGGED"))
         if unlogged:
             reason = f"its partition {unlogged[0]} is not logged, so the changes of that are not in the log"
-            return Refusal(reason, " ".join(f"ALTER TABLE {one} SET LOGGED;" for one in unlogged))
+            return Refusal(reason, altered(unlogged, "SET LOGGED"))
         if self.generated_key:
             reason = "a column of its key is generated, and the log does not carry generated columns"
-            return Refusal(
-                reason, f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …; with an index of other columns."
-            )
+            repair = f"{altered([name], 'REPLICA IDENTITY USING INDEX …')} with an index of other columns."
+            return Refusal(reason, repair)
         if self.identity == NOTHING:
-            return Refusal("its replica identity is NOTHING", f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;")
+            return Refusal("its replica identity is NOTHING", altered([name], "REPLICA IDENTITY DEFAULT"))
         if self.generated_refused and full:
             reason = f"its replica identity is FULL, and it has a generated column: {_REFUSING}"
-            if self.key:
-                return Refusal(reason, " ".join(f"ALTER TABLE {one} REPLICA IDENTITY DEFAULT;" for one in full))
-            return Refusal(reason, f"ALTER TABLE {name} ADD PRIMARY KEY (…), REPLICA IDENTITY DEFAULT;")
+            with_key = altered([name], "ADD PRIMARY KEY (…), REPLICA IDENTITY DEFAULT")
+            return Refusal(reason, altered(full, "REPLICA IDENTITY DEFAULT") if self.key else with_key)
         if self.identity != FULL and not self.key:
             reason = f"it has no primary key, or only a deferrable one: {_REFUSING}"
-            return Refusal(reason, " ".join(f"ALTER TABLE {one} REPLICA IDENTITY FULL;" for one in (*unfit, name)))
+            return Refusal(reason, altered([*unfit, name], "REPLICA IDENTITY FULL"))
         if unfit:
             reason = f"the replica identity of its partition {unfit[0]} is another one, without its key"
-            repair = " ".join(f"ALTER TABLE {one} REPLICA IDENTITY FULL;" for one in unfit)
-            return Refusal(f"{reason}: each partition has its own", repair)
+            return Refusal(f"{reason}: each partition has its own", altered(unfit, "REPLICA IDENTITY FULL"))
         return None
 
     @property
@@ -256,7 +243,7 @@ def column_of(table: SourceTable, column: SourceColumn, text_columns: Sequence[s
 @contextmanager
 def one_reading(connection: Connection) -> Iterator[None]:
     """Queries inside see one state of the catalog: a table that is dropped meanwhile is there for all or for none."""
-    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    connection.execute(BEGIN)
     try:
         yield
     finally:
@@ -266,33 +253,36 @@ def one_reading(connection: Connection) -> Iterator[None]:
 
 def read_tables(connection: Connection, oids: Sequence[int] | None = None) -> dict[TableId, SourceTable]:
     """Every table of the database but the system's and single partitions, or those of ``oids``; without columns."""
-    found, serial = {}, next(_SERIALS)
-    refuses = connection.info.server_version >= _READS_GENERATED
-    rows = connection.execute(_TABLES, {"oids": list(oids) if oids is not None else None})
-    for oid, schema, name, identity, persistence, kind, key, generated_key, generated in rows:
-        if "." not in schema:
-            table = TableId(schema, name)
-            usable = () if identity == NOTHING else tuple(key or ())
-            found[table] = SourceTable(
-                oid, table, identity, persistence, kind, usable, (), bool(generated_key) and bool(usable),
-                refuses and generated, serial=serial,
-            )  # fmt: skip
-    partitioned = [one.oid for one in found.values() if one.kind == PARTITIONED]
-    leaves: dict[int, list[Leaf]] = {}
-    if partitioned:
-        for root, oid, schema, name, *more in connection.execute(_LEAVES, (partitioned,)):
-            leaves.setdefault(root, []).append(Leaf(oid, f"{quoted(schema)}.{quoted(name)}", *more))
-    return {table: replace(one, leaves=tuple(leaves.get(one.oid, ()))) for table, one in found.items()}
+    serial, refuses = next(_SERIALS), connection.info.server_version >= _READS_GENERATED
+    found = [row for row in connection.execute(_TABLES, {"oids": oids}) if "." not in row[1]]
+    partitioned, leaves = [row[0] for row in found if row[5] == PARTITIONED], dict[int, list[Leaf]]()
+    for root, oid, schema, name, *more in connection.execute(_LEAVES, (partitioned,)) if partitioned else ():
+        leaves.setdefault(root, []).append(Leaf(oid, f"{quoted(schema)}.{quoted(name)}", *more))
+    tables = {}
+    for oid, schema, name, identity, persistence, kind, names, primary_key, generated_key, generated in found:
+        table, key = TableId(schema, name), () if identity == NOTHING else tuple(names or ())
+        tables[table] = SourceTable(
+            oid, table, identity, persistence, kind, key, primary_key=tuple(primary_key or ()),
+            generated_key=bool(generated_key and key), generated_refused=refuses and generated,
+            leaves=tuple(leaves.get(oid, ())), serial=serial,
+        )  # fmt: skip
+    return tables
 
 
 def with_columns(connection: Connection, tables: Sequence[SourceTable]) -> list[SourceTable]:
-    by_oid: dict[int, list[SourceColumn]] = {table.oid: [] for table in tables}
-    for oid, number, name, not_null, kind, modifier, text, dropped, default, missing in connection.execute(
-        _COLUMNS, (list(by_oid),)
-    ):
-        source_type = SourceType(kind or 0, modifier, text or "")
-        by_oid[oid].append(SourceColumn(number, name, not_null, source_type, dropped, default, missing))
-    return [replace(table, attributes=tuple(by_oid[table.oid])) for table in tables]
+    rows = connection.execute(_COLUMNS, ([table.oid for table in tables],)).fetchall()
+    types = read_types(connection, {(row[4], row[5]) for row in rows})
+    by_oid: dict[int, list[SourceColumn]] = {}
+    for oid, number, name, not_null, kind, modifier, *more in rows:
+        column = SourceColumn(number, name, not_null, types[kind, modifier], *more)
+        by_oid.setdefault(oid, []).append(column)
+    return [replace(table, attributes=tuple(by_oid.get(table.oid, ()))) for table in tables]
+
+
+def read_types(connection: Connection, wanted: Collection[tuple[int, int]]) -> dict[tuple[int, int], SourceType]:
+    """By oid and modifier."""
+    rows = connection.execute(_TYPES, ([kind for kind, _ in wanted], [modifier for _, modifier in wanted]))
+    return {(kind, of): SourceType(base, modifier, text) for kind, of, base, modifier, text in rows}
 
 
 def read_facts(connection: Connection, relations: Iterable[Relation]) -> CatalogFacts:
@@ -302,8 +292,7 @@ def read_facts(connection: Connection, relations: Iterable[Relation]) -> Catalog
     with one_reading(connection):
         serial = next(_SERIALS)
         sources = with_columns(connection, list(read_tables(connection, list(described)).values()))
-        rows = connection.execute(_TYPES, ([kind for kind, _ in types], [modifier for _, modifier in types]))
-        known = {(kind, of): SourceType(base, modifier, text) for kind, of, base, modifier, text in rows}
+        known = read_types(connection, types)
     by_oid = {source.oid: source for source in sources}
     return CatalogFacts({oid: (serial, by_oid.get(oid)) for oid in described}, known)
 
@@ -311,29 +300,7 @@ def read_facts(connection: Connection, relations: Iterable[Relation]) -> Catalog
 def wait_for_commits(connection: Connection, seconds: float) -> bool:
     """Wait until no transaction that may be committing now is left: what is in the log by now is visible then. False
     if that takes too long."""
-    running = [str(xid) for (xid,) in connection.execute(_RUNNING)]
-    until = time.monotonic() + seconds
-    while running:
-        row = connection.execute(_COMMITTING, (running,)).fetchone()
-        if row is None or not row[0]:
-            break
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def wait_for_writers(connection: Connection, source: SourceTable, seconds: float) -> list[int | None]:
-    """Wait until the transactions that have written to a table by now are over. Returns the processes of those that are
-    not in time; None for a prepared transaction."""
-    oids = [source.oid, *(leaf.oid for leaf in source.leaves)]
-    began = {writer for writer, _ in connection.execute(_WRITERS, (oids,))}
-    until = time.monotonic() + seconds
-    while left := [pid for writer, pid in connection.execute(_WRITERS, (oids,)) if writer in began]:
-        if time.monotonic() > until:
-            return left
-        time.sleep(0.02)
-    return []
+    return not wait_while(connection, _COMMITTING, seconds)
 
 
 def unseen(connection: Connection, before: Iterable[Leaf], now: Sequence[Leaf]) -> str | None:
@@ -345,17 +312,14 @@ def unseen(connection: Connection, before: Iterable[Leaf], now: Sequence[Leaf]) 
         if there[leaf.oid].file != leaf.file:
             # Some of its rows were there before: it was rewritten and not truncated. Taken for truncated where that
             # cannot be known.
-            try:
-                query = _KEPT.format(name=there[leaf.oid].name, seen=int(leaf.seen))
-                row = connection.execute(query.encode()).fetchone()
-            except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable):
-                row = None
-            if row is None or row[0] is not True:
+            is_kept = None
+            with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable):
+                (is_kept,) = connection.one(_KEPT.format(name=there[leaf.oid].name, seen=int(leaf.seen)))
+            if not is_kept:
                 return f"its partition {leaf.name} was truncated"
     for leaf in now:
-        if leaf.oid not in known and leaf.attached:
-            # One that was attached while it was empty has its rows from the stream.
-            row = connection.execute("SELECT pg_relation_size(%s::oid::regclass)", (leaf.oid,)).fetchone()
-            if row is not None and row[0]:
-                return f"the table {leaf.name} was attached to it as a partition, with rows"
+        came = leaf.oid not in known and leaf.attached
+        # One that was attached while it was empty has its rows from the stream.
+        if came and connection.one("SELECT coalesce(pg_relation_size(%s::oid), 0)", leaf.oid) != (0,):
+            return f"the table {leaf.name} was attached to it as a partition, with rows"
     return None

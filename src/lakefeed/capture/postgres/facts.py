@@ -31,7 +31,8 @@ from lakefeed.capture.postgres.catalog import (
 from lakefeed.capture.postgres.database import Connection, Connections
 from lakefeed.capture.postgres.dialect import described, read_orderings
 from lakefeed.capture.postgres.pgoutput import Layout, Relation, Resolved
-from lakefeed.capture.postgres.slot import Coverage, head, inserted, read_coverage
+from lakefeed.capture.postgres.resume import Coverage, read_coverage
+from lakefeed.capture.postgres.slot import head, inserted
 from lakefeed.capture.postgres.values import SourceType
 from lakefeed.capture.schema import DeliveredSchemas, Stated
 from lakefeed.change.change_set import RecopyNeeded, TableDropped
