@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from lakefeed import Listener, Pipeline, PipelineOptions, Sqlite
-from lakefeed.capture.base import ChangeCapture, SnapshotPlan
+from lakefeed.capture.base import ChangeCapture, Lag, SnapshotPlan
 from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked
 from lakefeed.change.position import Position
 from lakefeed.change.segment import Window
@@ -663,6 +663,85 @@ def test_a_sync_with_a_full_backlog_goes_on_for_the_tables_that_work_or_says_why
         broken.tables.clear()
         pipeline.sync_once()
     assert ids(lake, "main.b") == set(range(14))
+
+
+class Hung(ScriptedCapture):
+    """A server whose socket stays open and that answers nothing any more, not even to ``close``."""
+
+    def __init__(self, silent: threading.Event, let_go: threading.Event) -> None:
+        super().__init__(snapshot={A: [{"id": 0, "v": "x"}]}, waits=True)
+        self.silent, self.let_go = silent, let_go
+
+    def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
+        for change_set in super().live(after, wait_seconds=wait_seconds):
+            self._hang()
+            yield change_set
+
+    def close(self) -> None:
+        self._hang()
+        super().close()
+
+    def lag(self) -> Lag:
+        self._hang()
+        return super().lag()
+
+    def _hang(self) -> None:
+        if self.silent.is_set():
+            assert self.let_go.wait(60)
+
+
+def test_stop_returns_in_time_and_status_answers_whatever_hangs(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream, a merge, a group of chunks, maintenance and the closing of the source, all of them at once."""
+    silent, lake_silent, let_go, hung = threading.Event(), threading.Event(), threading.Event(), set[str]()
+
+    def hang(what: str) -> Callable[..., Any]:
+        method = getattr(MemoryLakeTable, what)
+
+        def hanging(lake_table: MemoryLakeTable, *arguments: Any) -> Any:
+            if lake_silent.is_set():
+                hung.add(what)
+                assert let_go.wait(60)
+            return method(lake_table, *arguments)
+
+        return hanging
+
+    for what in ("apply", "load", "maintain"):
+        monkeypatch.setattr(MemoryLakeTable, what, hang(what))
+    capture = Hung(silent, let_go)
+    pipeline = pipeline_of(capture, lake, replace(QUICK, maintenance_seconds=0.05))
+    pipeline.sync_once()
+    thread = threading.Thread(target=pipeline.run)
+    thread.start()
+    try:
+        until(lambda: pipeline.status().verdict == "idle")
+        lake_silent.set()
+        add_table_b(capture, 1)
+        capture.append(insert(A, id=1, v="x"), COMMIT)
+        until(lambda: hung == {"apply", "load", "maintain"})
+        silent.set()
+        started = time.monotonic()
+        assert pipeline.status().lag == Lag()
+        assert time.monotonic() - started < 2
+        started = time.monotonic()
+        pipeline.stop()
+        thread.join(30)
+        assert time.monotonic() - started < 10
+        names = ("lakefeed-capture", "lakefeed-copies", "lakefeed-lake", "maintenance")
+        assert pipeline.hanging == names
+        copying = TableStates(pipeline.root).get(B.table)
+    finally:
+        let_go.set()
+        thread.join(30)
+    until(lambda: not any(one.name == "lakefeed-copies" for one in threading.enumerate()))
+    assert copying is not None
+    assert TableStates(pipeline.root).get(B.table) == copying, "what was left behind writes no state without the lease"
+    silent.clear()
+    lake_silent.clear()
+    with pipeline_of(capture, lake) as again:
+        again.sync_once()
+    assert (ids(lake, "main.a"), ids(lake, "main.b")) == ({0, 1}, {0})
 
 
 def test_the_source_is_opened_and_asked_once(lake: MemoryLake) -> None:

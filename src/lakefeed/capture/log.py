@@ -255,5 +255,10 @@ class SchemaFacts(Generic[P]):
     def delivered(self, position: P) -> None:
         """What was due so far has been handed out, with a change set that ended at ``position`` at the latest."""
 
+    def begins_again(self) -> bool:
+        """Whether the stream has to be left and begun again at the same position, since the log reports something only
+        to a new connection. True once; asked by the stream side when everything was handed out."""
+        return False
+
     def rewind(self, position: P) -> None:
         """A stream begins after ``position``: what was handed out there or later is due again."""

@@ -198,16 +198,25 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
                 stream.close()
             self._resume.require(start)
             self._facts.rewind(start)
-            stream = _Stream(self._resume, self._decoder(), self._facts, start, self._limits)
-            with self._lock:
-                is_open, self._stream = self._session is not None, stream
-            if not is_open:  # closed meanwhile, by another thread
-                stream.close()
+            stream = self._begin(start)
         return self._change_sets(stream, wait_seconds)
+
+    def _begin(self, start: P) -> _Stream[P, Piece]:
+        stream = _Stream(self._resume, self._decoder(), self._facts, start, self._limits)
+        with self._lock:
+            is_open, self._stream = self._session is not None, stream
+        if not is_open:  # closed meanwhile, by another thread
+            stream.close()
+        return stream
 
     def _change_sets(self, stream: _Stream[P, Piece], wait_seconds: float) -> Iterator[ChangeSet]:
         try:
-            while (change_set := stream.next(wait_seconds)) is not None:
+            while True:
+                if stream.builder.is_empty and self._facts.begins_again():
+                    stream.close()
+                    stream = self._begin(stream.builder.position)
+                if (change_set := stream.next(wait_seconds)) is None:
+                    return
                 if stream.builder.is_empty:
                     self._facts.delivered(stream.builder.position)
                 yield change_set

@@ -37,7 +37,9 @@ class Stated:
 
     ``refusal``: why it cannot be captured any more, and the statement that repairs it. ``stale_reason``: why any row
     that was delivered before may hold something else now. ``not_known``: of columns, by id, why nobody can tell without
-    reading them what existing rows hold there; a column that is not named has its default, or NULL.
+    reading them what existing rows hold there; a column that is not named has its default, or NULL. ``altered``: of
+    columns that were delivered before, by id, why existing rows may hold other values there now. A schema without a
+    fingerprint has the one that was known before.
     """
 
     life: int
@@ -45,6 +47,7 @@ class Stated:
     refusal: tuple[str, str] | None = None
     stale_reason: str | None = None
     not_known: Mapping[str, str] = field(default_factory=dict)
+    altered: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,11 @@ class DeliveredSchemas(SchemaFacts[P]):
         is compared with this."""
         with self._lock:
             self._known[table] = self._settled[table] = Delivered(life, schema)
+
+    def deliver(self, life: int, schema: TableSchema) -> None:
+        """The stream delivers a table with this schema from now on."""
+        with self._lock:
+            self._known[schema.table] = Delivered(life, schema)
 
     def begin(self, table: TableId) -> None:
         """It is copied from now on: nothing of before is to be reported about it."""
@@ -188,7 +196,7 @@ def _with_known_defaults(before: TableSchema, after: TableSchema) -> TableSchema
     settled when it was added; a catalog forgets it when the table is rewritten."""
     was = {column.id: column.default for column in before.columns}
     columns = tuple(replace(one, default=was[one.id]) if one.id in was else one for one in after.columns)
-    return replace(after, columns=columns)
+    return replace(after, columns=columns, fingerprint=after.fingerprint or before.fingerprint)
 
 
 def _judge(before: TableSchema, after: TableSchema, stated: Stated) -> RecopyNeeded | TableBlocked | None:
@@ -211,8 +219,11 @@ def _judge(before: TableSchema, after: TableSchema, stated: Stated) -> RecopyNee
             if old.source_type == column.source_type:
                 reason = f"source.text_columns says otherwise than before about {column.name}"
             reasons.append((reason, column.name))
+        elif (altered := stated.altered.get(column.id or "")) is not None:
+            reasons.append((altered, column.name))
     added = [change.column for change in diff(before, after) if isinstance(change, AddColumn)]
-    unread = [(stated.not_known.get(one.id or ""), one.name) for one in added if one.default is None]
+    unknown = {**stated.altered, **stated.not_known}
+    unread = [(unknown.get(one.id or ""), one.name) for one in added if one.default is None]
     reasons += [(reason, name) for reason, name in unread if reason is not None]
     if stated.stale_reason is not None:  # any row may differ
         return RecopyNeeded(after.table, reasons[0][0] if reasons else stated.stale_reason)

@@ -89,8 +89,6 @@ class TableCopies:
         self._refusals: set[tuple[TableId, int]] = set()
         self._clashes: set[Clash] = set()
         self._planning = threading.Event()
-        self.is_reading = False
-        """Rows are being copied: that ends with the chunk group, and not when the capture is closed."""
 
     @property
     def is_planning(self) -> bool:
@@ -163,7 +161,6 @@ class TableCopies:
         """Steps 6 and 7 for every table that is planned. Stops after the chunk group under way."""
         results: dict[TableId, TableResult] = {}
         try:
-            self.is_reading = True
             for state in self._states.in_phase(Phase.COPYING):
                 if is_stopping():
                     break
@@ -172,8 +169,6 @@ class TableCopies:
                     self._errors.record(state.table, results[state.table])
         except _Stopped:
             log.info("copies stop here and go on at the next start")
-        finally:
-            self.is_reading = False
         self._end_copies()
         return CycleResult.of(results, self._journal.end)
 

@@ -299,11 +299,15 @@ class FullDiffThread:
             )
             self._thread.start()
 
-    def stop(self) -> None:
-        """Waits for the Spark jobs under way; what is left of the comparison is done the next time."""
+    def stop(self, seconds: float | None = None) -> bool:
+        """End after the Spark jobs under way; what is left of the comparison is done the next time.
+
+        Waits for that, at most so long; returns whether it has ended.
+        """
         self._over.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(seconds)
+        return self._thread is None or not self._thread.is_alive()
 
     def _run(self, diffs: FullDiffs) -> None:
         while not self._over.wait(_CHECK_SECONDS):

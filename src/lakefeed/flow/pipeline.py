@@ -11,6 +11,7 @@ journal has and the lake has not is bounded by bytes: beyond ``max_backlog_bytes
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
@@ -40,8 +41,13 @@ from lakefeed.lake.full_diff import FullDiffResult
 from lakefeed.lake.maintenance import MaintenanceResult
 from lakefeed.lake.route import settled
 
+log = logging.getLogger(__name__)
+
 _ROUNDS = 3
 """Of copying and capturing in one sync: a table that changes faster than that is caught by the next sync."""
+
+_LAG_SECONDS = 1.5
+"""How long ``status`` waits for the source: a whole status takes two seconds at most."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
@@ -77,6 +83,8 @@ class Pipeline:
         self._work = threading.Lock()
         self._stopping = threading.Event()
         self._opened: OpenPipeline | None = None
+        self.hanging: tuple[str, ...] = ()
+        """What the last ``run`` left behind when it was stopped: it goes on in a daemon thread until it ends."""
 
     def check(self) -> tuple[Finding, ...]:
         """Preflight of the source and the routes: findings, each with its remedy. Changes nothing."""
@@ -134,7 +142,10 @@ class Pipeline:
             raise StateError("the pipeline is already working", remedy="Call stop() and wait for run() to return.")
         try:
             loop = RunLoop(self._open, self._close, self._options, self._listener, self._stopping)
-            loop.run(for_seconds)
+            try:
+                loop.run(for_seconds)
+            finally:
+                self.hanging = loop.hanging
         finally:
             self._stopping.clear()
             self._close()
@@ -143,17 +154,25 @@ class Pipeline:
     def stop(self) -> None:
         """Make ``run`` return after the step that is under way: a merge, or one group of chunks of a copy.
 
-        Nothing is lost; safe in a signal handler. If no ``run`` is under way, the next one returns at once.
+        Within ten seconds, whatever hangs: then that is left behind in its thread, and is in ``hanging``. Nothing is
+        lost; safe in a signal handler. If no ``run`` is under way, the next one returns at once.
         """
         self._stopping.set()
 
     def status(self) -> PipelineStatus:
-        """How the pipeline stands, whoever runs it. Starts no Spark and never waits for a sync."""
-        try:
-            lag = self._capture.lag()
-        except LakefeedError:
-            lag = Lag()  # unknown, which the status says: a source that cannot be asked must not break the status
-        return read_status(self.root, self._tables, lag)
+        """How the pipeline stands, whoever runs it. Starts no Spark, waits for no sync, and not long for a source."""
+        lags = [Lag()]  # unknown, which the status says: a source that cannot be asked must not break the status
+
+        def ask() -> None:
+            try:
+                lags.append(self._capture.lag())
+            except Exception as error:  # noqa: BLE001  # as above
+                log.info("the source cannot say how far behind the pipeline is: %s", error)
+
+        asking = threading.Thread(target=ask, name="lakefeed-lag", daemon=True)
+        asking.start()
+        asking.join(_LAG_SECONDS)
+        return read_status(self.root, self._tables, lags[-1])
 
     def rebuild(self, table: str, *, from_source: bool = False) -> Rebuilt:
         """Make a lake table again, as the lake now says it is to be, from the retained journal or from the source.

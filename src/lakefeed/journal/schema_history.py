@@ -187,7 +187,9 @@ class Numbering:
                     self._copied.add(table)
                     self.final[table] = version
         numbered = self._known.get(shape)
-        new = numbered is None or (announced and numbered != self._current[table])
+        new = numbered is None or (
+            announced and (numbered != self._current[table] or numbered.fingerprint != schema.fingerprint)
+        )
         if numbered is None or new:  # if nobody announced it, the rows themselves show the change
             numbered = self._current[table] = self._known[shape] = self.history.record(schema, self.position)
         if announced:

@@ -7,12 +7,12 @@ catalog (``unseen``).
 
 from __future__ import annotations
 
-import itertools
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 import pyarrow as pa
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 _TABLES = """
 SELECT c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.relpersistence::text, c.relkind::text,
        k.names, k.primary_key, k.generated,
-       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '')
+       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> ''),
+       c.relfilenode::int8, c.relnatts::int4, pg_current_snapshot()::text
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN LATERAL (
        SELECT array_agg(name ORDER BY place) FILTER (WHERE identifies) AS names,
@@ -49,8 +50,32 @@ SELECT c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.relpersistence
 
 _COLUMNS = """
 SELECT attrelid::int8, attnum::int4, attname::text, attnotnull, atttypid::int8, atttypmod, attisdropped, atthasdef,
-       CASE WHEN atthasmissing THEN (attmissingval::text::text[])[1] END
+       CASE WHEN atthasmissing THEN (attmissingval::text::text[])[1] END, xmin::text
   FROM pg_attribute WHERE attrelid = ANY(%s) AND attnum > 0 AND attgenerated = '' ORDER BY 1, 2"""
+
+# A partitioned table has no rows itself, so only its partitions know what rows from before a column read as.
+_MISSING = """
+SELECT attrelid::int8, attname::text, (attmissingval::text::text[])[1] FROM pg_attribute
+ WHERE attrelid = ANY(%s) AND atthasmissing AND NOT attisdropped"""
+
+# What the text of a value depends on beside the value: labels of enums, and the attributes of composites, also inside
+# arrays, domains, ranges and other composites.
+_PARTS = """
+WITH RECURSIVE part(root, type) AS (
+  SELECT t, t FROM unnest(%s::oid[]) AS u(t)
+  UNION
+  SELECT p.root, c.type FROM part p CROSS JOIN LATERAL (
+    SELECT unnest(ARRAY[t.typelem, t.typbasetype]) AS type FROM pg_type t WHERE t.oid = p.type
+    UNION SELECT a.atttypid FROM pg_type t JOIN pg_attribute a ON a.attrelid = t.typrelid
+           WHERE t.oid = p.type AND a.attnum > 0
+    UNION SELECT r.rngsubtype FROM pg_range r WHERE p.type IN (r.rngtypid, r.rngmultitypid)) AS c
+   WHERE c.type >= 16384)
+SELECT p.root::int8, 'label ' || e.oid, e.enumlabel::text FROM part p JOIN pg_enum e ON e.enumtypid = p.type
+UNION ALL
+SELECT p.root::int8, 'row ' || t.oid,
+       string_agg(concat_ws(' ', a.attnum, a.atttypid, a.atttypmod), ',' ORDER BY a.attnum)
+  FROM part p JOIN pg_type t ON t.oid = p.type JOIN pg_attribute a ON a.attrelid = t.typrelid
+ WHERE a.attnum > 0 AND NOT a.attisdropped GROUP BY 1, 2"""
 
 # Types with their modifiers, looked through domains. One that is gone is unknown, so its values are text.
 _TYPES = """
@@ -99,8 +124,26 @@ FULL, INDEX, NOTHING, DEFAULT = "f", "i", "n", "d"
 PARTITIONED = "p"
 _LOGGED = "p"
 _READS_GENERATED = 180_000
+_FIRST_OWN_TYPE = 16_384
 _REFUSING = "once it is published, PostgreSQL would refuse its UPDATEs and DELETEs"
-_SERIALS = itertools.count(1)
+
+
+class Snapshot(NamedTuple):
+    """A moment of the database. Later ones are larger: the set of transactions that are over only grows."""
+
+    end: int
+    running: int
+    """How many of those before ``end`` are not over, negative."""
+    begin: int
+    """Those before it were all over."""
+
+    @classmethod
+    def parse(cls, text: str) -> Snapshot:
+        begin, end, running = text.split(":")
+        return cls(int(end), -len(running.split(",")) if running else 0, int(begin))
+
+
+NEVER = Snapshot(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +175,10 @@ class SourceColumn:
     dropped: bool = False
     has_default: bool = False
     missing: str | None = None
+    version: str = ""
+    """The transaction that last wrote its row in the catalog."""
+    parts: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """What the text of its values depends on: labels of enums, attributes of composites."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +198,16 @@ class SourceTable:
     """It has a generated column, and the server takes that for a part of a full replica identity (18 does)."""
     leaves: tuple[Leaf, ...] = field(default=(), compare=False)
     """Of a partitioned table: the partitions that have its rows."""
-    serial: int = field(default=0, compare=False)
-    """Which reading of the catalog this is from: a later one has a larger number."""
+    file: int = field(default=0, compare=False)
+    width: int = 0
+    """The largest number that a column ever had."""
+    snapshot: Snapshot = field(default=NEVER, compare=False)
+    """Which reading of the catalog this is from."""
+
+    @property
+    def files(self) -> dict[int, int]:
+        """Of all that has its rows."""
+        return {leaf.oid: leaf.file for leaf in self.leaves} if self.kind == PARTITIONED else {self.oid: self.file}
 
     @property
     def columns(self) -> tuple[SourceColumn, ...]:
@@ -204,15 +259,15 @@ class SourceTable:
 
     def schema(self, text_columns: Sequence[str] = ()) -> TableSchema:
         columns = tuple(column_of(self, column, text_columns) for column in self.columns)
-        return TableSchema(self.id, columns, self.key)
+        return TableSchema(self.id, columns, () if self.generated_key else self.key)
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogFacts:
-    """What was read about relations that the stream describes, by oid; None for one that is gone, with the number of
-    the reading. ``types`` are those of the messages, by oid and modifier."""
+    """What was read about relations that the stream describes, by oid, and when; None for one that is gone.
+    ``types`` are those of the messages, by oid and modifier."""
 
-    tables: Mapping[int, tuple[int, SourceTable | None]] = field(default_factory=dict)
+    tables: Mapping[int, tuple[Snapshot, SourceTable | None]] = field(default_factory=dict)
     types: Mapping[tuple[int, int], SourceType] = field(default_factory=dict)
 
 
@@ -253,18 +308,18 @@ def one_reading(connection: Connection) -> Iterator[None]:
 
 def read_tables(connection: Connection, oids: Sequence[int] | None = None) -> dict[TableId, SourceTable]:
     """Every table of the database but the system's and single partitions, or those of ``oids``; without columns."""
-    serial, refuses = next(_SERIALS), connection.info.server_version >= _READS_GENERATED
+    refuses = connection.info.server_version >= _READS_GENERATED
     found = [row for row in connection.execute(_TABLES, {"oids": oids}) if "." not in row[1]]
     partitioned, leaves = [row[0] for row in found if row[5] == PARTITIONED], dict[int, list[Leaf]]()
     for root, oid, schema, name, *more in connection.execute(_LEAVES, (partitioned,)) if partitioned else ():
         leaves.setdefault(root, []).append(Leaf(oid, f"{quoted(schema)}.{quoted(name)}", *more))
     tables = {}
-    for oid, schema, name, identity, persistence, kind, names, primary_key, generated_key, generated in found:
+    for oid, schema, name, identity, persistence, kind, names, primary_key, generated_key, generated, *more in found:
         table, key = TableId(schema, name), () if identity == NOTHING else tuple(names or ())
         tables[table] = SourceTable(
             oid, table, identity, persistence, kind, key, primary_key=tuple(primary_key or ()),
             generated_key=bool(generated_key and key), generated_refused=refuses and generated,
-            leaves=tuple(leaves.get(oid, ())), serial=serial,
+            leaves=tuple(leaves.get(oid, ())), file=more[0], width=more[1], snapshot=Snapshot.parse(more[2]),
         )  # fmt: skip
     return tables
 
@@ -272,9 +327,20 @@ def read_tables(connection: Connection, oids: Sequence[int] | None = None) -> di
 def with_columns(connection: Connection, tables: Sequence[SourceTable]) -> list[SourceTable]:
     rows = connection.execute(_COLUMNS, ([table.oid for table in tables],)).fetchall()
     types = read_types(connection, {(row[4], row[5]) for row in rows})
+    parts, missing = dict[int, dict[str, str]](), dict[tuple[int, str], set[str]]()
+    if own := list({row[4] for row in rows if row[4] >= _FIRST_OWN_TYPE}):
+        for kind, name, text in connection.execute(_PARTS, (own,)):
+            parts.setdefault(kind, {})[name] = text
+    roots = {leaf.oid: table.oid for table in tables for leaf in table.leaves}
+    for leaf, name, text in connection.execute(_MISSING, (list(roots),)) if roots else ():
+        missing.setdefault((roots[leaf], name), set()).add(text)
     by_oid: dict[int, list[SourceColumn]] = {}
-    for oid, number, name, not_null, kind, modifier, *more in rows:
-        column = SourceColumn(number, name, not_null, types[kind, modifier], *more)
+    for oid, number, name, not_null, kind, modifier, dropped, has_default, value, version in rows:
+        values = missing.get((oid, name), {value})
+        column = SourceColumn(
+            number, name, not_null, types[kind, modifier], dropped, has_default or len(values) > 1,
+            next(iter(values)) if len(values) == 1 else None, version, parts.get(kind, {}),
+        )  # fmt: skip
         by_oid.setdefault(oid, []).append(column)
     return [replace(table, attributes=tuple(by_oid.get(table.oid, ()))) for table in tables]
 
@@ -290,11 +356,11 @@ def read_facts(connection: Connection, relations: Iterable[Relation]) -> Catalog
     described = {relation.id: relation for relation in relations}
     types = {(column.type, column.modifier) for one in described.values() for column in one.columns}
     with one_reading(connection):
-        serial = next(_SERIALS)
+        now = Snapshot.parse(connection.one("SELECT pg_current_snapshot()::text")[0])
         sources = with_columns(connection, list(read_tables(connection, list(described)).values()))
         known = read_types(connection, types)
     by_oid = {source.oid: source for source in sources}
-    return CatalogFacts({oid: (serial, by_oid.get(oid)) for oid in described}, known)
+    return CatalogFacts({oid: (now, by_oid.get(oid)) for oid in described}, known)
 
 
 def wait_for_commits(connection: Connection, seconds: float) -> bool:
@@ -303,20 +369,66 @@ def wait_for_commits(connection: Connection, seconds: float) -> bool:
     return not wait_while(connection, _COMMITTING, seconds)
 
 
+def has_kept_rows(connection: Connection, name: str, seen: int) -> bool | None:
+    """Whether the file of a table has rows from before ``seen``; None if it has none at all, or nobody can tell."""
+    with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable):
+        (found,) = connection.one(_KEPT.format(name=name, seen=seen))
+        return None if found is None else bool(found)
+    return None
+
+
+def fingerprint(source: SourceTable) -> str:
+    """What has to be remembered of a table, so that a change of its rows that is in no log is noticed (``altered``)."""
+    columns = {str(column.number): [column.version, dict(column.parts)] for column in source.columns}
+    files = {str(oid): file for oid, file in source.files.items()}
+    return json.dumps([source.snapshot.begin, source.width, files, columns], separators=(",", ":"), sort_keys=True)
+
+
+def width_of(fingerprint: str) -> int:
+    return int(json.loads(fingerprint)[1]) if fingerprint else 0
+
+
+def altered(connection: Connection | None, before: str, source: SourceTable) -> tuple[bool, dict[str, str]]:
+    """Whether the fingerprint is to be remembered again; and the columns, by id, whose values in existing rows may be
+    others than when ``before`` was read, with the reason. Without a connection every new file counts.
+
+    ALTER TABLE ... TYPE that changes values writes all rows to a new file, in its own transaction, and the column's row
+    in the catalog. VACUUM FULL, CLUSTER and TRUNCATE make a new file, too; the first two keep what rows say of their
+    transaction, the last is in the log. A column from before that is new was a generated one; one that came with a new
+    file may have got values that the catalog does not have any more.
+    """
+    seen, width, files, columns = json.loads(before)
+    names = {source.oid: sql_name(source.id), **{leaf.oid: leaf.name for leaf in source.leaves}}
+    changed = [oid for oid, file in source.files.items() if files.get(str(oid), file) != file]
+    is_rewritten = any(connection is None or has_kept_rows(connection, names[oid], seen) is False for oid in changed)
+    found = {}
+    for column in source.columns:
+        version, parts = columns.get(str(column.number), (None, {}))
+        is_new, reason = version is None, None
+        if is_new and column.number <= width:
+            reason = f"the column {column.name} was a generated one, so existing rows have values in it"
+        elif is_new and changed and column.missing is None:
+            reason = f"existing rows may have got values in the new column {column.name}"
+        elif not is_new and is_rewritten and version != column.version:
+            reason = f"ALTER TABLE may have changed values of the column {column.name}"
+        elif any(column.parts.get(name) != text for name, text in parts.items()):
+            reason = f"values of the column {column.name} are written in another way since its type was altered"
+        if reason is not None:
+            found[f"{source.oid}.{column.number}"] = reason
+    is_other = any(columns.get(str(one.number), (0, one.parts))[1] != one.parts for one in source.columns)
+    return bool(changed or found or is_other), found
+
+
 def unseen(connection: Connection, before: Iterable[Leaf], now: Sequence[Leaf]) -> str | None:
     """What happened to rows between two readings that the stream does not report; None if nothing did."""
     there, known = {leaf.oid: leaf for leaf in now}, {leaf.oid for leaf in before}
     for leaf in before:
         if leaf.oid not in there:
             return f"its partition {leaf.name} was dropped or detached"
-        if there[leaf.oid].file != leaf.file:
-            # Some of its rows were there before: it was rewritten and not truncated. Taken for truncated where that
-            # cannot be known.
-            is_kept = None
-            with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable):
-                (is_kept,) = connection.one(_KEPT.format(name=there[leaf.oid].name, seen=int(leaf.seen)))
-            if not is_kept:
-                return f"its partition {leaf.name} was truncated"
+        # One with rows that were there before was rewritten. Taken for truncated where that cannot be known.
+        is_new = there[leaf.oid].file != leaf.file
+        if is_new and not has_kept_rows(connection, there[leaf.oid].name, leaf.seen):
+            return f"its partition {leaf.name} was truncated"
     for leaf in now:
         came = leaf.oid not in known and leaf.attached
         # One that was attached while it was empty has its rows from the stream.

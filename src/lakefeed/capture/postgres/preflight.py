@@ -8,7 +8,7 @@ from lakefeed.capture.base import Finding, Level
 from lakefeed.capture.log import Choose
 from lakefeed.capture.postgres.catalog import SourceTable, one_reading, read_tables, sql_name, with_columns
 from lakefeed.capture.postgres.database import Connection, Database, Names, quoted
-from lakefeed.capture.postgres.resume import read_coverage
+from lakefeed.capture.postgres.resume import Coverage, read_coverage
 from lakefeed.capture.postgres.slot import Slot, slot_statement, usable_slot
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, SourceSetupError, SourceUnavailableError
@@ -53,7 +53,8 @@ def check_source(
                 tables = with_columns(connection, [there[table] for table in chosen])
         except ConfigError as error:
             return (*found, *_findings([(True, _ERROR, error.message, error.remedy)]))
-        found += _findings(_of_publication(connection, names, slot, chosen, provision=provision))
+        coverage = read_coverage(connection, names.publication)
+        found += _findings(_of_publication(coverage, names, slot, chosen, provision=provision))
         rows = connection.execute(_PRIVILEGES, ([table.oid for table in tables],))
         granted = {oid: (reads, hidden) for oid, reads, hidden in rows}
         for table in tables:
@@ -65,6 +66,11 @@ def check_source(
             if (refusal := source.refusal) is not None and name.schema in schemas:
                 problem = f"{name} is left out: {refusal.reason}"
                 found.append(Finding(level=_WARNING, problem=problem, remedy=refusal.remedy, table=name))
+                if coverage.member(name) is not None:
+                    problem = f"{name} is published all the same, so that UPDATE and DELETE of it may fail"
+                    found.append(
+                        Finding(level=_ERROR, problem=problem, remedy=f"{coverage.removal(name)};", table=name)
+                    )
     return tuple(found)
 
 
@@ -119,10 +125,9 @@ def _of_server(database: Database, connection: Connection, names: Names, slot: S
 
 
 def _of_publication(
-    connection: Connection, names: Names, slot: Slot | None, chosen: Sequence[TableId], *, provision: bool
+    coverage: Coverage, names: Names, slot: Slot | None, chosen: Sequence[TableId], *, provision: bool
 ) -> list[_Found]:
     """What ``prepare`` will make; without ``provision`` somebody else has to, so each statement is an error."""
-    coverage = read_coverage(connection, names.publication)
     is_there, statement = coverage.members is not None, coverage.statement(chosen)
     missing = sum(coverage.member(table) is None for table in chosen)
     return [

@@ -6,6 +6,7 @@ moves the slot but ``confirm``.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +36,8 @@ from lakefeed.capture.reader import BackgroundReader
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, SourceSetupError, SourceUnavailableError, StateError
+
+log = logging.getLogger(__name__)
 
 WRITERS_SECONDS = 5.0
 """How long a copy without an exported snapshot waits for transactions from before its table was published."""
@@ -98,6 +101,9 @@ class Coverage:
     def member(self, table: TableId) -> int | None:
         return (self.members or {}).get(table)
 
+    def removal(self, table: TableId) -> str:
+        return f"ALTER PUBLICATION {quoted(self.name)} DROP TABLE ONLY {sql_name(table)}"
+
     def statement(self, wanted: Iterable[TableId]) -> str | None:
         """The SQL that makes the publication cover ``wanted``; None if it does."""
         missing = sorted(set(wanted) - (self.members or {}).keys())
@@ -138,6 +144,20 @@ def read_coverage(connection: Connection, name: str) -> Coverage:
     return Coverage(name, members, tuple(found))
 
 
+def withdraw(connection: Connection, coverage: Coverage, table: TableId) -> bool:
+    """Take a table that has lost its identity out of the publication: as long as it is in there, PostgreSQL refuses the
+    application's own UPDATEs and DELETEs of it. False if that cannot be now; nothing waits for it."""
+    try:
+        with connection.transaction():
+            connection.execute(f"SET LOCAL lock_timeout = '{_AT_ONCE_SECONDS * 1000:.0f}ms'".encode())
+            connection.execute(coverage.removal(table).encode())
+    except psycopg.Error as error:
+        log.warning("%s cannot be taken out of the publication now: %s", table, error)
+        return False
+    log.warning("%s was taken out of the publication: it has no usable replica identity any more", table)
+    return True
+
+
 class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
     """See ``ResumePoint``. Each call has a connection of its own."""
 
@@ -161,7 +181,7 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
     def find(self) -> PostgresLsn | None:
         with self._connections.connection() as connection:
             slot = usable_slot(connection, self._names.slot)
-        return None if slot is None else slot.confirmed
+        return None if slot is None or slot.lost is not None else slot.confirmed
 
     def identity(self) -> str:
         """It has the timeline: a failover or a restore to a point in time begins a new one, and the pipeline stops."""
@@ -180,6 +200,10 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
                 if (refusal := _source(there, table).refusal) is not None:
                     raise SourceSetupError(f"{table} cannot be captured: {refusal.reason}", remedy=refusal.remedy)
             slot = usable_slot(connection, names.slot)
+            if slot is not None and slot.lost is not None and self._provision:
+                # The pipeline begins again: one that goes on has been refused by ``require``.
+                connection.execute("SELECT pg_drop_replication_slot(%s)", (names.slot,))
+                slot = None
             coverage = read_coverage(connection, names.publication)
             for one in coverage.shortcomings:
                 remedy = one.remedy + (_MISSED if slot is not None else "")

@@ -65,7 +65,7 @@ class Postgres:
     def bind(self, pipeline: str) -> ChangeCapture:
         database, names = Database(self.dsn), Names(pipeline)
         connections, text_columns = Connections(database, names.slot), tuple(self.text_columns)
-        facts = TableFacts(connections, names.publication, text_columns)
+        facts = TableFacts(connections, names.publication, text_columns, provision=self.provision)
         return LogCapture(
             PostgresLsn,
             Capabilities(
