@@ -20,26 +20,26 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
 from lakefeed.capture.dialect import Dialect, Session
-from lakefeed.capture.poll.differences import DifferencesDirectory
-from lakefeed.capture.poll.poller import mixed_columns, refuse_timeless, resume_mark
-from lakefeed.capture.poll.query import Queries
+from lakefeed.capture.poll.poller import DifferencesDirectory, mixed_columns, refuse_timeless, resume_mark
 from lakefeed.capture.poll.rule import FullDiff, Pace, TableRule
 from lakefeed.capture.poll.selection import TableSelection
-from lakefeed.capture.poll.snapshot import PolledChunk, plan_snapshot, read_chunk
 from lakefeed.capture.poll.store import FileWatermarkStore, MemoryWatermarkStore, WatermarkStore
 from lakefeed.capture.poll.stream import Connections, PollStream
-from lakefeed.capture.poll.table import PolledTable, polled_table
-from lakefeed.capture.snapshot import TableChunk, combined
+from lakefeed.capture.poll.table import PolledTable
+from lakefeed.capture.snapshot import TableChunk, TableChunkReader, plan_chunks
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.change.watermark import Mark, Watermark
-from lakefeed.errors import SourceChangedError, SourceSetupError, StateError
+from lakefeed.errors import CheckpointError, DecodeError, SourceChangedError, SourceSetupError, StateError
 
 BUSY_SECONDS = 5.0
 """How long a drain goes on with a source that always has more, at least."""
@@ -140,12 +140,12 @@ class Polling(ChangeCapture):
                 polled = self._described(session, table)
                 if table not in stream.known and polled.source.misfits:
                     # A new table is read through first: no poll would ever find its old values.
-                    mixed = mixed_columns(self._dialect, session, polled) - polled.ordering
-                    polled = polled_table(polled.source, polled.rule, mixed=mixed)
-                refuse_timeless(self._dialect, session, polled)
+                    mixed = mixed_columns(session, polled) - polled.ordering
+                    polled = self._selection.table(polled.source, mixed=mixed)
+                refuse_timeless(session, polled)
                 mark = {**self._marks(), **dict(stream.position.marks)}.get(str(table))
                 if mark is None or table in stream.stale:
-                    mark = resume_mark(self._dialect, session, polled, horizon, mark)
+                    mark = resume_mark(session, polled, horizon, mark)
                 marks[str(table)] = mark
                 stream.known[table] = polled.schema
                 stream.arrive(polled.source, mark)
@@ -165,12 +165,7 @@ class Polling(ChangeCapture):
             self._store = FileWatermarkStore(directory / "watermark.json")
 
     def keys(
-        self,
-        table: TableId,
-        *,
-        known: TableSchema | None = None,
-        chunk_rows: int = 1_000_000,
-        whole_rows: bool = False,
+        self, table: TableId, *, known: TableSchema | None = None, chunk_rows: int = 1_000_000, whole_rows: bool = False
     ) -> SnapshotPlan:
         with closing(self._dialect.connect()) as session:
             return self._planned(session, self._described(session, table, known), chunk_rows, keys_only=not whole_rows)
@@ -185,7 +180,13 @@ class Polling(ChangeCapture):
 
     def chunk(self, data: Mapping[str, Any]) -> PolledChunk:
         rows = TableChunk.from_json(self._dialect, data)
-        return read_chunk(rows, self._selection.rule(rows.table), data)
+        try:
+            position = Watermark.parse(data["position"])
+        except (KeyError, CheckpointError) as error:
+            raise DecodeError(f"the plan of a copy of {rows.table} has no watermark") from error
+        polled = replace(self._selection.table(rows.source), schema=rows.schema)
+        own = {field.name: getattr(rows, field.name) for field in fields(rows)}
+        return PolledChunk(**own, polled=polled, position=position)
 
     def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
         with self._lock:
@@ -251,8 +252,7 @@ class Polling(ChangeCapture):
         with closing(self._dialect.connect()) as session:
             now, oldest = session.horizon().now_us, []
             for polled, mark in self._stream.polled():
-                schema = polled.arrow(polled.read_names)
-                rows = combined(session.read(Queries(self._dialect, polled).changes(mark, 1), schema), schema)
+                rows = polled.read(session, polled.queries.changes(mark, 1), polled.read_names)
                 oldest += [int(polled.times(rows)[0])] if rows.num_rows else []
         return Lag(seconds=max(0.0, (now - min(oldest)) / 1e6) if oldest else 0.0)
 
@@ -295,14 +295,25 @@ class Polling(ChangeCapture):
     def _planned(
         self, session: Session, polled: PolledTable, chunk_rows: int, *, keys_only: bool = False
     ) -> SnapshotPlan:
-        position = self._confirmed or Watermark()
-        return plan_snapshot(self._dialect, session, polled, position, chunk_rows, keys_only=keys_only)
+        """The chunks of a table, or of its keys alone."""
+        whole = PolledChunk(
+            self._dialect,
+            polled.source,
+            polled.schema,
+            names=polled.key if keys_only else polled.read_names,
+            where=polled.queries.existing(),
+            exact=polled.ordering,
+            polled=polled,
+            position=self._confirmed or Watermark(),
+        )
+        chunks, rows = plan_chunks(session, whole, chunk_rows)
+        return SnapshotPlan(polled.schema, chunks, rows)
 
     def _described(self, session: Session, table: TableId, known: TableSchema | None = None) -> PolledTable:
         source = session.describe([table]).get(table)
         if source is None:
             raise SourceSetupError(f"there is no table {table}", remedy="Correct source.tables, or create the table.")
-        return polled_table(source, self._selection.rule(table), known or self._stream.known.get(table))
+        return self._selection.table(source, known or self._stream.known.get(table))
 
     def _opened(self) -> Connections:
         connections = self._connections
@@ -315,3 +326,53 @@ def _own(position: Position) -> Watermark:
     if not isinstance(position, Watermark):
         raise SourceChangedError(f"{position.encode()} is a position of another kind of source, not of polling")
     return position
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolledChunk(TableChunk):
+    """Rows of ``polled``: everything up to ``position``, which was confirmed when the chunk was planned, and newer."""
+
+    polled: PolledTable
+    position: Watermark
+
+    def open(self) -> PolledChunkReader:
+        return PolledChunkReader(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the dialect and the rule, which the configuration has."""
+        return {**super().to_json(), "position": self.position.text()}
+
+
+class PolledChunkReader(TableChunkReader):
+    """An open chunk; see ``ChunkReader``. It says the time of the newest row that it has read: up to there its rows may
+    be newer than those of other chunks."""
+
+    def __init__(self, chunk: PolledChunk) -> None:
+        super().__init__(chunk)
+        self._position, self._polled = chunk.position, chunk.polled
+        self._is_keys = chunk.names == chunk.schema.key
+        self._newest: int | None = None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        if self._is_keys:
+            yield from super().__iter__()
+            return
+        own = self._polled.schema.arrow
+        for batch in super().__iter__():
+            if batch.num_rows:
+                newest = int(self._polled.times(batch, expect_order=False).max())
+                self._newest = newest if self._newest is None else max(self._newest, newest)
+            yield pa.RecordBatch.from_arrays(batch.columns[: len(own)], schema=own)
+
+    @property
+    def low(self) -> Watermark:
+        return self._position
+
+    @property
+    def high(self) -> Watermark:
+        """Once all rows are read."""
+        marks, name = dict(self._position.marks), str(self._polled.id)
+        before = marks.get(name, Mark.start())
+        if self._newest is not None and self._newest > before.instant_us:
+            marks[name] = Mark(self._newest, (), before.era)
+        return Watermark.of(marks)

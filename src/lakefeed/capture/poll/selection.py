@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from typing import Any
 
 import pyarrow as pa
 
 from lakefeed.capture.base import Finding, Level
-from lakefeed.capture.dialect import Dialect, Refusal, Session
+from lakefeed.capture.dialect import DescribedTable, Dialect, Session
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.poll.poller import count_timeless
-from lakefeed.capture.poll.query import Queries
 from lakefeed.capture.poll.rule import NullPolicy, TableRule
 from lakefeed.capture.poll.table import PolledTable, polled_table
 from lakefeed.capture.select import is_literal, is_wanted, match_tables
-from lakefeed.capture.snapshot import combined
-from lakefeed.change.table import TableId
+from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import ConfigError, LakefeedError, Retry
 
 log = logging.getLogger(__name__)
@@ -31,6 +30,7 @@ class TableSelection:
 
     def __init__(self, dialect: Dialect, patterns: Sequence[str], rules: Mapping[str, TableRule]) -> None:
         self._dialect = dialect
+        self._names: dict[str, Any] = {"default_schema": dialect.default_schema, "folds_case": dialect.folds_case}
         self._patterns = tuple(patterns)
         self._rules = dict(rules)
         self._warned: set[TableId] = set()
@@ -43,6 +43,10 @@ class TableSelection:
         matching = [pattern for pattern in self._rules if self._matches(pattern, table)]
         best = [pattern for pattern in matching if is_literal(pattern)] or matching
         return self._rules[best[0]] if best else TableRule()
+
+    def table(self, source: DescribedTable, known: TableSchema | None = None, mixed: Iterable[str] = ()) -> PolledTable:
+        """By the table's rule; see ``polled_table``."""
+        return polled_table(self._dialect, source, self.rule(source.id), known, mixed)
 
     def polled(self, session: Session, known: Collection[TableId]) -> dict[TableId, PolledTable]:
         """Those that can be polled. One that only a wildcard matches and that cannot be is left out.
@@ -81,33 +85,28 @@ class TableSelection:
             return tuple(found)
 
     def _examine(self, session: Session) -> dict[TableId, PolledTable | ConfigError]:
-        """What the patterns match, checked against the catalog: how it is polled, or why it cannot be."""
-        found: dict[TableId, PolledTable | ConfigError] = {}
-        for table, source in session.describe(self._choose(session.tables())).items():
-            try:
-                found[table] = polled_table(source, self.rule(table))
-            except ConfigError as error:
-                found[table] = error
-        return found
+        """What the patterns match, checked against the catalog: how it is polled, or why it cannot be.
 
-    def _choose(self, there: Mapping[TableId, Refusal | None]) -> tuple[TableId, ...]:
-        """Those that the patterns match. ConfigError for a pattern, or a rule, that matches none and never did."""
+        ConfigError for a pattern, or a rule, that matches no table and never did.
+        """
+        there = session.tables()
         for pattern in filter(is_literal, (*self._patterns, *self._rules)):
             for table, refusal in there.items():
                 if refusal is not None and self._matches(pattern, table):
                     raise ConfigError(f"'{pattern}' cannot be polled: {refusal.reason}", remedy=refusal.remedy)
-        chosen = match_tables(
-            self._patterns,
-            [table for table, refusal in there.items() if refusal is None],
-            default_schema=self._dialect.default_schema,
-            folds_case=self._dialect.folds_case,
-            seen=self._seen,
-        )
+        free = [table for table, refusal in there.items() if refusal is None]
+        chosen = match_tables(self._patterns, free, seen=self._seen, **self._names)
         self._seen |= set(chosen)
         for pattern in self._rules:
             if not any(self._matches(pattern, table) for table in self._seen):
                 raise ConfigError(f"rules: '{pattern}' matches none of the tables that are polled")
-        return chosen
+        found: dict[TableId, PolledTable | ConfigError] = {}
+        for table, source in session.describe(chosen).items():
+            try:
+                found[table] = self.table(source)
+            except ConfigError as error:
+                found[table] = error
+        return found
 
     def _problems(self, session: Session, table: PolledTable) -> Iterator[tuple[Level, str, str]]:
         """What stands in the way of one table, what was guessed, and what polling cannot see."""
@@ -126,13 +125,12 @@ class TableSelection:
                 problem = f"lake tables refuse the column name '{column}'"
                 yield Level.ERROR, problem, "Rename it, or leave it out: columns."
         try:
-            if count := count_timeless(self._dialect, session, table):
+            if count := count_timeless(session, table):
                 stops = table.rule.null_updated_at is not NullPolicy.IGNORE
                 effect = "the table will stop" if stops else "their changes are not seen"
                 problem = f"{count} rows have no {updated_at} or no key; {effect}"
                 yield Level.ERROR if stops else Level.WARNING, problem, "Give them values, or set null_updated_at."
-            schema = table.arrow(table.mark_names)
-            rows = combined(session.read(Queries(self._dialect, table).newest(1), schema), schema)
+            rows = table.read(session, table.queries.newest(1), table.mark_names)
             ahead = int(table.times(rows)[0]) - session.horizon().now_us if rows.num_rows else 0
             if ahead > _FUTURE_US:
                 problem = f"the newest {updated_at} is {ahead / 1e6:.0f} s ahead of the source's clock"
@@ -150,5 +148,4 @@ class TableSelection:
         return any(self._matches(pattern, table) for pattern in (*named, *self._rules))
 
     def _matches(self, pattern: str, table: TableId) -> bool:
-        schema, folds = self._dialect.default_schema, self._dialect.folds_case
-        return is_wanted([pattern], table, default_schema=schema, folds_case=folds)
+        return is_wanted([pattern], table, **self._names)

@@ -22,12 +22,10 @@ from typing import NamedTuple, TypeVar
 
 from lakefeed.capture.dialect import DescribedTable, Dialect, Session
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.poll.differences import mark_name
-from lakefeed.capture.poll.event import Events, change_batches
-from lakefeed.capture.poll.poller import PollResult, TablePoller
+from lakefeed.capture.poll.poller import Events, PollResult, TablePoller, change_batches, mark_name
 from lakefeed.capture.poll.rule import Pace
 from lakefeed.capture.poll.selection import TableSelection
-from lakefeed.capture.poll.table import PolledTable, polled_table, recopy_notice
+from lakefeed.capture.poll.table import PolledTable, recopy_notice
 from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.change.watermark import Mark, Watermark
@@ -247,12 +245,12 @@ class PollStream:
 
     def _add(self, source: DescribedTable, mark: Mark) -> None:
         """Poll a table, from ``mark`` on, as it was delivered last or as it is now."""
-        table = polled_table(source, self._selection.rule(source.id), self.known.get(source.id))
+        table = self._selection.table(source, self.known.get(source.id))
         self.known.setdefault(source.id, table.schema)
         if mark.key and len(mark.key) != len(table.key):
             mark = Mark.start(mark.era + 1)  # the table was created again with another key while no process ran
         compared = dict(self.position.marks).get(mark_name(source.id))
-        self._pollers[source.id] = TablePoller(self._dialect, table, self.differences, mark, compared)
+        self._pollers[source.id] = TablePoller(table, self.differences, mark, compared)
         self._blocked.discard(source.id)
         self.stale -= {source.id}
 
@@ -273,7 +271,7 @@ class PollStream:
                 self._note([TableDropped(table)], cycle)
             elif source != poller.table.source or not known.same_shape(poller.table.schema):
                 try:
-                    poller.table = polled_table(source, self._selection.rule(table), known)
+                    poller.table = self._selection.table(source, known)
                 except ConfigError as error:
                     self._block(table, error, cycle)
                     continue
@@ -289,25 +287,24 @@ class PollStream:
         poller = poll.poller
         try:
             result = poll.result.result()
-        except LakefeedError as error:
+        except (LakefeedError, MisfitError) as caught:
+            error, old = caught.stopped(table) if isinstance(caught, MisfitError) else caught, poller.table
+            if isinstance(caught, MisfitError) and caught.remedy is None:
+                column = caught.column
+                if column in old.schema.names and column not in old.ordering:
+                    # Values of several types make a column text for good, so that nothing is rounded, cut or nulled.
+                    poller.table = self._selection.table(old.source, self.known[table], [column])
+                    reason = f"values that the declared type does not fit make it text: {column}"
+                    self._reshape(poller, RecopyNeeded(table, reason, (column,)), cycle)
+                    return
             if error.retry is Retry.BACKOFF or isinstance(error, StateError | SourceChangedError):
                 raise
             with opened.use() as session:
-                is_same = session.describe([table]).get(table) == poller.table.source
+                is_same = session.describe([table]).get(table) == old.source
             if is_same:
                 self._block(table, error, cycle)
             else:  # its definition changed under the query: the next cycle follows that first
                 self._catalog_read_at = 0.0
-            return
-        if (column := result.misfit) is not None:
-            old = poller.table
-            if column in old.ordering or column not in old.schema.names:
-                self._block(table, MisfitError(column=column).stopped(table), cycle)
-                return
-            # Values of several types make a column text for good, so that nothing is rounded, cut or nulled.
-            poller.table = polled_table(old.source, old.rule, self.known[table], [column])
-            reason = f"values that the declared type does not fit make it text: {column}"
-            self._reshape(poller, RecopyNeeded(table, reason, (column,)), cycle)
             return
         cycle.marks[str(table)] = poller.mark
         if poller.compared is not None:
