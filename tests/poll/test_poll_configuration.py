@@ -113,7 +113,7 @@ def test_rules_that_are_no_section_are_refused(tmp_path: Path) -> None:
 def test_two_ways_to_find_deletes_are_refused(tmp_path: Path) -> None:
     config = load(tmp_path, SQLITE.replace("updated_at: changed", "soft_delete: gone, full_diff: {}"))
     with pytest.raises(ConfigError, match=r"source\.rules\.t has soft_delete and full_diff"):
-        config.source.table_rules()
+        config.source.polling()
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,9 @@ from lakefeed.errors import ConfigError
 class NullPolicy(StrEnum):
     """What happens to rows whose ``updated_at`` is NULL: no comparison ever finds them."""
 
-    STOP = "stop"
-    """The table stops and says how many there are."""
-    CREATED_AT = "created_at"
-    """``created_at`` stands in for it, as in applications that set ``updated_at`` with the first update only."""
-    IGNORE = "ignore"
-    """They are copied with the table, but their changes are not followed. ``check`` says how many there are."""
+    STOP = "stop"  # the table stops and says how many there are
+    CREATED_AT = "created_at"  # it stands in, as in applications that set updated_at with the first update only
+    IGNORE = "ignore"  # they are copied, but their changes are not followed; check says how many there are
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class TableSelection:
         self._seen: frozenset[TableId] = frozenset()
 
     def wants(self, table: TableId) -> bool:
-        return any(self._matches(pattern, table) for pattern in self._patterns)
+        return is_wanted(self._patterns, table, **self._names)
 
     def rule(self, table: TableId) -> TableRule:
         matching = [pattern for pattern in self._rules if self._matches(pattern, table)]
@@ -77,11 +77,11 @@ class TableSelection:
                         Finding(level=level, problem=f"{table}: {problem}", remedy=remedy, table=table)
                         for level, problem, remedy in self._problems(session, polled)
                     ]
-                elif self._is_named(table):
-                    found.append(Finding(level=Level.ERROR, problem=polled.message, remedy=polled.remedy, table=table))
                 else:
-                    problem = f"is left out: {polled.message}"
-                    found.append(Finding(level=Level.WARNING, problem=problem, remedy=polled.remedy, table=table))
+                    is_named = self._is_named(table)
+                    level = Level.ERROR if is_named else Level.WARNING
+                    problem = polled.message if is_named else f"is left out: {polled.message}"
+                    found.append(Finding(level=level, problem=problem, remedy=polled.remedy, table=table))
             return tuple(found)
 
     def _examine(self, session: Session) -> dict[TableId, PolledTable | ConfigError]:
@@ -144,8 +144,7 @@ class TableSelection:
 
     def _is_named(self, table: TableId) -> bool:
         """Written down on purpose, so that what is wrong with it is an error and not a reason to leave it out."""
-        named = [pattern for pattern in self._patterns if is_literal(pattern)]
-        return any(self._matches(pattern, table) for pattern in (*named, *self._rules))
+        return is_wanted([*filter(is_literal, self._patterns), *self._rules], table, **self._names)
 
     def _matches(self, pattern: str, table: TableId) -> bool:
         return is_wanted([pattern], table, **self._names)

@@ -36,10 +36,7 @@ class _PolledDatabase(ABC):
 
 @dataclass(frozen=True)
 class PollingSource(_PolledDatabase):
-    """Any database, by its connector.
-
-    ``tables`` are glob patterns (see ``capture.select``), ``rules`` are by such patterns too.
-    """
+    """Any database, by its connector."""
 
     connector: Dialect
 

@@ -25,10 +25,8 @@ from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.change.watermark import Mark
 from lakefeed.errors import ConfigError, TableStoppedError
 
-UPDATED = frozenset(
-    {"updated_at", "updated_on", "updated", "modified_at", "modified_on", "last_modified", "last_updated"}
-)
-CREATED = frozenset({"created_at", "created_on", "created", "inserted_at"})
+UPDATED = {"updated_at", "updated_on", "updated", "modified_at", "modified_on", "last_modified", "last_updated"}
+CREATED = {"created_at", "created_on", "created", "inserted_at"}
 Instants = npt.NDArray[np.int64]
 
 _ISO = (
@@ -181,7 +179,8 @@ def polled_table(
         )
     for name in source.unordered.keys() & set(key):
         raise ConfigError(f"table {table}: the key column '{name}' cannot be ordered: {source.unordered[name]}")
-    updated_at, created_at = rule.updated_at or _guessed(source, UPDATED), rule.created_at or _guessed(source, CREATED)
+    updated_at = rule.updated_at or _guessed(source, UPDATED)
+    created_at = rule.created_at or _guessed(source, CREATED)
     if updated_at is None:
         raise ConfigError(
             f"table {table}: no column is unmistakably the time of the last update",
@@ -193,10 +192,8 @@ def polled_table(
                 f"table {table}: the column '{name}' ({kind}) cannot say when a row changed; it must be a timestamp, "
                 "an ISO 8601 text or a whole number since 1970"
             )
-    if rule.null_updated_at is NullPolicy.CREATED_AT:
-        if created_at is None:
-            raise ConfigError(f"table {table}: null_updated_at is created_at, but no column is named as created_at")
-        _require_same_kind(source, created_at, updated_at, "stands in for it")
+    if rule.null_updated_at is NullPolicy.CREATED_AT and created_at is None:
+        raise ConfigError(f"table {table}: null_updated_at is created_at, but no column is named as created_at")
 
     texts, wanted = set(mixed), {*rule.columns, *key} if rule.columns else set(source.schema.names)
     declared = {column.name: column for column in source.schema.columns}
@@ -209,15 +206,19 @@ def polled_table(
         for name, one in declared.items()
         if name in wanted
     )
-    schema = TableSchema(source.id, columns, key)
+    schema, stamp = TableSchema(source.id, columns, key), declared[updated_at].type
     made = PolledTable(dialect, source, rule, schema, updated_at, created_at, is_guess=rule.updated_at is None)
-    if soft is None:
-        return made
-    kind, stamp = declared[soft].type, declared[updated_at].type
-    if pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and not _same_kind(kind, stamp)):
-        return replace(made, soft_flag=soft)
-    _require_same_kind(source, soft, updated_at, "says when a row was deleted")
-    return replace(made, soft_time=soft)
+    if soft is not None:
+        kind = declared[soft].type
+        is_flag = pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and kind != stamp)
+        made = replace(made, soft_flag=soft) if is_flag else replace(made, soft_time=soft)
+    for other, why in ((made.stand_in, "stands in for it"), (made.soft_time, "says when a row was deleted")):
+        kind = declared[other or updated_at].type
+        if kind != stamp and not (pa.types.is_timestamp(kind) and pa.types.is_timestamp(stamp)):
+            raise ConfigError(
+                f"table {table}: the column '{other}' ({kind}) {why}, and must be stored as '{updated_at}' ({stamp}) is"
+            )
+    return made
 
 
 def recopy_notice(old: TableSchema, new: TableSchema, is_filled: Callable[[str], bool]) -> RecopyNeeded | None:
@@ -254,22 +255,10 @@ def _mask(values: Any) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _guessed(source: DescribedTable, names: frozenset[str]) -> str | None:
+def _guessed(source: DescribedTable, names: set[str]) -> str | None:
     """The one column that has such a name and can be a time; None if there is none, or more than one."""
     found = [column.name for column in source.schema.columns if column.name.lower() in names and is_stamp(column.type)]
     return found[0] if len(found) == 1 else None
-
-
-def _same_kind(one: pa.DataType, other: pa.DataType) -> bool:
-    return one == other or (pa.types.is_timestamp(one) and pa.types.is_timestamp(other))
-
-
-def _require_same_kind(source: DescribedTable, name: str, updated_at: str, why: str) -> None:
-    kind, stamp = source.schema.column(name).type, source.schema.column(updated_at).type
-    if not _same_kind(kind, stamp):
-        raise ConfigError(
-            f"table {source.id}: the column '{name}' ({kind}) {why}, and must be stored as '{updated_at}' ({stamp}) is"
-        )
 
 
 def is_stamp(kind: pa.DataType) -> bool:
