@@ -66,16 +66,11 @@ class Polling(ChangeCapture):
     ) -> None:
         self._dialect = connector
         rules = dict(rules or {})
+        finds_deletes = bool(rules) and all(rule.deletes is not None for rule in rules.values())
         self.capabilities = Capabilities(
-            deletes=bool(rules) and all(rule.deletes is not None for rule in rules.values()),
-            before_images=False,
-            transactions=False,
-            schema_changes=True,
-            exact_snapshot=False,
-            snapshot_resume=True,
-            every_change=False,
-            current_chunks=True,
-        )
+            deletes=finds_deletes, before_images=False, transactions=False, schema_changes=True,
+            exact_snapshot=False, snapshot_resume=True, every_change=False, current_chunks=True,
+        )  # fmt: skip
         self._selection = TableSelection(connector, tables, rules)
         self._store: WatermarkStore = store if store is not None else MemoryWatermarkStore()
         self._pace = pace or Pace()
@@ -156,7 +151,7 @@ class Polling(ChangeCapture):
 
     def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
         with self._opened().use(fresh=True) as session:
-            return self._planned(session, self._described(session, table), chunk_rows)
+            return self._plan(session, self._described(session, table), chunk_rows)
 
     def keep_state(self, directory: Path) -> None:
         """Differences, and the watermarks, which stand in for the journal's first position: they are older."""
@@ -168,7 +163,7 @@ class Polling(ChangeCapture):
         self, table: TableId, *, known: TableSchema | None = None, chunk_rows: int = 1_000_000, whole_rows: bool = False
     ) -> SnapshotPlan:
         with closing(self._dialect.connect()) as session:
-            return self._planned(session, self._described(session, table, known), chunk_rows, keys_only=not whole_rows)
+            return self._plan(session, self._described(session, table, known), chunk_rows, keys_only=not whole_rows)
 
     def differences(self, table: TableId) -> Path | None:
         root = self._stream.differences
@@ -292,20 +287,13 @@ class Polling(ChangeCapture):
         self._confirmed = Watermark.of({**self._marks(), **marks})
         return self._confirmed
 
-    def _planned(
-        self, session: Session, polled: PolledTable, chunk_rows: int, *, keys_only: bool = False
-    ) -> SnapshotPlan:
+    def _plan(self, session: Session, polled: PolledTable, chunk_rows: int, *, keys_only: bool = False) -> SnapshotPlan:
         """The chunks of a table, or of its keys alone."""
         whole = PolledChunk(
-            self._dialect,
-            polled.source,
-            polled.schema,
-            names=polled.key if keys_only else polled.read_names,
-            where=polled.queries.existing(),
-            exact=polled.ordering,
-            polled=polled,
+            self._dialect, polled.source, polled.schema, names=polled.key if keys_only else polled.read_names,
+            where=polled.queries.existing(), exact=polled.ordering, polled=polled,
             position=self._confirmed or Watermark(),
-        )
+        )  # fmt: skip
         chunks, rows = plan_chunks(session, whole, chunk_rows)
         return SnapshotPlan(polled.schema, chunks, rows)
 

@@ -36,8 +36,7 @@ from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.poll.rule import NullPolicy
 from lakefeed.capture.poll.table import Instants, PolledTable
 from lakefeed.capture.snapshot import NUMBER, combined, read_number
-from lakefeed.change import batch as metadata
-from lakefeed.change.batch import CHANGED, FOUND, ChangeBatch, Operation, change_schema
+from lakefeed.change.batch import ABSENT, CHANGED, FOUND, METADATA, TIME, ChangeBatch, Operation, change_schema
 from lakefeed.change.change_set import RecopyNeeded, TableNotice
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
@@ -65,10 +64,6 @@ class Events:
     operations: npt.NDArray[np.int8]
     times: Instants
 
-    @property
-    def count(self) -> int:
-        return int(self.rows.num_rows)
-
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
@@ -84,7 +79,7 @@ class TablePoller:
     delivers again what was not settled. The state belongs to one thread at a time, which may change."""
 
     def __init__(self, table: PolledTable, differences: Path | None, mark: Mark, compared: Mark | None) -> None:
-        self._differences = DifferencesDirectory(differences, table.id) if differences is not None else None
+        self.differences = DifferencesDirectory(differences, table.id) if differences is not None else None
         self._counted_at: float | None = None
         self._timeless = 0
         self.table = table
@@ -106,7 +101,7 @@ class TablePoller:
             reason = f"the source's clock went back by {back}, so that rows may lie behind the watermark"
             return PollResult(notices=(RecopyNeeded(self.table.id, reason),))
         mark, unsettled, events, is_all = self._read_changes(session, horizon)
-        waiting = self._differences.next(self.compared) if self._differences is not None and is_all else None
+        waiting = self.differences.next(self.compared) if self.differences is not None and is_all else None
         if waiting is not None:
             keys, compared = waiting
             found = looked_up(session, self.table, keys, horizon.now_us)
@@ -127,11 +122,6 @@ class TablePoller:
         """Whether a row that has been delivered has a value in ``column``."""
         query = self.table.queries.filled(column, self.mark)
         return any(batch.num_rows for batch in session.read(query, NUMBER))
-
-    def forget(self, confirmed: Mark) -> None:
-        """The differences up to ``confirmed`` are durable elsewhere."""
-        if self._differences is not None:
-            self._differences.forget(confirmed)
 
     def _read_changes(
         self, session: Session, horizon: Horizon
@@ -218,7 +208,7 @@ class DifferencesDirectory:
 
 
 def mark_name(table: TableId) -> str:
-    """The name under which a position says how far the differences of a table have been delivered."""
+    """Under which a position says how far the differences of a table have been delivered."""
     return f"{table}#full-diff"
 
 
@@ -281,30 +271,29 @@ def change_batches(found: Sequence[Events], end: Position, polled_us: int) -> tu
     pieces = [np.empty(0, np.int64)]
     for events in found:
         piece = np.maximum.accumulate(events.times)
-        if events.count:
+        if len(piece):
             piece = np.maximum(piece, latest.get(events.schema.table, piece[0]))
             latest[events.schema.table] = piece[-1]
         pieces.append(piece)
     everything = np.concatenate(pieces)
     numbers = np.empty(len(everything), np.int64)
     numbers[np.argsort(everything, kind="stable")] = np.arange(len(everything))
-    poll = f"poll {datetime.fromtimestamp(polled_us / 1e6, UTC).isoformat(timespec='milliseconds')}"
 
-    batches, start = [], 0
-    for events in found:
-        count, layout = events.count, change_schema(events.schema)
-        columns: dict[str, Any] = {
-            **dict(zip(events.rows.schema.names, events.rows.columns, strict=True)),
-            metadata.OP: pa.array(events.operations),
-            metadata.SEQ: pa.array(numbers[start : start + count]),
-            metadata.POSITION: pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), pa.array([end.encode()])),
-            metadata.TIME: pa.array(events.times).cast(pa.timestamp("us", tz="UTC")),
-            metadata.TXN: pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), pa.array([poll])),
-            metadata.ABSENT: pa.nulls(count, metadata.METADATA.field(metadata.ABSENT).type),
-        }
-        data = pa.RecordBatch.from_arrays([columns[name] for name in layout.names], schema=layout)
+    position, poll = end.encode(), datetime.fromtimestamp(polled_us / 1e6, UTC).isoformat(timespec="milliseconds")
+    batches, counts = [], [len(events.times) for events in found]
+    for events, count, own in zip(found, counts, np.split(numbers, np.cumsum(counts)), strict=False):
+        first = np.zeros(count, np.int32)
+        values: list[Any] = [
+            *events.rows.columns,
+            pa.array(events.operations),
+            pa.array(own),
+            pa.DictionaryArray.from_arrays(first, pa.array([position])),
+            pa.array(events.times).cast(METADATA.field(TIME).type),
+            pa.DictionaryArray.from_arrays(first, pa.array([f"poll {poll}"])),
+            pa.nulls(count, METADATA.field(ABSENT).type),
+        ]
+        data = pa.RecordBatch.from_arrays(values, schema=change_schema(events.schema))
         batches.append(ChangeBatch(events.schema, data))
-        start += count
     return tuple(batches)
 
 
@@ -350,7 +339,7 @@ def settled_rows(times: Instants, horizon: Horizon, table: PolledTable) -> int:
     """How many of the rows, from the first on, nothing can come before any more."""
     if horizon.settled_us is None:
         return 0
-    return int(np.searchsorted(times, horizon.settled_us - table.rule.lag_us, side="right"))
+    return int(np.searchsorted(times, horizon.settled_us - round(table.rule.safety_lag_seconds * 1e6), side="right"))
 
 
 def resume_mark(session: Session, table: PolledTable, horizon: Horizon, before: Mark | None) -> Mark:

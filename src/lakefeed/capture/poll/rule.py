@@ -79,10 +79,6 @@ class TableRule:
         if self.safety_lag_seconds < 0:
             raise ConfigError(f"safety_lag_seconds: {self.safety_lag_seconds} is negative")
 
-    @property
-    def lag_us(self) -> int:
-        return round(self.safety_lag_seconds * 1_000_000)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:

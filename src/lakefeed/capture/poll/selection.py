@@ -1,10 +1,11 @@
-"""Which tables are polled and by which rule, and what ``lakefeed check`` says about them."""
+"""Which tables are polled, and how: rules checked against the catalog, and what ``lakefeed check`` says of them."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,13 +14,16 @@ from lakefeed.capture.base import Finding, Level
 from lakefeed.capture.dialect import DescribedTable, Dialect, Session
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.poll.poller import count_timeless
-from lakefeed.capture.poll.rule import NullPolicy, TableRule
-from lakefeed.capture.poll.table import PolledTable, polled_table
+from lakefeed.capture.poll.rule import NullPolicy, SoftDelete, TableRule
+from lakefeed.capture.poll.table import PolledTable, given
 from lakefeed.capture.select import is_literal, is_wanted, match_tables
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import ConfigError, LakefeedError, Retry
 
 log = logging.getLogger(__name__)
+
+UPDATED = {"updated_at", "updated_on", "updated", "modified_at", "modified_on", "last_modified", "last_updated"}
+CREATED = {"created_at", "created_on", "created", "inserted_at"}
 
 _FUTURE_US = 60_000_000
 _REFUSED_BY_DELTA = " ,;{}()\n\t="
@@ -45,8 +49,66 @@ class TableSelection:
         return self._rules[best[0]] if best else TableRule()
 
     def table(self, source: DescribedTable, known: TableSchema | None = None, mixed: Iterable[str] = ()) -> PolledTable:
-        """By the table's rule; see ``polled_table``."""
-        return polled_table(self._dialect, source, self.rule(source.id), known, mixed)
+        """How a table is polled by its rule. ConfigError, naming table and column, for whatever is not in the catalog.
+
+        ``known`` is what it was delivered with last: a column that was text there, although its declared type was
+        another and still is that one, stays text. So do ``mixed`` columns, which hold values of several types.
+        """
+        table, rule = source.id, self.rule(source.id)
+        soft = rule.deletes.column if isinstance(rule.deletes, SoftDelete) else None
+        for name in given(*rule.key, *rule.columns, rule.created_at, rule.updated_at, soft):
+            source.schema.column(name)  # ConfigError with the table, the column and those that there are
+        key = tuple(rule.key) or source.schema.key
+        if not key:
+            raise ConfigError(
+                f"table {table} has no primary key, so its rows cannot be told apart",
+                remedy=f"Name columns that are unique together: rules: {{{table}: {{key: […]}}}}.",
+            )
+        for name in source.unordered.keys() & set(key):
+            raise ConfigError(f"table {table}: the key column '{name}' cannot be ordered: {source.unordered[name]}")
+        updated_at = rule.updated_at or _guessed(source, UPDATED)
+        created_at = rule.created_at or _guessed(source, CREATED)
+        if updated_at is None:
+            raise ConfigError(
+                f"table {table}: no column is unmistakably the time of the last update",
+                remedy=f"Name it: rules: {{{table}: {{updated_at: …}}}}; there are {', '.join(source.schema.names)}.",
+            )
+        for name in given(updated_at, rule.created_at):
+            if not is_stamp(kind := source.schema.column(name).type):
+                raise ConfigError(
+                    f"table {table}: the column '{name}' ({kind}) cannot say when a row changed; it must be a "
+                    "timestamp, an ISO 8601 text or a whole number since 1970"
+                )
+        if rule.null_updated_at is NullPolicy.CREATED_AT and created_at is None:
+            raise ConfigError(f"table {table}: null_updated_at is created_at, but no column is named as created_at")
+
+        texts, wanted = set(mixed), {*rule.columns, *key} if rule.columns else set(source.schema.names)
+        declared = {column.name: column for column in source.schema.columns}
+        for column in known.columns if known is not None else ():
+            now = declared.get(column.name)
+            if now is not None and pa.types.is_string(column.type) and now.source_type == column.source_type:
+                texts.add(column.name)
+        columns = tuple(
+            replace(one, type=pa.string() if name in texts else one.type, nullable=one.nullable and name not in key)
+            for name, one in declared.items()
+            if name in wanted
+        )
+        schema, stamp = TableSchema(source.id, columns, key), declared[updated_at].type
+        made = PolledTable(
+            self._dialect, source, rule, schema, updated_at, created_at, is_guess=rule.updated_at is None
+        )
+        if soft is not None:
+            kind = declared[soft].type
+            is_flag = pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and kind != stamp)
+            made = replace(made, soft_flag=soft) if is_flag else replace(made, soft_time=soft)
+        for other, why in ((made.stand_in, "stands in for it"), (made.soft_time, "says when a row was deleted")):
+            kind = declared[other or updated_at].type
+            if kind != stamp and not (pa.types.is_timestamp(kind) and pa.types.is_timestamp(stamp)):
+                raise ConfigError(
+                    f"table {table}: the column '{other}' ({kind}) {why}, "
+                    f"and must be stored as '{updated_at}' ({stamp}) is"
+                )
+        return made
 
     def polled(self, session: Session, known: Collection[TableId]) -> dict[TableId, PolledTable]:
         """Those that can be polled. One that only a wildcard matches and that cannot be is left out.
@@ -148,3 +210,14 @@ class TableSelection:
 
     def _matches(self, pattern: str, table: TableId) -> bool:
         return is_wanted([pattern], table, **self._names)
+
+
+def _guessed(source: DescribedTable, names: set[str]) -> str | None:
+    """The one column that has such a name and can be a time; None if there is none, or more than one."""
+    found = [column.name for column in source.schema.columns if column.name.lower() in names and is_stamp(column.type)]
+    return found[0] if len(found) == 1 else None
+
+
+def is_stamp(kind: pa.DataType) -> bool:
+    """Whether a column of this type can say when a row changed. A date cannot: it is the same all day long."""
+    return pa.types.is_timestamp(kind) or pa.types.is_string(kind) or pa.types.is_int64(kind)

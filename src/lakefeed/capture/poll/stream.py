@@ -64,11 +64,10 @@ class Connections:
         session = session or self._connected()
         with self._changed:
             self._used.add(session)
-            is_usable = not self._is_closed
+        is_usable = False  # after an error it may be in the middle of anything
         try:
-            if not is_usable:
+            if self._is_closed:
                 raise StateError("the capture was closed", remedy="Call open first.")
-            is_usable = False  # after an error it may be in the middle of anything
             yield session
             is_usable = True
         finally:
@@ -223,7 +222,7 @@ class PollStream:
                 if self._pollers.get(table) is poll.poller:  # neither dropped nor begun again while it was read
                     self._take(opened, table, poll, cycle)
         start, end = self.position, Watermark.of({**dict(self.position.marks), **cycle.marks})
-        rows = sum(events.count for events in cycle.events)
+        rows = sum(len(events.times) for events in cycle.events)
         self.position = end
         if not rows and not cycle.schemas and not cycle.notices and end == start:
             return None
@@ -234,8 +233,8 @@ class PollStream:
         """Differences up to ``confirmed`` are durable elsewhere."""
         marks = dict(confirmed.marks)
         for table, poller in self._pollers.items():
-            if (mark := marks.get(mark_name(table))) is not None:
-                poller.forget(mark)
+            if poller.differences is not None and (mark := marks.get(mark_name(table))) is not None:
+                poller.differences.forget(mark)
 
     def close(self) -> None:
         """Any thread. Polls under way end with an error."""

@@ -8,7 +8,7 @@ finds out that they are not. All of the SQL is SELECT, for every database alike.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,16 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakefeed.capture.dialect import PLAIN, DescribedTable, Dialect, Key, Query, Session, key_rows
-from lakefeed.capture.poll.rule import NullPolicy, SoftDelete, TableRule
+from lakefeed.capture.poll.rule import NullPolicy, TableRule
 from lakefeed.capture.snapshot import combined, from_where, select_list, sql_name
 from lakefeed.change.change_set import RecopyNeeded
 from lakefeed.change.schema_change import AddColumn, ChangeKey, RetypeColumn, diff
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.change.watermark import Mark
-from lakefeed.errors import ConfigError, TableStoppedError
+from lakefeed.errors import TableStoppedError
 
-UPDATED = {"updated_at", "updated_on", "updated", "modified_at", "modified_on", "last_modified", "last_updated"}
-CREATED = {"created_at", "created_on", "created", "inserted_at"}
 Instants = npt.NDArray[np.int64]
 
 _ISO = (
@@ -60,7 +58,7 @@ class PolledTable:
     @property
     def ordering(self) -> frozenset[str]:
         """Columns that rows are put in order by, or that mark them deleted: their types are not open to change."""
-        return frozenset(_given(*self.key, self.updated_at, self.soft_time, self.soft_flag))
+        return frozenset(given(*self.key, self.updated_at, self.soft_time, self.soft_flag))
 
     @property
     def stand_in(self) -> str | None:
@@ -70,12 +68,12 @@ class PolledTable:
     @property
     def read_names(self) -> tuple[str, ...]:
         """What is read: the delivered columns first, then those that only polling needs."""
-        return _given(*self.schema.names, self.updated_at, self.created_at, self.soft_time, self.soft_flag)
+        return given(*self.schema.names, self.updated_at, self.created_at, self.soft_time, self.soft_flag)
 
     @property
     def mark_names(self) -> tuple[str, ...]:
         """The columns that a mark is made of: times and key."""
-        return _given(self.updated_at, self.created_at, self.soft_time, *self.key)
+        return given(self.updated_at, self.created_at, self.soft_time, *self.key)
 
     @property
     def queries(self) -> Queries:
@@ -156,71 +154,6 @@ class PolledTable:
         )
 
 
-def polled_table(
-    dialect: Dialect,
-    source: DescribedTable,
-    rule: TableRule,
-    known: TableSchema | None = None,
-    mixed: Iterable[str] = (),
-) -> PolledTable:
-    """Check a rule against a table. ConfigError, naming table and column, for whatever is not there.
-
-    ``known`` is what it was delivered with last: a column that was text there, although its declared type was another
-    and still is that one, stays text. So do ``mixed`` columns, which hold values of several types.
-    """
-    table, soft = source.id, rule.deletes.column if isinstance(rule.deletes, SoftDelete) else None
-    for name in _given(*rule.key, *rule.columns, rule.created_at, rule.updated_at, soft):
-        source.schema.column(name)  # ConfigError with the table, the column and those that there are
-    key = tuple(rule.key) or source.schema.key
-    if not key:
-        raise ConfigError(
-            f"table {table} has no primary key, so its rows cannot be told apart",
-            remedy=f"Name columns that are unique together: rules: {{{table}: {{key: […]}}}}.",
-        )
-    for name in source.unordered.keys() & set(key):
-        raise ConfigError(f"table {table}: the key column '{name}' cannot be ordered: {source.unordered[name]}")
-    updated_at = rule.updated_at or _guessed(source, UPDATED)
-    created_at = rule.created_at or _guessed(source, CREATED)
-    if updated_at is None:
-        raise ConfigError(
-            f"table {table}: no column is unmistakably the time of the last update",
-            remedy=f"Name it: rules: {{{table}: {{updated_at: …}}}}; there are {', '.join(source.schema.names)}.",
-        )
-    for name in _given(updated_at, rule.created_at):
-        if not is_stamp(kind := source.schema.column(name).type):
-            raise ConfigError(
-                f"table {table}: the column '{name}' ({kind}) cannot say when a row changed; it must be a timestamp, "
-                "an ISO 8601 text or a whole number since 1970"
-            )
-    if rule.null_updated_at is NullPolicy.CREATED_AT and created_at is None:
-        raise ConfigError(f"table {table}: null_updated_at is created_at, but no column is named as created_at")
-
-    texts, wanted = set(mixed), {*rule.columns, *key} if rule.columns else set(source.schema.names)
-    declared = {column.name: column for column in source.schema.columns}
-    for column in known.columns if known is not None else ():
-        now = declared.get(column.name)
-        if now is not None and pa.types.is_string(column.type) and now.source_type == column.source_type:
-            texts.add(column.name)
-    columns = tuple(
-        replace(one, type=pa.string() if name in texts else one.type, nullable=one.nullable and name not in key)
-        for name, one in declared.items()
-        if name in wanted
-    )
-    schema, stamp = TableSchema(source.id, columns, key), declared[updated_at].type
-    made = PolledTable(dialect, source, rule, schema, updated_at, created_at, is_guess=rule.updated_at is None)
-    if soft is not None:
-        kind = declared[soft].type
-        is_flag = pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and kind != stamp)
-        made = replace(made, soft_flag=soft) if is_flag else replace(made, soft_time=soft)
-    for other, why in ((made.stand_in, "stands in for it"), (made.soft_time, "says when a row was deleted")):
-        kind = declared[other or updated_at].type
-        if kind != stamp and not (pa.types.is_timestamp(kind) and pa.types.is_timestamp(stamp)):
-            raise ConfigError(
-                f"table {table}: the column '{other}' ({kind}) {why}, and must be stored as '{updated_at}' ({stamp}) is"
-            )
-    return made
-
-
 def recopy_notice(old: TableSchema, new: TableSchema, is_filled: Callable[[str], bool]) -> RecopyNeeded | None:
     """What a change of the definition means for the rows that the lake has already; None: nothing.
 
@@ -244,7 +177,7 @@ def recopy_notice(old: TableSchema, new: TableSchema, is_filled: Callable[[str],
     return RecopyNeeded(new.table, reasons[0], tuple(columns)) if reasons else None
 
 
-def _given(*names: str | None) -> tuple[str, ...]:
+def given(*names: str | None) -> tuple[str, ...]:
     """Each name once, without None."""
     return tuple(dict.fromkeys(name for name in names if name is not None))
 
@@ -253,17 +186,6 @@ def _mask(values: Any) -> npt.NDArray[np.bool_]:
     """True where ``values`` is: NULL is not."""
     found: npt.NDArray[np.bool_] = pc.fill_null(values, False).to_numpy(zero_copy_only=False)
     return found
-
-
-def _guessed(source: DescribedTable, names: set[str]) -> str | None:
-    """The one column that has such a name and can be a time; None if there is none, or more than one."""
-    found = [column.name for column in source.schema.columns if column.name.lower() in names and is_stamp(column.type)]
-    return found[0] if len(found) == 1 else None
-
-
-def is_stamp(kind: pa.DataType) -> bool:
-    """Whether a column of this type can say when a row changed. A date cannot: it is the same all day long."""
-    return pa.types.is_timestamp(kind) or pa.types.is_string(kind) or pa.types.is_int64(kind)
 
 
 def instants(values: Any) -> Any:
