@@ -13,7 +13,7 @@ from tests.poll.world import Clock, T, World, clocked, made
 
 from lakefeed.capture.poll import poller
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.rule import FullDiff, SoftDelete, TableRule
+from lakefeed.capture.poll.source import FullDiff, SoftDelete, TableRule
 from lakefeed.capture.postgres.dialect import PostgresDialect
 from lakefeed.change.batch import CHANGED, DELETED, FOUND, SEQ, Operation
 from lakefeed.change.table import TableId

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from lakefeed.capture.base import Chunk, SnapshotPlan
-from lakefeed.capture.poll.rule import FullDiff
+from lakefeed.capture.poll.source import FullDiff
 from lakefeed.change.table import TableId, TableSchema
 
 

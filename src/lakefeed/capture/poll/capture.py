@@ -29,8 +29,8 @@ import pyarrow as pa
 from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
 from lakefeed.capture.dialect import Dialect, Session
 from lakefeed.capture.poll.poller import DifferencesDirectory, mixed_columns, refuse_timeless, resume_mark
-from lakefeed.capture.poll.rule import FullDiff, Pace, TableRule
 from lakefeed.capture.poll.selection import TableSelection
+from lakefeed.capture.poll.source import FullDiff, Pace, TableRule
 from lakefeed.capture.poll.store import FileWatermarkStore, MemoryWatermarkStore, WatermarkStore
 from lakefeed.capture.poll.stream import Connections, PollStream
 from lakefeed.capture.poll.table import PolledTable

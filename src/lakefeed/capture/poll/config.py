@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lakefeed.capture.poll.rule import FullDiff, NullPolicy, Pace, SoftDelete, TableRule
+from lakefeed.capture.poll.source import FullDiff, NullPolicy, Pace, SoftDelete, TableRule
 from lakefeed.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 
 from lakefeed.capture.dialect import Horizon, Session, key_rows
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.poll.rule import NullPolicy
+from lakefeed.capture.poll.source import NullPolicy
 from lakefeed.capture.poll.table import Instants, PolledTable
 from lakefeed.capture.snapshot import NUMBER, combined, read_number
 from lakefeed.change.batch import ABSENT, CHANGED, FOUND, METADATA, TIME, ChangeBatch, Operation, change_schema

@@ -14,7 +14,7 @@ from lakefeed.capture.base import Finding, Level
 from lakefeed.capture.dialect import DescribedTable, Dialect, Session
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.poll.poller import count_timeless
-from lakefeed.capture.poll.rule import NullPolicy, SoftDelete, TableRule
+from lakefeed.capture.poll.source import NullPolicy, SoftDelete, TableRule
 from lakefeed.capture.poll.table import PolledTable, given
 from lakefeed.capture.select import is_literal, is_wanted, match_tables
 from lakefeed.change.table import TableId, TableSchema

@@ -23,8 +23,8 @@ from typing import NamedTuple, TypeVar
 from lakefeed.capture.dialect import DescribedTable, Dialect, Session
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.poll.poller import Events, PollResult, TablePoller, change_batches, mark_name
-from lakefeed.capture.poll.rule import Pace
 from lakefeed.capture.poll.selection import TableSelection
+from lakefeed.capture.poll.source import Pace
 from lakefeed.capture.poll.table import PolledTable, recopy_notice
 from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.table import TableId, TableSchema

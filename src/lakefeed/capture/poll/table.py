@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakefeed.capture.dialect import PLAIN, DescribedTable, Dialect, Key, Query, Session, key_rows
-from lakefeed.capture.poll.rule import NullPolicy, TableRule
+from lakefeed.capture.poll.source import NullPolicy, TableRule
 from lakefeed.capture.snapshot import combined, from_where, select_list, sql_name
 from lakefeed.change.change_set import RecopyNeeded
 from lakefeed.change.schema_change import AddColumn, ChangeKey, RetypeColumn, diff
