@@ -28,12 +28,12 @@ import pyarrow as pa
 
 from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
 from lakefeed.capture.dialect import Dialect, Session
-from lakefeed.capture.poll.poller import DifferencesDirectory, mixed_columns, refuse_timeless, resume_mark
+from lakefeed.capture.poll.poller import DifferencesDirectory, refuse_timeless, resume_mark
 from lakefeed.capture.poll.selection import TableSelection
 from lakefeed.capture.poll.source import FullDiff, Pace, TableRule
 from lakefeed.capture.poll.store import FileWatermarkStore, MemoryWatermarkStore, WatermarkStore
 from lakefeed.capture.poll.stream import Connections, PollStream
-from lakefeed.capture.poll.table import PolledTable
+from lakefeed.capture.poll.table import PolledTable, TableReads
 from lakefeed.capture.snapshot import TableChunk, TableChunkReader, plan_chunks
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
@@ -135,7 +135,7 @@ class Polling(ChangeCapture):
                 polled = self._described(session, table)
                 if table not in stream.known and polled.source.misfits:
                     # A new table is read through first: no poll would ever find its old values.
-                    mixed = mixed_columns(session, polled) - polled.ordering
+                    mixed = TableReads(polled, session).mixed_columns() - polled.ordering
                     polled = self._selection.table(polled.source, mixed=mixed)
                 refuse_timeless(session, polled)
                 mark = {**self._marks(), **dict(stream.position.marks)}.get(str(table))
@@ -143,7 +143,7 @@ class Polling(ChangeCapture):
                     mark = resume_mark(session, polled, horizon, mark)
                 marks[str(table)] = mark
                 stream.known[table] = polled.schema
-                stream.arrive(polled.source, mark)
+                stream.arrived.put((polled.source, mark))
         with self._lock:
             known = self._marks()
             self._wanted |= {table: marks[str(table)] for table in tables}
@@ -246,9 +246,9 @@ class Polling(ChangeCapture):
         """How old the oldest row is that has not been read, over all tables."""
         with closing(self._dialect.connect()) as session:
             now, oldest = session.horizon().now_us, []
-            for polled, mark in self._stream.polled():
-                rows = polled.read(session, polled.queries.changes(mark, 1), polled.read_names)
-                oldest += [int(polled.times(rows)[0])] if rows.num_rows else []
+            for poller in list(self._stream.pollers.values()):
+                rows, _ = TableReads(poller.table, session).changes(poller.mark, 1)
+                oldest += [int(poller.table.times(rows)[0])] if rows.num_rows else []
         return Lag(seconds=max(0.0, (now - min(oldest)) / 1e6) if oldest else 0.0)
 
     def check(self) -> tuple[Finding, ...]:
@@ -291,7 +291,7 @@ class Polling(ChangeCapture):
         """The chunks of a table, or of its keys alone."""
         whole = PolledChunk(
             self._dialect, polled.source, polled.schema, names=polled.key if keys_only else polled.read_names,
-            where=polled.queries.existing(), exact=polled.ordering, polled=polled,
+            where=TableReads(polled, session).existing(), exact=polled.ordering, polled=polled,
             position=self._confirmed or Watermark(),
         )  # fmt: skip
         chunks, rows = plan_chunks(session, whole, chunk_rows)
@@ -335,32 +335,28 @@ class PolledChunkReader(TableChunkReader):
     """An open chunk; see ``ChunkReader``. It says the time of the newest row that it has read: up to there its rows may
     be newer than those of other chunks."""
 
-    def __init__(self, chunk: PolledChunk) -> None:
-        super().__init__(chunk)
-        self._position, self._polled = chunk.position, chunk.polled
-        self._is_keys = chunk.names == chunk.schema.key
-        self._newest: int | None = None
+    _chunk: PolledChunk
+    _newest = Mark.start().instant_us
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        if self._is_keys:
-            yield from super().__iter__()
-            return
-        own = self._polled.schema.arrow
+        chunk, own = self._chunk, self._chunk.schema.arrow
         for batch in super().__iter__():
+            if chunk.names == chunk.schema.key:  # the keys alone say no time
+                yield batch
+                continue
             if batch.num_rows:
-                newest = int(self._polled.times(batch, expect_order=False).max())
-                self._newest = newest if self._newest is None else max(self._newest, newest)
+                self._newest = max(self._newest, int(chunk.polled.times(batch, expect_order=False).max()))
             yield pa.RecordBatch.from_arrays(batch.columns[: len(own)], schema=own)
 
     @property
     def low(self) -> Watermark:
-        return self._position
+        return self._chunk.position
 
     @property
     def high(self) -> Watermark:
         """Once all rows are read."""
-        marks, name = dict(self._position.marks), str(self._polled.id)
+        marks, name = dict(self.low.marks), str(self._chunk.table)
         before = marks.get(name, Mark.start())
-        if self._newest is not None and self._newest > before.instant_us:
+        if self._newest > before.instant_us:
             marks[name] = Mark(self._newest, (), before.era)
         return Watermark.of(marks)

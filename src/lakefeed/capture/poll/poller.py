@@ -34,8 +34,8 @@ import pyarrow.parquet as pq
 from lakefeed.capture.dialect import Horizon, Session, key_rows
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.poll.source import NullPolicy
-from lakefeed.capture.poll.table import Instants, PolledTable
-from lakefeed.capture.snapshot import NUMBER, combined, read_number
+from lakefeed.capture.poll.table import Instants, PolledTable, TableReads
+from lakefeed.capture.snapshot import combined
 from lakefeed.change.batch import ABSENT, CHANGED, FOUND, METADATA, TIME, ChangeBatch, Operation, change_schema
 from lakefeed.change.change_set import RecopyNeeded, TableNotice
 from lakefeed.change.position import Position
@@ -47,7 +47,6 @@ log = logging.getLogger(__name__)
 
 BATCH_BYTES = 64 * 1024 * 1024
 SLICE_ROWS = 10_000
-_LOOKUP_ROWS = 500
 _UNSETTLED_BATCHES = 10
 _UNSETTLED_BYTES = 512 * 1024 * 1024
 _NEWEST_ROWS = 1_000
@@ -118,11 +117,6 @@ class TablePoller:
         """Read the whole table again, from its beginning."""
         self.mark, self.unsettled = Mark.start(self.mark.era + 1), None
 
-    def is_filled(self, session: Session, column: str) -> bool:
-        """Whether a row that has been delivered has a value in ``column``."""
-        query = self.table.queries.filled(column, self.mark)
-        return any(batch.num_rows for batch in session.read(query, NUMBER))
-
     def _read_changes(
         self, session: Session, horizon: Horizon
     ) -> tuple[Mark, pa.RecordBatch | None, list[Events], bool]:
@@ -152,14 +146,11 @@ class TablePoller:
         it does not fill the batch; up to a number of batches, since all of it is kept in memory. Then new rows wait.
         """
         table, limit = self.table, self.table.rule.batch_rows
-        schema = table.arrow(table.read_names)
+        reads, schema = TableReads(table, session), table.arrow(table.read_names)
         found: list[pa.RecordBatch] = []
         mark, size = self.mark, 0
         while True:
-            query = table.queries.changes(mark, limit)
-            query.enough_bytes = BATCH_BYTES
-            read = list(session.read(query, schema))
-            batch, read_bytes = combined(read, schema), sum(one.nbytes for one in read)
+            batch, read_bytes = reads.changes(mark, limit, BATCH_BYTES)
             found.append(batch)
             size += read_bytes
             if batch.num_rows < limit and read_bytes < BATCH_BYTES:
@@ -220,12 +211,7 @@ def looked_up(session: Session, table: PolledTable, found: pa.RecordBatch, now_u
     """
     # In the types of the source: Spark, which wrote the keys, has others for some (times in nanoseconds).
     keys = found.select(list(table.key)).cast(table.arrow(table.key))
-    wanted, schema = key_rows(keys, table.key), table.arrow(table.read_names)
-    batches: list[pa.RecordBatch] = []
-    with session.consistent():
-        for start in range(0, len(wanted), _LOOKUP_ROWS):
-            batches += session.read(table.queries.by_key(wanted[start : start + _LOOKUP_ROWS]), schema)
-    rows = combined(batches, schema)
+    rows = TableReads(table, session).by_key(key_rows(keys, table.key))
     alive = rows.filter(pa.array(~table.are_deleted(rows)))
     gone = keys.filter(pc.invert(in_keys(keys, alive, table.key)))
     changed = keys.filter(pc.equal(found.column(FOUND), pa.scalar(CHANGED)))
@@ -347,7 +333,7 @@ def resume_mark(session: Session, table: PolledTable, horizon: Horizon, before: 
     start = Mark.start(before.era if before is not None else 0)
     try:
         with session.consistent():
-            rows = table.read(session, table.queries.newest(_NEWEST_ROWS), table.mark_names)
+            rows = TableReads(table, session).newest(_NEWEST_ROWS)
     except MisfitError as error:
         raise error.stopped(table.id) from error
     rows = rows.take(np.arange(rows.num_rows - 1, -1, -1))  # the order of reading
@@ -357,25 +343,9 @@ def resume_mark(session: Session, table: PolledTable, horizon: Horizon, before: 
     return before if before is not None and mark.compare(before) == -1 else mark
 
 
-def mixed_columns(session: Session, table: PolledTable) -> frozenset[str]:
-    """Columns with values that their declared type does not fit. One pass over the table."""
-    schema = pa.schema([pa.field(name, pa.int64()) for name in table.source.misfits])
-    rows = combined(session.read(table.queries.misfits(), schema), schema)
-    return frozenset(name for name in schema.names if rows.column(name)[0].as_py())
-
-
-def count_timeless(session: Session, table: PolledTable) -> int:
-    """How many rows no poll would find. Not asked where the columns forbid them."""
-    times = [table.updated_at] if table.stand_in is None else [table.updated_at, table.stand_in]
-    timeless = all(table.column(name).nullable for name in times)
-    if not timeless and not any(table.source.schema.column(name).nullable for name in table.key):
-        return 0
-    return read_number(session, table.queries.without_time())
-
-
 def refuse_timeless(session: Session, table: PolledTable, before: int = 0) -> int:
-    """The same; TableStoppedError if there are some and the rule forbids them, else a warning about a new number."""
-    count = count_timeless(session, table)
+    """How many rows no poll would find. TableStoppedError if the rule forbids them, else a warning of a new number."""
+    count = TableReads(table, session).count_timeless()
     if count and table.rule.null_updated_at is not NullPolicy.IGNORE:
         names = ", ".join((table.updated_at, *table.key))
         raise TableStoppedError(

@@ -13,9 +13,8 @@ import pyarrow as pa
 from lakefeed.capture.base import Finding, Level
 from lakefeed.capture.dialect import DescribedTable, Dialect, Session
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.poll.poller import count_timeless
 from lakefeed.capture.poll.source import NullPolicy, SoftDelete, TableRule
-from lakefeed.capture.poll.table import PolledTable, given
+from lakefeed.capture.poll.table import PolledTable, TableReads, given
 from lakefeed.capture.select import is_literal, is_wanted, match_tables
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import ConfigError, LakefeedError, Retry
@@ -135,15 +134,13 @@ class TableSelection:
             found: list[Finding] = []
             for table, polled in examined.items():
                 if isinstance(polled, PolledTable):
-                    found += [
-                        Finding(level=level, problem=f"{table}: {problem}", remedy=remedy, table=table)
-                        for level, problem, remedy in self._problems(session, polled)
-                    ]
+                    own = self._problems(session, polled)
+                    problems = [(level, f"{table}: {what}", remedy) for level, what, remedy in own]
+                elif self._is_named(table):
+                    problems = [(Level.ERROR, polled.message, polled.remedy)]
                 else:
-                    is_named = self._is_named(table)
-                    level = Level.ERROR if is_named else Level.WARNING
-                    problem = polled.message if is_named else f"is left out: {polled.message}"
-                    found.append(Finding(level=level, problem=problem, remedy=polled.remedy, table=table))
+                    problems = [(Level.WARNING, f"is left out: {polled.message}", polled.remedy)]
+                found += [Finding(level=one, problem=what, remedy=how, table=table) for one, what, how in problems]
             return tuple(found)
 
     def _examine(self, session: Session) -> dict[TableId, PolledTable | ConfigError]:
@@ -173,6 +170,7 @@ class TableSelection:
     def _problems(self, session: Session, table: PolledTable) -> Iterator[tuple[Level, str, str]]:
         """What stands in the way of one table, what was guessed, and what polling cannot see."""
         name, updated_at, kind = table.id, table.updated_at, table.column(table.updated_at).type
+        reads = TableReads(table, session)
         if table.is_guess:
             problem = f"'{updated_at}' is taken for the time of the last update, by its name"
             yield Level.WARNING, problem, f"Say so: rules: {{{name}: {{updated_at: {updated_at}}}}}."
@@ -187,12 +185,12 @@ class TableSelection:
                 problem = f"lake tables refuse the column name '{column}'"
                 yield Level.ERROR, problem, "Rename it, or leave it out: columns."
         try:
-            if count := count_timeless(session, table):
+            if count := reads.count_timeless():
                 stops = table.rule.null_updated_at is not NullPolicy.IGNORE
                 effect = "the table will stop" if stops else "their changes are not seen"
                 problem = f"{count} rows have no {updated_at} or no key; {effect}"
                 yield Level.ERROR if stops else Level.WARNING, problem, "Give them values, or set null_updated_at."
-            rows = table.read(session, table.queries.newest(1), table.mark_names)
+            rows = reads.newest(1)
             ahead = int(table.times(rows)[0]) - session.horizon().now_us if rows.num_rows else 0
             if ahead > _FUTURE_US:
                 problem = f"the newest {updated_at} is {ahead / 1e6:.0f} s ahead of the source's clock"

@@ -18,12 +18,14 @@ import pyarrow.compute as pc
 
 from lakefeed.capture.dialect import PLAIN, DescribedTable, Dialect, Key, Query, Session, key_rows
 from lakefeed.capture.poll.source import NullPolicy, TableRule
-from lakefeed.capture.snapshot import combined, from_where, select_list, sql_name
+from lakefeed.capture.snapshot import NUMBER, combined, from_where, read_number, select_list, sql_name
 from lakefeed.change.change_set import RecopyNeeded
 from lakefeed.change.schema_change import AddColumn, ChangeKey, RetypeColumn, diff
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.change.watermark import Mark
 from lakefeed.errors import TableStoppedError
+
+_LOOKUP_ROWS = 500
 
 Instants = npt.NDArray[np.int64]
 
@@ -75,21 +77,12 @@ class PolledTable:
         """The columns that a mark is made of: times and key."""
         return given(self.updated_at, self.created_at, self.soft_time, *self.key)
 
-    @property
-    def queries(self) -> Queries:
-        return Queries(self)
-
     def column(self, name: str) -> Column:
         """A column of the table, delivered or not, with the type that it is read as."""
         return self.schema.column(name) if name in self.schema.names else self.source.schema.column(name)
 
     def arrow(self, names: Iterable[str]) -> pa.Schema:
         return pa.schema([pa.field(name, self.column(name).type) for name in names])
-
-    def read(self, session: Session, query: Query, names: Iterable[str]) -> pa.RecordBatch:
-        """All rows that ``query`` gives, which asks for the columns ``names``."""
-        schema = self.arrow(names)
-        return combined(session.read(query, schema), schema)
 
     def times(self, rows: pa.RecordBatch, *, expect_order: bool = True) -> Instants:
         """When each row changed last, in microseconds. TableStoppedError if the database's order is not the time's."""
@@ -227,79 +220,96 @@ def _from_text(values: Any) -> Any:
     return pc.subtract(pc.add(whole, micros), offset)
 
 
-class Queries:
-    """The queries of one table.
+class TableReads:
+    """What polling reads of one table in one session.
 
     The predicate is compound everywhere: (time, key…) after (time, key…) of the last row that was read, so that rows
     of one time are read once each, over batches and restarts. A soft delete that does not touch ``updated_at`` has a
     time of its own; a row's time is the later of the two, and each of the two branches of the query can use its index.
     """
 
-    def __init__(self, table: PolledTable) -> None:
-        self._table, self._dialect = table, table.dialect
+    def __init__(self, table: PolledTable, session: Session) -> None:
+        self._table, self._dialect, self._session = table, table.dialect, session
         self._key = [self._name(name) for name in table.key]
-        self._time = self._time_of(self._name)
+        self._updated, self._time = self._times(self._name)
 
-    def changes(self, mark: Mark, limit: int) -> Query:
-        """The rows after ``mark`` in (time, key) order, at most ``limit``."""
-        table, updated = self._table, self._time
-        query = Query(exact=frozenset(table.key))
-        if table.soft_time is None:
-            query.sql = self._branch(updated, [], mark, limit, query)
-            return query
-        at = self._name(table.soft_time)
-        live = self._branch(updated, [f"({at} IS NULL OR {at} <= {updated})"], mark, limit, query)
-        gone = self._branch(at, [f"({updated} IS NULL OR {at} > {updated})"], mark, limit, query)
+    def changes(self, mark: Mark, limit: int, enough_bytes: int | None = None) -> tuple[pa.RecordBatch, int]:
+        """The rows after ``mark`` in (time, key) order, at most ``limit``, and how many bytes were read."""
+        table, updated = self._table, self._updated
+        query = Query(exact=frozenset(table.key), enough_bytes=enough_bytes)
+
+        def branch(time: str, *conditions: str) -> str:
+            after = f"{time} IS NOT NULL" if mark.is_start else self._after(time, mark, query)
+            rows = f"{self._list(table.read_names)} {self._from(*conditions, after)}"
+            return f"SELECT {rows} ORDER BY {', '.join([time, *self._key])} LIMIT {limit}"
 
         def outer(name: str) -> str:
             """Of the union, whose columns have their own names."""
             return f"q.{self._dialect.quoted(name)}"
 
-        order = ", ".join([self._row_time(outer), *map(outer, table.key)])
-        query.sql = (
-            f"SELECT * FROM (SELECT * FROM ({live}) AS a UNION ALL SELECT * FROM ({gone}) AS b) AS q"
-            f" ORDER BY {order} LIMIT {limit}"
-        )
-        return query
+        if table.soft_time is None:
+            query.sql = branch(updated)
+        else:
+            at = self._name(table.soft_time)
+            live = branch(updated, f"({at} IS NULL OR {at} <= {updated})")
+            gone = branch(at, f"({updated} IS NULL OR {at} > {updated})")
+            query.sql = (
+                f"SELECT * FROM (SELECT * FROM ({live}) AS a UNION ALL SELECT * FROM ({gone}) AS b) AS q"
+                f" ORDER BY {', '.join([self._times(outer)[1], *map(outer, table.key)])} LIMIT {limit}"
+            )
+        schema = table.arrow(table.read_names)
+        read = list(self._session.read(query, schema))
+        return combined(read, schema), sum(batch.nbytes for batch in read)
 
-    def newest(self, limit: int) -> Query:
+    def newest(self, limit: int) -> pa.RecordBatch:
         """The last rows in (time, key) order, the very last first: time and key only."""
-        time = self._row_time(self._name)
-        order = ", ".join(f"{one} DESC" for one in [time, *self._key])
-        rows = f"{self._list(self._table.mark_names)} {self._from([f'{time} IS NOT NULL'])}"
-        return Query(f"SELECT {rows} ORDER BY {order} LIMIT {limit}", exact=frozenset(self._table.key))
+        names, order = self._table.mark_names, ", ".join(f"{one} DESC" for one in [self._time, *self._key])
+        rows = f"{self._list(names)} {self._from(f'{self._time} IS NOT NULL')}"
+        query = Query(f"SELECT {rows} ORDER BY {order} LIMIT {limit}", exact=frozenset(self._table.key))
+        return combined(self._session.read(query, self._table.arrow(names)), self._table.arrow(names))
 
-    def without_time(self) -> Query:
-        """How many rows no comparison finds, because their time or a part of their key is NULL."""
-        nulls = " OR ".join(f"{one} IS NULL" for one in [self._time, *self._key])
-        return Query(f"SELECT count(*) AS n {self._from([f'({nulls})'])}")
+    def count_timeless(self) -> int:
+        """How many rows no poll would find, because their time or a part of their key is NULL. Not asked where the
+        columns forbid it."""
+        table = self._table
+        is_sure = not all(table.column(name).nullable for name in given(table.updated_at, table.stand_in))
+        if is_sure and not any(table.source.schema.column(name).nullable for name in table.key):
+            return 0
+        nulls = " OR ".join(f"{one} IS NULL" for one in [self._updated, *self._key])
+        return read_number(self._session, Query(f"SELECT count(*) AS n {self._from(f'({nulls})')}"))
 
-    def misfits(self) -> Query:
-        """One row: for each column that may hold values of several types, whether it does."""
+    def mixed_columns(self) -> frozenset[str]:
+        """Columns with values that their declared type does not fit. One pass over the table."""
         tests = self._table.source.misfits
         listed = ", ".join(f"max({test}) AS {self._dialect.quoted(name)}" for name, test in tests.items())
-        return Query(f"SELECT {listed} {self._from([])}")
+        schema = pa.schema([pa.field(name, pa.int64()) for name in tests])
+        rows = combined(self._session.read(Query(f"SELECT {listed} {self._from()}"), schema), schema)
+        return frozenset(name for name in tests if rows.column(name)[0].as_py())
 
-    def by_key(self, keys: Sequence[Key]) -> Query:
-        """The rows with one of these keys, softly deleted or not."""
-        query = Query(exact=frozenset(self._table.key))
-        equal = [self._table.source.orderings.get(name, PLAIN).equal for name in self._table.key]
-        if equal == [PLAIN.equal]:
-            condition = f"{self._key[0]} IN ({', '.join(self._values(key, query)[0] for key in keys)})"
-        else:
-            rows = [zip(self._key, equal, self._values(key, query), strict=True) for key in keys]
-            condition = " OR ".join("(" + " AND ".join(f"{c} {e} {v}" for c, e, v in row) + ")" for row in rows)
-        query.sql = f"SELECT {self._list(self._table.read_names)} {self._from([f'({condition})'])}"
-        return query
+    def by_key(self, keys: Sequence[Key]) -> pa.RecordBatch:
+        """The rows with one of these keys, softly deleted or not, in one consistent read."""
+        names, schema = self._table.key, self._table.arrow(self._table.read_names)
+        equal = [self._table.source.orderings.get(name, PLAIN).equal for name in names]
+        batches: list[pa.RecordBatch] = []
+        with self._session.consistent():
+            for start in range(0, len(keys), _LOOKUP_ROWS):
+                query = Query(exact=frozenset(names))
+                values = [self._values(key, query) for key in keys[start : start + _LOOKUP_ROWS]]
+                if equal == [PLAIN.equal]:
+                    condition = f"{self._key[0]} IN ({', '.join(value for (value,) in values)})"
+                else:
+                    rows = [zip(self._key, equal, row, strict=True) for row in values]
+                    condition = " OR ".join("(" + " AND ".join(f"{c} {e} {v}" for c, e, v in row) + ")" for row in rows)
+                query.sql = f"SELECT {self._list(schema.names)} {self._from(f'({condition})')}"
+                batches += self._session.read(query, schema)
+        return combined(batches, schema)
 
-    def filled(self, column: str, mark: Mark) -> Query:
-        """1 if a row that is not going to be read anyway has a value in ``column``."""
-        query = Query()
-        conditions = [f"{self._name(column)} IS NOT NULL"]
-        if not mark.is_start:
-            conditions.append(f"NOT ({self._after(self._row_time(self._name), mark, query)})")
-        query.sql = f"SELECT 1 AS n {self._from(conditions)} LIMIT 1"
-        return query
+    def is_filled(self, column: str, mark: Mark) -> bool:
+        """Whether a row that is not going to be read anyway has a value in ``column``."""
+        query, has_value = Query(), f"{self._name(column)} IS NOT NULL"
+        before = [] if mark.is_start else [f"NOT ({self._after(self._time, mark, query)})"]
+        query.sql = f"SELECT 1 AS n {self._from(has_value, *before)} LIMIT 1"
+        return any(batch.num_rows for batch in self._session.read(query, NUMBER))
 
     def existing(self) -> tuple[str, ...]:
         """Conditions of every row that exists for the user: in the rule's part of the table, and not softly deleted."""
@@ -307,38 +317,33 @@ class Queries:
         if table.soft_time is not None:
             conditions.append(f"{self._name(table.soft_time)} IS NULL")
         if table.soft_flag is not None:
-            flag, is_boolean = self._name(table.soft_flag), str(table.column(table.soft_flag).type) == "bool"
+            flag, is_boolean = self._name(table.soft_flag), pa.types.is_boolean(table.column(table.soft_flag).type)
             conditions.append(f"{flag} IS NULL OR " + (f"NOT {flag}" if is_boolean else f"{flag} = 0"))
         return tuple(conditions)
 
-    def _branch(self, time: str, conditions: list[str], mark: Mark, limit: int, query: Query) -> str:
-        conditions = [*conditions, f"{time} IS NOT NULL" if mark.is_start else self._after(time, mark, query)]
-        order = ", ".join([time, *self._key])
-        return f"SELECT {self._list(self._table.read_names)} {self._from(conditions)} ORDER BY {order} LIMIT {limit}"
-
     def _after(self, time: str, mark: Mark, query: Query) -> str:
         table = self._table
-        value = mark.instant_us if mark.stamp is None else mark.stamp
-        at = self._dialect.bound(table.column(table.updated_at), value, query)
+        at = self._dialect.bound(
+            table.column(table.updated_at), mark.instant_us if mark.stamp is None else mark.stamp, query
+        )
         if not mark.key:
             return f"{time} >= {at}"
         orderings = [table.source.orderings.get(name, PLAIN) for name in (table.updated_at, *table.key)]
         return self._dialect.after([time, *self._key], [at, *self._values(mark.key, query)], orderings)
 
-    def _from(self, conditions: Sequence[str]) -> str:
+    def _from(self, *conditions: str) -> str:
         own = self._table.rule.where
         # The user's condition stands in parentheses: an OR in it must not reach beyond it.
-        return from_where(self._table.source, [*([f"({own})"] if own else []), *conditions])
+        return from_where(self._table.source, [f"({own})", *conditions] if own else conditions)
 
-    def _time_of(self, name: Callable[[str], str]) -> str:
-        """When a row was updated, in SQL."""
-        updated, stand_in = name(self._table.updated_at), self._table.stand_in
-        return updated if stand_in is None else f"coalesce({updated}, {name(stand_in)})"
-
-    def _row_time(self, name: Callable[[str], str]) -> str:
-        """The later of the update and the soft delete."""
-        updated, soft = self._time_of(name), self._table.soft_time
-        return updated if soft is None else f"CASE WHEN {name(soft)} > {updated} THEN {name(soft)} ELSE {updated} END"
+    def _times(self, name: Callable[[str], str]) -> tuple[str, str]:
+        """When a row was updated, and the later of that and its soft delete, in SQL."""
+        updated, stand_in, soft = name(self._table.updated_at), self._table.stand_in, self._table.soft_time
+        if stand_in is not None:
+            updated = f"coalesce({updated}, {name(stand_in)})"
+        if soft is None:
+            return updated, updated
+        return updated, f"CASE WHEN {name(soft)} > {updated} THEN {name(soft)} ELSE {updated} END"
 
     def _values(self, key: Key, query: Query) -> list[str]:
         columns = [self._table.column(name) for name in self._table.key]
