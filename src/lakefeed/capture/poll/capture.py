@@ -55,15 +55,9 @@ class Polling(ChangeCapture):
     kind = Watermark.kind
 
     def __init__(
-        self,
-        connector: Dialect,
-        *,
-        tables: Sequence[str] = ("*",),
-        rules: Mapping[str, TableRule] | None = None,
-        store: WatermarkStore | None = None,
-        differences: Path | None = None,
-        pace: Pace | None = None,
-    ) -> None:
+        self, connector: Dialect, *, tables: Sequence[str] = ("*",), rules: Mapping[str, TableRule] | None = None,
+        store: WatermarkStore | None = None, differences: Path | None = None, pace: Pace | None = None,
+    ) -> None:  # fmt: skip
         self._dialect = connector
         rules = dict(rules or {})
         finds_deletes = bool(rules) and all(rule.deletes is not None for rule in rules.values())
@@ -231,11 +225,8 @@ class Polling(ChangeCapture):
         try:
             with self._lock:
                 known = self._marks()
-                later = {
-                    table: mark
-                    for table, mark in marks
-                    if table not in known or (mark != known[table] and mark.compare(known[table]) != -1)
-                }
+                moved = [(table, mark) for table, mark in marks if mark != known.get(table)]
+                later = {t: mark for t, mark in moved if t not in known or mark.compare(known[t]) != -1}
                 confirmed = self._save(later) if later else Watermark.of(known)
         except BaseException:
             self._seek(self._confirmed or Watermark())  # what is not saved is read again

@@ -99,15 +99,29 @@ class TablePoller:
             back = f"{(start.instant_us - horizon.now_us) / 1e6:.0f} s or more"
             reason = f"the source's clock went back by {back}, so that rows may lie behind the watermark"
             return PollResult(notices=(RecopyNeeded(self.table.id, reason),))
-        mark, unsettled, events, is_all = self._read_changes(session, horizon)
+        table, mark, unsettled, events = self.table, start, None, list[Events]()
+        rows, is_all = self._after_mark(session)  # 2
+        if rows.num_rows:
+            times = table.times(rows)
+            settled = settled_rows(times, horizon, table)
+            mark = table.mark(rows, settled - 1, start) if settled else start  # 3
+            unsettled = rows.slice(settled)  # 4
+            if not is_all and self.unsettled is not None:
+                # Delivered rows that lie behind what was read this time are still delivered ones.
+                later = self.unsettled.filter(pa.array(table.times(self.unsettled, expect_order=False) >= times[-1]))
+                later = later.filter(pc.invert(in_keys(later, rows, table.key)))
+                unsettled = combined([unsettled, later], rows.schema)
+            new = pc.invert(unchanged(rows, self.unsettled, table.key))
+            is_new = new.to_numpy(zero_copy_only=False)
+            events += [classified(table, rows.filter(new), times[is_new])] if is_new.any() else []
         waiting = self.differences.next(self.compared) if self.differences is not None and is_all else None
         if waiting is not None:
             keys, compared = waiting
-            found = looked_up(session, self.table, keys, horizon.now_us)
-            for one in found:
+            for found in looked_up(session, table, keys, horizon.now_us):
+                events.append(found)
                 if unsettled is not None:
-                    unsettled = unsettled.filter(pc.invert(in_keys(unsettled, one.rows, self.table.key)))
-            events, self.compared = [*events, *found], compared
+                    unsettled = unsettled.filter(pc.invert(in_keys(unsettled, found.rows, table.key)))
+            self.compared = compared
         self.mark, self.unsettled = mark, unsettled
         # A poll that can read no further until the horizon moves is at its end too.
         is_end = waiting is None and (is_all or (not events and mark == start))
@@ -116,28 +130,6 @@ class TablePoller:
     def begin_again(self) -> None:
         """Read the whole table again, from its beginning."""
         self.mark, self.unsettled = Mark.start(self.mark.era + 1), None
-
-    def _read_changes(
-        self, session: Session, horizon: Horizon
-    ) -> tuple[Mark, pa.RecordBatch | None, list[Events], bool]:
-        """The mark and the unsettled rows behind what was read, the events, and whether that was all there is."""
-        table, before = self.table, self.unsettled
-        rows, is_all = self._after_mark(session)
-        if rows.num_rows == 0:
-            return self.mark, None, [], is_all
-        times = table.times(rows)
-        settled = settled_rows(times, horizon, table)
-        mark = table.mark(rows, settled - 1, self.mark) if settled else self.mark
-        unsettled = rows.slice(settled)
-        if not is_all and before is not None:
-            # Delivered rows that lie behind what was read this time are still delivered ones.
-            later = before.filter(pa.array(table.times(before, expect_order=False) >= times[-1]))
-            later = later.filter(pc.invert(in_keys(later, rows, table.key)))
-            unsettled = combined([unsettled, later], rows.schema)
-        new = pc.invert(unchanged(rows, before, table.key))
-        is_new = new.to_numpy(zero_copy_only=False)
-        events = [classified(table, rows.filter(new), times[is_new])] if is_new.any() else []
-        return mark, unsettled if unsettled.num_rows else None, events, is_all
 
     def _after_mark(self, session: Session) -> tuple[pa.RecordBatch, bool]:
         """Batch after batch until one has something new, and whether that was all there is.
@@ -218,9 +210,7 @@ def looked_up(session: Session, table: PolledTable, found: pa.RecordBatch, now_u
     now = alive.filter(in_keys(alive, changed, table.key))
     events = []
     if count := gone.num_rows:
-        nothing: dict[str, Any] = {
-            column.name: pa.array([None] * count, column.type) for column in table.schema.columns
-        }
+        nothing: dict[str, Any] = {one.name: pa.array([None] * count, one.type) for one in table.schema.columns}
         deleted = pa.RecordBatch.from_pydict({**nothing, **{name: gone.column(name) for name in table.key}})
         operations = np.full(count, Operation.DELETE, np.int8)
         events.append(Events(table.schema, deleted, operations, np.full(count, now_us, np.int64)))

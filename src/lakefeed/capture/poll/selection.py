@@ -93,9 +93,8 @@ class TableSelection:
             if name in wanted
         )
         schema, stamp = TableSchema(source.id, columns, key), declared[updated_at].type
-        made = PolledTable(
-            self._dialect, source, rule, schema, updated_at, created_at, is_guess=rule.updated_at is None
-        )
+        is_guess = rule.updated_at is None
+        made = PolledTable(self._dialect, source, rule, schema, updated_at, created_at, is_guess=is_guess)
         if soft is not None:
             kind = declared[soft].type
             is_flag = pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and kind != stamp)

@@ -323,9 +323,8 @@ class TableReads:
 
     def _after(self, time: str, mark: Mark, query: Query) -> str:
         table = self._table
-        at = self._dialect.bound(
-            table.column(table.updated_at), mark.instant_us if mark.stamp is None else mark.stamp, query
-        )
+        value = mark.instant_us if mark.stamp is None else mark.stamp
+        at = self._dialect.bound(table.column(table.updated_at), value, query)
         if not mark.key:
             return f"{time} >= {at}"
         orderings = [table.source.orderings.get(name, PLAIN) for name in (table.updated_at, *table.key)]
