@@ -7,8 +7,7 @@ from pathlib import Path
 from bench.bench import Bench, timed
 from bench.report import Measure, Report, Verdict, speed_ratio, spread
 from bench.workload import connected, settle, transaction
-from lakefeed.capture.poll.rule import FullDiff, TableRule
-from lakefeed.capture.poll.source import SqlitePolling
+from lakefeed.capture.poll.source import FullDiff, SqlitePolling, TableRule
 from lakefeed.change.table import TableId
 from lakefeed.flow.pipeline import Pipeline
 from lakefeed.lake.delta import Delta

@@ -16,8 +16,7 @@ from bench.postgres import COLUMNS, WIDE, workload
 from bench.report import Report, Verdict, rates, speed_ratio, spread
 from bench.workload import TABLE, connected, create
 from lakefeed.capture.base import Source
-from lakefeed.capture.poll.rule import NullPolicy, TableRule
-from lakefeed.capture.poll.source import PostgresPolling, SqlitePolling
+from lakefeed.capture.poll.source import NullPolicy, PostgresPolling, SqlitePolling, TableRule
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.run_loop import OpenPipeline

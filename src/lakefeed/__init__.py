@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from lakefeed.capture.dialect import Query as Query
     from lakefeed.capture.dialect import Session as Session
     from lakefeed.capture.poll.capture import Polling as Polling
-    from lakefeed.capture.poll.rule import FullDiff as FullDiff
-    from lakefeed.capture.poll.rule import Pace as Pace
-    from lakefeed.capture.poll.rule import SoftDelete as SoftDelete
-    from lakefeed.capture.poll.rule import TableRule as TableRule
+    from lakefeed.capture.poll.source import FullDiff as FullDiff
+    from lakefeed.capture.poll.source import Pace as Pace
     from lakefeed.capture.poll.source import PollingSource as PollingSource
     from lakefeed.capture.poll.source import PostgresPolling as PostgresPolling
+    from lakefeed.capture.poll.source import SoftDelete as SoftDelete
     from lakefeed.capture.poll.source import SqlitePolling as SqlitePolling
+    from lakefeed.capture.poll.source import TableRule as TableRule
     from lakefeed.capture.poll.store import FileWatermarkStore as FileWatermarkStore
     from lakefeed.capture.poll.store import MemoryWatermarkStore as MemoryWatermarkStore
     from lakefeed.capture.postgres.source import Postgres as Postgres
@@ -88,8 +88,7 @@ _HOMES = {
     "lakefeed.capture.base": "ChangeCapture Finding Lag",
     "lakefeed.capture.dialect": "DescribedTable Dialect Query Session",
     "lakefeed.capture.poll.capture": "Polling",
-    "lakefeed.capture.poll.rule": "FullDiff Pace SoftDelete TableRule",
-    "lakefeed.capture.poll.source": "PollingSource PostgresPolling SqlitePolling",
+    "lakefeed.capture.poll.source": "FullDiff Pace PollingSource PostgresPolling SoftDelete SqlitePolling TableRule",
     "lakefeed.capture.poll.store": "FileWatermarkStore MemoryWatermarkStore",
     "lakefeed.capture.postgres.source": "Postgres",
     "lakefeed.capture.sqlite.source": "Sqlite",

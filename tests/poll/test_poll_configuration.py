@@ -14,8 +14,15 @@ from lakefeed.app.build import build_pipeline
 from lakefeed.app.cli import execute
 from lakefeed.app.config import Config, load_config
 from lakefeed.capture.poll.config import FullDiffConfig, PollRuleConfig
-from lakefeed.capture.poll.rule import FullDiff, NullPolicy, Pace, SoftDelete, TableRule
-from lakefeed.capture.poll.source import PostgresPolling, SqlitePolling
+from lakefeed.capture.poll.source import (
+    FullDiff,
+    NullPolicy,
+    Pace,
+    PostgresPolling,
+    SoftDelete,
+    SqlitePolling,
+    TableRule,
+)
 from lakefeed.errors import ConfigError
 
 SQLITE = """\
@@ -113,7 +120,7 @@ def test_rules_that_are_no_section_are_refused(tmp_path: Path) -> None:
 def test_two_ways_to_find_deletes_are_refused(tmp_path: Path) -> None:
     config = load(tmp_path, SQLITE.replace("updated_at: changed", "soft_delete: gone, full_diff: {}"))
     with pytest.raises(ConfigError, match=r"source\.rules\.t has soft_delete and full_diff"):
-        config.source.table_rules()
+        config.source.polling()
 
 
 @pytest.mark.parametrize(

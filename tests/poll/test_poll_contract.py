@@ -9,7 +9,7 @@ import pytest
 from tests.poll.actors import PostgresPlainActor, SqliteSoftActor
 
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.rule import Pace, SoftDelete, TableRule
+from lakefeed.capture.poll.source import Pace, SoftDelete, TableRule
 from lakefeed.capture.poll.store import FileWatermarkStore
 from lakefeed.capture.postgres.dialect import PostgresDialect
 from lakefeed.capture.sqlite.dialect import SqliteDialect

@@ -11,9 +11,9 @@ import pytest
 from tests.poll.actors import iso
 from tests.poll.world import Clock, T, World, clocked, made
 
-from lakefeed.capture.poll import differences as differences_module
+from lakefeed.capture.poll import poller
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.rule import FullDiff, SoftDelete, TableRule
+from lakefeed.capture.poll.source import FullDiff, SoftDelete, TableRule
 from lakefeed.capture.postgres.dialect import PostgresDialect
 from lakefeed.change.batch import CHANGED, DELETED, FOUND, SEQ, Operation
 from lakefeed.change.table import TableId
@@ -83,7 +83,7 @@ def test_a25_changed_rows_are_delivered_as_they_are_now_and_soft_deleted_ones_as
 def test_a25_differences_are_delivered_in_pieces_to_the_end_over_restarts_and_then_removed(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(differences_module, "SLICE_ROWS", 3)
+    monkeypatch.setattr(poller, "SLICE_ROWS", 3)
     with made(tmp_path / "s.db", differences=tmp_path / "f") as world:
         put(world, clock, *range(10))
         clock.tick(60)

@@ -8,7 +8,7 @@ import pytest
 from tests.poll.world import TABLE, Clock, clocked, made
 
 from lakefeed.capture.base import Level
-from lakefeed.capture.poll.rule import SoftDelete, TableRule
+from lakefeed.capture.poll.source import SoftDelete, TableRule
 from lakefeed.change.batch import OP, Operation
 from lakefeed.errors import ConfigError
 

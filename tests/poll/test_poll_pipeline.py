@@ -16,8 +16,7 @@ from tests.poll.actors import iso, now_us
 from lakefeed import Pipeline, PipelineOptions
 from lakefeed.capture.dialect import Query
 from lakefeed.capture.poll import capture as poll_capture
-from lakefeed.capture.poll.rule import Pace, SoftDelete, TableRule
-from lakefeed.capture.poll.source import SqlitePolling
+from lakefeed.capture.poll.source import Pace, SoftDelete, SqlitePolling, TableRule
 from lakefeed.capture.poll.store import FileWatermarkStore
 from lakefeed.capture.sqlite.dialect import SqliteSession
 from lakefeed.change.table import TableId

@@ -10,7 +10,7 @@ from tests.poll.world import QUICK, SECOND, Clock, T, World, clocked, made
 
 from lakefeed.capture.poll import poller
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.rule import NullPolicy, SoftDelete, TableRule
+from lakefeed.capture.poll.source import NullPolicy, SoftDelete, TableRule
 from lakefeed.capture.sqlite import dialect, values
 from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked

@@ -14,7 +14,7 @@ from tests.poll.world import SECOND, TABLE, Clock, T, clocked, made
 
 from lakefeed.capture.dialect import Horizon
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.rule import NullPolicy, TableRule
+from lakefeed.capture.poll.source import NullPolicy, TableRule
 from lakefeed.capture.postgres.dialect import PostgresDialect
 from lakefeed.capture.sqlite.dialect import SqliteSession
 from lakefeed.change.batch import OP, TXN, Operation

@@ -13,7 +13,7 @@ from tests.poll.actors import iso, now_us
 
 from lakefeed.capture.dialect import Horizon
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.rule import Pace, TableRule
+from lakefeed.capture.poll.source import Pace, TableRule
 from lakefeed.capture.poll.store import WatermarkStore
 from lakefeed.capture.sqlite.dialect import SqliteDialect, SqliteSession
 from lakefeed.change.batch import OP, SEQ, Operation

@@ -22,7 +22,7 @@ from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import SourceSetupError
 
 if TYPE_CHECKING:
-    from lakefeed.capture.poll.rule import FullDiff
+    from lakefeed.capture.poll.source import FullDiff
 
 
 class Continuity(Enum):

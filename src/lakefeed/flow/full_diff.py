@@ -25,7 +25,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from lakefeed.capture.base import ChangeCapture, Comparable
-from lakefeed.capture.poll.rule import FullDiff
+from lakefeed.capture.poll.source import FullDiff
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.durable import make_directory, replace_file
 from lakefeed.errors import ConfigError, JournalDamagedError, LakefeedError, LeaseError, Retry, StateError

@@ -9,7 +9,7 @@ For sources whose deletes leave no trace (polling). Steps, each of which a resta
 Correct while the source is written to, because what is published are suspects and not changes. Chunks are read over a
 span of time, and the lake table at some moment of it: a key may be missing here because it was inserted after its
 chunk was read, or because it moved into the lake meanwhile. The capture checks every suspect in the source, in one
-consistent read that is in order with its own polls, before it delivers anything; see ``capture.poll.differences``.
+consistent read that is in order with its own polls, before it delivers anything; see ``capture.poll.poller``.
 Nothing but counts comes to the driver.
 """
 

@@ -20,26 +20,26 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
 from lakefeed.capture.dialect import Dialect, Session
-from lakefeed.capture.poll.differences import DifferencesDirectory
-from lakefeed.capture.poll.poller import mixed_columns, refuse_timeless, resume_mark
-from lakefeed.capture.poll.query import Queries
-from lakefeed.capture.poll.rule import FullDiff, Pace, TableRule
+from lakefeed.capture.poll.poller import DifferencesDirectory, refuse_timeless, resume_mark
 from lakefeed.capture.poll.selection import TableSelection
-from lakefeed.capture.poll.snapshot import PolledChunk, plan_snapshot, read_chunk
+from lakefeed.capture.poll.source import FullDiff, Pace, TableRule
 from lakefeed.capture.poll.store import FileWatermarkStore, MemoryWatermarkStore, WatermarkStore
 from lakefeed.capture.poll.stream import Connections, PollStream
-from lakefeed.capture.poll.table import PolledTable, polled_table
-from lakefeed.capture.snapshot import TableChunk, combined
+from lakefeed.capture.poll.table import PolledTable, TableReads
+from lakefeed.capture.snapshot import TableChunk, TableChunkReader, plan_chunks
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.change.watermark import Mark, Watermark
-from lakefeed.errors import SourceChangedError, SourceSetupError, StateError
+from lakefeed.errors import CheckpointError, DecodeError, SourceChangedError, SourceSetupError, StateError
 
 BUSY_SECONDS = 5.0
 """How long a drain goes on with a source that always has more, at least."""
@@ -55,27 +55,16 @@ class Polling(ChangeCapture):
     kind = Watermark.kind
 
     def __init__(
-        self,
-        connector: Dialect,
-        *,
-        tables: Sequence[str] = ("*",),
-        rules: Mapping[str, TableRule] | None = None,
-        store: WatermarkStore | None = None,
-        differences: Path | None = None,
-        pace: Pace | None = None,
-    ) -> None:
+        self, connector: Dialect, *, tables: Sequence[str] = ("*",), rules: Mapping[str, TableRule] | None = None,
+        store: WatermarkStore | None = None, differences: Path | None = None, pace: Pace | None = None,
+    ) -> None:  # fmt: skip
         self._dialect = connector
         rules = dict(rules or {})
+        finds_deletes = bool(rules) and all(rule.deletes is not None for rule in rules.values())
         self.capabilities = Capabilities(
-            deletes=bool(rules) and all(rule.deletes is not None for rule in rules.values()),
-            before_images=False,
-            transactions=False,
-            schema_changes=True,
-            exact_snapshot=False,
-            snapshot_resume=True,
-            every_change=False,
-            current_chunks=True,
-        )
+            deletes=finds_deletes, before_images=False, transactions=False, schema_changes=True,
+            exact_snapshot=False, snapshot_resume=True, every_change=False, current_chunks=True,
+        )  # fmt: skip
         self._selection = TableSelection(connector, tables, rules)
         self._store: WatermarkStore = store if store is not None else MemoryWatermarkStore()
         self._pace = pace or Pace()
@@ -140,15 +129,15 @@ class Polling(ChangeCapture):
                 polled = self._described(session, table)
                 if table not in stream.known and polled.source.misfits:
                     # A new table is read through first: no poll would ever find its old values.
-                    mixed = mixed_columns(self._dialect, session, polled) - polled.ordering
-                    polled = polled_table(polled.source, polled.rule, mixed=mixed)
-                refuse_timeless(self._dialect, session, polled)
+                    mixed = TableReads(polled, session).mixed_columns() - polled.ordering
+                    polled = self._selection.table(polled.source, mixed=mixed)
+                refuse_timeless(session, polled)
                 mark = {**self._marks(), **dict(stream.position.marks)}.get(str(table))
                 if mark is None or table in stream.stale:
-                    mark = resume_mark(self._dialect, session, polled, horizon, mark)
+                    mark = resume_mark(session, polled, horizon, mark)
                 marks[str(table)] = mark
                 stream.known[table] = polled.schema
-                stream.arrive(polled.source, mark)
+                stream.arrived.put((polled.source, mark))
         with self._lock:
             known = self._marks()
             self._wanted |= {table: marks[str(table)] for table in tables}
@@ -156,7 +145,7 @@ class Polling(ChangeCapture):
 
     def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
         with self._opened().use(fresh=True) as session:
-            return self._planned(session, self._described(session, table), chunk_rows)
+            return self._plan(session, self._described(session, table), chunk_rows)
 
     def keep_state(self, directory: Path) -> None:
         """Differences, and the watermarks, which stand in for the journal's first position: they are older."""
@@ -165,15 +154,10 @@ class Polling(ChangeCapture):
             self._store = FileWatermarkStore(directory / "watermark.json")
 
     def keys(
-        self,
-        table: TableId,
-        *,
-        known: TableSchema | None = None,
-        chunk_rows: int = 1_000_000,
-        whole_rows: bool = False,
+        self, table: TableId, *, known: TableSchema | None = None, chunk_rows: int = 1_000_000, whole_rows: bool = False
     ) -> SnapshotPlan:
         with closing(self._dialect.connect()) as session:
-            return self._planned(session, self._described(session, table, known), chunk_rows, keys_only=not whole_rows)
+            return self._plan(session, self._described(session, table, known), chunk_rows, keys_only=not whole_rows)
 
     def differences(self, table: TableId) -> Path | None:
         root = self._stream.differences
@@ -185,7 +169,13 @@ class Polling(ChangeCapture):
 
     def chunk(self, data: Mapping[str, Any]) -> PolledChunk:
         rows = TableChunk.from_json(self._dialect, data)
-        return read_chunk(rows, self._selection.rule(rows.table), data)
+        try:
+            position = Watermark.parse(data["position"])
+        except (KeyError, CheckpointError) as error:
+            raise DecodeError(f"the plan of a copy of {rows.table} has no watermark") from error
+        polled = replace(self._selection.table(rows.source), schema=rows.schema)
+        own = {field.name: getattr(rows, field.name) for field in fields(rows)}
+        return PolledChunk(**own, polled=polled, position=position)
 
     def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
         with self._lock:
@@ -235,11 +225,8 @@ class Polling(ChangeCapture):
         try:
             with self._lock:
                 known = self._marks()
-                later = {
-                    table: mark
-                    for table, mark in marks
-                    if table not in known or (mark != known[table] and mark.compare(known[table]) != -1)
-                }
+                moved = [(table, mark) for table, mark in marks if mark != known.get(table)]
+                later = {t: mark for t, mark in moved if t not in known or mark.compare(known[t]) != -1}
                 confirmed = self._save(later) if later else Watermark.of(known)
         except BaseException:
             self._seek(self._confirmed or Watermark())  # what is not saved is read again
@@ -250,10 +237,9 @@ class Polling(ChangeCapture):
         """How old the oldest row is that has not been read, over all tables."""
         with closing(self._dialect.connect()) as session:
             now, oldest = session.horizon().now_us, []
-            for polled, mark in self._stream.polled():
-                schema = polled.arrow(polled.read_names)
-                rows = combined(session.read(Queries(self._dialect, polled).changes(mark, 1), schema), schema)
-                oldest += [int(polled.times(rows)[0])] if rows.num_rows else []
+            for poller in list(self._stream.pollers.values()):
+                rows, _ = TableReads(poller.table, session).changes(poller.mark, 1)
+                oldest += [int(poller.table.times(rows)[0])] if rows.num_rows else []
         return Lag(seconds=max(0.0, (now - min(oldest)) / 1e6) if oldest else 0.0)
 
     def check(self) -> tuple[Finding, ...]:
@@ -292,17 +278,21 @@ class Polling(ChangeCapture):
         self._confirmed = Watermark.of({**self._marks(), **marks})
         return self._confirmed
 
-    def _planned(
-        self, session: Session, polled: PolledTable, chunk_rows: int, *, keys_only: bool = False
-    ) -> SnapshotPlan:
-        position = self._confirmed or Watermark()
-        return plan_snapshot(self._dialect, session, polled, position, chunk_rows, keys_only=keys_only)
+    def _plan(self, session: Session, polled: PolledTable, chunk_rows: int, *, keys_only: bool = False) -> SnapshotPlan:
+        """The chunks of a table, or of its keys alone."""
+        whole = PolledChunk(
+            self._dialect, polled.source, polled.schema, names=polled.key if keys_only else polled.read_names,
+            where=TableReads(polled, session).existing(), exact=polled.ordering, polled=polled,
+            position=self._confirmed or Watermark(),
+        )  # fmt: skip
+        chunks, rows = plan_chunks(session, whole, chunk_rows)
+        return SnapshotPlan(polled.schema, chunks, rows)
 
     def _described(self, session: Session, table: TableId, known: TableSchema | None = None) -> PolledTable:
         source = session.describe([table]).get(table)
         if source is None:
             raise SourceSetupError(f"there is no table {table}", remedy="Correct source.tables, or create the table.")
-        return polled_table(source, self._selection.rule(table), known or self._stream.known.get(table))
+        return self._selection.table(source, known or self._stream.known.get(table))
 
     def _opened(self) -> Connections:
         connections = self._connections
@@ -315,3 +305,49 @@ def _own(position: Position) -> Watermark:
     if not isinstance(position, Watermark):
         raise SourceChangedError(f"{position.encode()} is a position of another kind of source, not of polling")
     return position
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolledChunk(TableChunk):
+    """Rows of ``polled``: everything up to ``position``, which was confirmed when the chunk was planned, and newer."""
+
+    polled: PolledTable
+    position: Watermark
+
+    def open(self) -> PolledChunkReader:
+        return PolledChunkReader(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the dialect and the rule, which the configuration has."""
+        return {**super().to_json(), "position": self.position.text()}
+
+
+class PolledChunkReader(TableChunkReader):
+    """An open chunk; see ``ChunkReader``. It says the time of the newest row that it has read: up to there its rows may
+    be newer than those of other chunks."""
+
+    _chunk: PolledChunk
+    _newest = Mark.start().instant_us
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        chunk, own = self._chunk, self._chunk.schema.arrow
+        for batch in super().__iter__():
+            if chunk.names == chunk.schema.key:  # the keys alone say no time
+                yield batch
+                continue
+            if batch.num_rows:
+                self._newest = max(self._newest, int(chunk.polled.times(batch, expect_order=False).max()))
+            yield pa.RecordBatch.from_arrays(batch.columns[: len(own)], schema=own)
+
+    @property
+    def low(self) -> Watermark:
+        return self._chunk.position
+
+    @property
+    def high(self) -> Watermark:
+        """Once all rows are read."""
+        marks, name = dict(self.low.marks), str(self._chunk.table)
+        before = marks.get(name, Mark.start())
+        if self._newest > before.instant_us:
+            marks[name] = Mark(self._newest, (), before.era)
+        return Watermark.of(marks)

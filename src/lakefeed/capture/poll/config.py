@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from lakefeed.capture.poll.source import FullDiff, NullPolicy, Pace, SoftDelete, TableRule
 from lakefeed.errors import ConfigError
 
 if TYPE_CHECKING:
     from lakefeed.capture.base import Finding, Source
     from lakefeed.capture.dialect import Dialect
-    from lakefeed.capture.poll.rule import TableRule
     from lakefeed.capture.registry import VerifyReader
     from lakefeed.change.table import TableId
 
@@ -40,7 +40,7 @@ class FullDiffConfig(Section):
         default=0.1, gt=0, le=1, description="The share of the lake's rows that may be missing; more is refused."
     )
     compare_rows: bool = Field(
-        default=False, description="Compare whole rows: also finds changes that left updated_at as it was."
+        default=False, description="Compare whole rows: also finds changes that left updated_at alone."
     )
 
 
@@ -49,8 +49,8 @@ class PollRuleConfig(Section):
 
     updated_at: Text | None = Field(default=None, description="The column with the time of the last change.")
     created_at: Text | None = Field(default=None, description="The column with the time of the insert.")
-    key: list[Text] = Field(default_factory=list, description="Columns that are unique together; else the primary key.")
-    columns: list[Text] = Field(default_factory=list, description="Columns to deliver; without: all.")
+    key: list[Text] = Field(default=[], description="Columns that are unique together; else the primary key.")
+    columns: list[Text] = Field(default=[], description="Columns to deliver; without: all.")
     soft_delete: Text | None = Field(default=None, description="The column that marks a row as deleted.")
     full_diff: FullDiffConfig | None = Field(default=None, description="Find deleted rows by comparing all keys.")
     where: Text | None = Field(default=None, description="An SQL condition on every read of the table.")
@@ -78,7 +78,7 @@ class SourceConfig(Section, ABC):
     kind: str = Field(description="Which database.")
     capture: str = Field(description="How changes are found.")
     tables: list[Text] = Field(
-        default_factory=lambda: ["*"], min_length=1, description="Glob patterns of tables, schema.table or table."
+        default=["*"], min_length=1, description="Glob patterns of tables, schema.table or table."
     )
     poll_seconds: float = Field(
         default=1.0, gt=0, le=86_400, allow_inf_nan=False, description="capture: poll. Pause between two polls."
@@ -121,20 +121,9 @@ class SourceConfig(Section, ABC):
                 )
 
     def polling(self) -> dict[str, Any]:
-        """The arguments ``tables``, ``rules`` and ``pace`` of a polling Source."""
-        from lakefeed.capture.poll.rule import Pace
-
-        return {
-            "tables": tuple(self.tables),
-            "rules": self.table_rules(),
-            "pace": Pace(poll_seconds=self.poll_seconds),
-        }
-
-    def table_rules(self) -> dict[str, TableRule]:
-        """``rules`` as the library's values. ConfigError for two ways to find deletes at once."""
-        from lakefeed.capture.poll.rule import FullDiff, NullPolicy, SoftDelete, TableRule
-
-        found = {}
+        """The arguments ``tables``, ``rules`` and ``pace`` of a polling Source. ConfigError for a rule with two ways to
+        find deletes."""
+        rules = {}
         for pattern, rule in self.rules.items():
             if rule.soft_delete is not None and rule.full_diff is not None:
                 raise ConfigError(
@@ -144,8 +133,8 @@ class SourceConfig(Section, ABC):
             soft = SoftDelete(rule.soft_delete) if rule.soft_delete is not None else None
             deletes = FullDiff(**rule.full_diff.model_dump()) if rule.full_diff is not None else soft
             given = rule.model_dump(exclude={"soft_delete", "full_diff", "null_updated_at"})
-            found[pattern] = TableRule(**given, deletes=deletes, null_updated_at=NullPolicy(rule.null_updated_at))
-        return found
+            rules[pattern] = TableRule(**given, deletes=deletes, null_updated_at=NullPolicy(rule.null_updated_at))
+        return {"tables": tuple(self.tables), "rules": rules, "pace": Pace(poll_seconds=self.poll_seconds)}
 
 
 BeforeImages = Annotated[

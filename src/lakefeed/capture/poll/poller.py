@@ -8,34 +8,45 @@
 
 So a late commit is never behind the mark, nothing waits for the lag, and after a restart only rows that were not yet
 settled are delivered a second time. Rows after the mark are kept for that comparison: some batches for each table.
+
+An event is the row as a poll found it. What happened to the row between two polls is not seen: the transaction id of an
+event names the poll, so that nobody takes it for a transaction of the source.
 """
 
 from __future__ import annotations
 
 import logging
+import shutil
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from lakefeed.capture.dialect import Dialect, Horizon, Session
+from lakefeed.capture.dialect import Horizon, Session, key_rows
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.poll.differences import DifferencesDirectory, looked_up
-from lakefeed.capture.poll.event import Events, classified, in_keys, unchanged
-from lakefeed.capture.poll.query import Queries
-from lakefeed.capture.poll.rule import NullPolicy
-from lakefeed.capture.poll.table import Instants, PolledTable
-from lakefeed.capture.snapshot import NUMBER, combined, read_number
+from lakefeed.capture.poll.source import NullPolicy
+from lakefeed.capture.poll.table import Instants, PolledTable, TableReads
+from lakefeed.capture.snapshot import combined
+from lakefeed.change.batch import ABSENT, CHANGED, FOUND, METADATA, TIME, ChangeBatch, Operation, change_schema
 from lakefeed.change.change_set import RecopyNeeded, TableNotice
+from lakefeed.change.position import Position
+from lakefeed.change.table import TableId, TableSchema
 from lakefeed.change.watermark import Mark
 from lakefeed.errors import TableStoppedError
 
 log = logging.getLogger(__name__)
 
 BATCH_BYTES = 64 * 1024 * 1024
+SLICE_ROWS = 10_000
 _UNSETTLED_BATCHES = 10
 _UNSETTLED_BYTES = 512 * 1024 * 1024
 _NEWEST_ROWS = 1_000
@@ -44,15 +55,21 @@ _COUNT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class PollResult:
-    """What one poll of one table found. ``is_end``: it had everything that was there when it began.
+class Events:
+    """Changes of one table in the order in which they are to be applied. ``rows`` has the delivered columns."""
 
-    ``misfit`` names a column that must become text; then nothing was read.
-    """
+    schema: TableSchema
+    rows: pa.RecordBatch
+    operations: npt.NDArray[np.int8]
+    times: Instants
+
+
+@dataclass(frozen=True, slots=True)
+class PollResult:
+    """What one poll of one table found. ``is_end``: it had everything that was there when it began."""
 
     events: tuple[Events, ...] = ()
     notices: tuple[TableNotice, ...] = ()
-    misfit: str | None = None
     is_end: bool = False
 
 
@@ -60,11 +77,8 @@ class TablePoller:
     """``mark``: where reading stands. ``compared``: how far differences are delivered. Another poller that begins there
     delivers again what was not settled. The state belongs to one thread at a time, which may change."""
 
-    def __init__(
-        self, dialect: Dialect, table: PolledTable, differences: Path | None, mark: Mark, compared: Mark | None
-    ) -> None:
-        self._dialect = dialect
-        self._differences = DifferencesDirectory(differences, table.id) if differences is not None else None
+    def __init__(self, table: PolledTable, differences: Path | None, mark: Mark, compared: Mark | None) -> None:
+        self.differences = DifferencesDirectory(differences, table.id) if differences is not None else None
         self._counted_at: float | None = None
         self._timeless = 0
         self.table = table
@@ -74,33 +88,40 @@ class TablePoller:
         """Rows after the mark that have been delivered already."""
 
     def poll(self, session: Session, horizon: Horizon) -> PollResult:
-        """Steps 2 to 4, and then the next differences, if a comparison has found some."""
+        """Steps 2 to 4, and then the next differences, if a comparison has found some. An error changes nothing."""
         if self._counted_at is None or time.monotonic() - self._counted_at > _COUNT_SECONDS:
-            self._timeless = refuse_timeless(self._dialect, session, self.table, self._timeless)
+            self._timeless = refuse_timeless(session, self.table, self._timeless)
             self._counted_at = time.monotonic()
         start = self.mark
         if not start.is_start and horizon.now_us < start.instant_us:
             # The source's clock went back: rows that are written now lie behind the mark. All are read again.
             self.begin_again()
-            seconds = (start.instant_us - horizon.now_us) / 1e6
-            reason = (
-                f"the source's clock went back by {seconds:.0f} s or more, so that rows may lie behind the watermark"
-            )
+            back = f"{(start.instant_us - horizon.now_us) / 1e6:.0f} s or more"
+            reason = f"the source's clock went back by {back}, so that rows may lie behind the watermark"
             return PollResult(notices=(RecopyNeeded(self.table.id, reason),))
-        try:
-            mark, unsettled, events, is_all = self._read_changes(session, horizon)
-            waiting = self._differences.next(self.compared) if self._differences is not None and is_all else None
-            if waiting is not None:
-                keys, compared = waiting
-                found = looked_up(self._dialect, session, self.table, keys, horizon.now_us)
-                for one in found:
-                    if unsettled is not None:
-                        unsettled = unsettled.filter(pc.invert(in_keys(unsettled, one.rows, self.table.key)))
-                events, self.compared = [*events, *found], compared
-        except MisfitError as error:
-            if error.remedy is not None:
-                raise error.stopped(self.table.id) from error
-            return PollResult(misfit=error.column)
+        table, mark, unsettled, events = self.table, start, None, list[Events]()
+        rows, is_all = self._after_mark(session)  # 2
+        if rows.num_rows:
+            times = table.times(rows)
+            settled = settled_rows(times, horizon, table)
+            mark = table.mark(rows, settled - 1, start) if settled else start  # 3
+            unsettled = rows.slice(settled)  # 4
+            if not is_all and self.unsettled is not None:
+                # Delivered rows that lie behind what was read this time are still delivered ones.
+                later = self.unsettled.filter(pa.array(table.times(self.unsettled, expect_order=False) >= times[-1]))
+                later = later.filter(pc.invert(in_keys(later, rows, table.key)))
+                unsettled = combined([unsettled, later], rows.schema)
+            new = pc.invert(unchanged(rows, self.unsettled, table.key))
+            is_new = new.to_numpy(zero_copy_only=False)
+            events += [classified(table, rows.filter(new), times[is_new])] if is_new.any() else []
+        waiting = self.differences.next(self.compared) if self.differences is not None and is_all else None
+        if waiting is not None:
+            keys, compared = waiting
+            for found in looked_up(session, table, keys, horizon.now_us):
+                events.append(found)
+                if unsettled is not None:
+                    unsettled = unsettled.filter(pc.invert(in_keys(unsettled, found.rows, table.key)))
+            self.compared = compared
         self.mark, self.unsettled = mark, unsettled
         # A poll that can read no further until the horizon moves is at its end too.
         is_end = waiting is None and (is_all or (not events and mark == start))
@@ -110,38 +131,6 @@ class TablePoller:
         """Read the whole table again, from its beginning."""
         self.mark, self.unsettled = Mark.start(self.mark.era + 1), None
 
-    def is_filled(self, session: Session, column: str) -> bool:
-        """Whether a row that has been delivered has a value in ``column``."""
-        query = Queries(self._dialect, self.table).filled(column, self.mark)
-        return any(batch.num_rows for batch in session.read(query, NUMBER))
-
-    def forget(self, confirmed: Mark) -> None:
-        """The differences up to ``confirmed`` are durable elsewhere."""
-        if self._differences is not None:
-            self._differences.forget(confirmed)
-
-    def _read_changes(
-        self, session: Session, horizon: Horizon
-    ) -> tuple[Mark, pa.RecordBatch | None, list[Events], bool]:
-        """The mark and the unsettled rows behind what was read, the events, and whether that was all there is."""
-        table, before = self.table, self.unsettled
-        rows, is_all = self._after_mark(session)
-        if rows.num_rows == 0:
-            return self.mark, None, [], is_all
-        times = table.times(rows)
-        settled = settled_rows(times, horizon, table)
-        mark = table.mark(rows, settled - 1, self.mark) if settled else self.mark
-        unsettled = rows.slice(settled)
-        if not is_all and before is not None:
-            # Delivered rows that lie behind what was read this time are still delivered ones.
-            later = before.filter(pa.array(table.times(before, expect_order=False) >= times[-1]))
-            later = later.filter(pc.invert(in_keys(later, rows, table.key)))
-            unsettled = combined([unsettled, later], rows.schema)
-        new = pc.invert(unchanged(rows, before, table.key))
-        is_new = new.to_numpy(zero_copy_only=False)
-        events = [classified(table, rows.filter(new), times[is_new])] if is_new.any() else []
-        return mark, unsettled if unsettled.num_rows else None, events, is_all
-
     def _after_mark(self, session: Session) -> tuple[pa.RecordBatch, bool]:
         """Batch after batch until one has something new, and whether that was all there is.
 
@@ -149,14 +138,11 @@ class TablePoller:
         it does not fill the batch; up to a number of batches, since all of it is kept in memory. Then new rows wait.
         """
         table, limit = self.table, self.table.rule.batch_rows
-        queries, schema = Queries(self._dialect, table), table.arrow(table.read_names)
+        reads, schema = TableReads(table, session), table.arrow(table.read_names)
         found: list[pa.RecordBatch] = []
         mark, size = self.mark, 0
         while True:
-            query = queries.changes(mark, limit)
-            query.enough_bytes = BATCH_BYTES
-            read = list(session.read(query, schema))
-            batch, read_bytes = combined(read, schema), sum(one.nbytes for one in read)
+            batch, read_bytes = reads.changes(mark, limit, BATCH_BYTES)
             found.append(batch)
             size += read_bytes
             if batch.num_rows < limit and read_bytes < BATCH_BYTES:
@@ -167,19 +153,177 @@ class TablePoller:
             mark = table.mark(batch, batch.num_rows - 1, mark)
 
 
+class DifferencesDirectory:
+    """Differences of one table: what a full comparison found, handed over as files, to go through the journal.
+
+        <root>/<schema.table>/<number>/*.parquet     the key columns, and ``_lakefeed_found``: deleted or changed
+
+    A directory appears by one rename, complete. Its number is its time in milliseconds. How far it has been delivered
+    is part of the position, so that it is delivered to the end, once, over crashes; then it is removed.
+    """
+
+    def __init__(self, root: Path, table: TableId) -> None:
+        self.path = root / quote(str(table), safe=" .")
+
+    def next(self, after: Mark | None) -> tuple[pa.RecordBatch, Mark] | None:
+        """The first keys that have not been delivered, and the mark that says that they have been."""
+        for number, path in self._numbered():
+            if after is not None and number < after.instant_us:
+                continue
+            offset = _offset(after, number)
+            rows = pq.read_table(path, partitioning=None).combine_chunks()
+            part = rows.slice(offset, SLICE_ROWS).to_batches()
+            if part:
+                return part[0], Mark(number, (offset + part[0].num_rows,))
+        return None
+
+    def forget(self, confirmed: Mark) -> None:
+        """Remove what is durable elsewhere, up to ``confirmed``."""
+        for number, path in self._numbered():
+            rows = sum(pq.read_metadata(file).num_rows for file in path.glob("*.parquet"))
+            is_over = number == confirmed.instant_us and _offset(confirmed, number) >= rows
+            if number < confirmed.instant_us or is_over:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _numbered(self) -> Iterator[tuple[int, Path]]:
+        if self.path.is_dir():
+            yield from sorted((int(path.name), path) for path in self.path.iterdir() if path.name.isdigit())
+
+
+def mark_name(table: TableId) -> str:
+    """Under which a position says how far the differences of a table have been delivered."""
+    return f"{table}#full-diff"
+
+
+def looked_up(session: Session, table: PolledTable, found: pa.RecordBatch, now_us: int) -> list[Events]:
+    """What the source itself has under the keys that a comparison found, in one consistent read.
+
+    The comparison ran beside the source's writers. So a key that is not there is a delete, whatever was found; one that
+    is there is delivered as it is now if it was found to be different, and is nothing if it was found to be missing.
+    """
+    # In the types of the source: Spark, which wrote the keys, has others for some (times in nanoseconds).
+    keys = found.select(list(table.key)).cast(table.arrow(table.key))
+    rows = TableReads(table, session).by_key(key_rows(keys, table.key))
+    alive = rows.filter(pa.array(~table.are_deleted(rows)))
+    gone = keys.filter(pc.invert(in_keys(keys, alive, table.key)))
+    changed = keys.filter(pc.equal(found.column(FOUND), pa.scalar(CHANGED)))
+    now = alive.filter(in_keys(alive, changed, table.key))
+    events = []
+    if count := gone.num_rows:
+        nothing: dict[str, Any] = {one.name: pa.array([None] * count, one.type) for one in table.schema.columns}
+        deleted = pa.RecordBatch.from_pydict({**nothing, **{name: gone.column(name) for name in table.key}})
+        operations = np.full(count, Operation.DELETE, np.int8)
+        events.append(Events(table.schema, deleted, operations, np.full(count, now_us, np.int64)))
+    if now.num_rows:
+        events.append(classified(table, now, table.times(now, expect_order=False)))
+    return events
+
+
+def _offset(mark: Mark | None, number: int) -> int:
+    """How many keys of directory ``number`` are delivered."""
+    return int(mark.key[0]) if mark is not None and mark.key and mark.instant_us == number else 0
+
+
+def classified(table: PolledTable, rows: pa.RecordBatch, times: Instants) -> Events:
+    """A deleted row is a delete; created and updated at the same instant is an insert; everything else an update.
+
+    Whoever applies them must not rely on the difference: a row that was inserted and updated between two polls is an
+    update of a row that the lake has never seen. Of a deleted row only the key is delivered.
+    """
+    deleted, inserted = table.are_deleted(rows), table.are_inserts(rows)
+    operations = np.select([deleted, inserted], [Operation.DELETE, Operation.INSERT], Operation.UPDATE)
+    delivered: Any = rows.select(list(table.schema.names))
+    for index, column in enumerate(table.schema.columns if deleted.any() else ()):
+        if column.name not in table.key:
+            values = pc.if_else(pa.array(deleted), pa.scalar(None, column.type), delivered.column(index))
+            delivered = delivered.set_column(index, column.name, values)
+    return Events(table.schema, delivered, operations.astype(np.int8), times)
+
+
+def change_batches(found: Sequence[Events], end: Position, polled_us: int) -> tuple[ChangeBatch, ...]:
+    """All events as one run: numbered by time over all tables, each table's in its own order."""
+    # What is late within a table must not be numbered before what it follows there, in the same piece or another.
+    latest: dict[TableId, np.int64] = {}
+    pieces = [np.empty(0, np.int64)]
+    for events in found:
+        piece = np.maximum.accumulate(events.times)
+        if len(piece):
+            piece = np.maximum(piece, latest.get(events.schema.table, piece[0]))
+            latest[events.schema.table] = piece[-1]
+        pieces.append(piece)
+    everything = np.concatenate(pieces)
+    numbers = np.empty(len(everything), np.int64)
+    numbers[np.argsort(everything, kind="stable")] = np.arange(len(everything))
+
+    position, poll = end.encode(), datetime.fromtimestamp(polled_us / 1e6, UTC).isoformat(timespec="milliseconds")
+    batches, counts = [], [len(events.times) for events in found]
+    for events, count, own in zip(found, counts, np.split(numbers, np.cumsum(counts)), strict=False):
+        first = np.zeros(count, np.int32)
+        values: list[Any] = [
+            *events.rows.columns,
+            pa.array(events.operations),
+            pa.array(own),
+            pa.DictionaryArray.from_arrays(first, pa.array([position])),
+            pa.array(events.times).cast(METADATA.field(TIME).type),
+            pa.DictionaryArray.from_arrays(first, pa.array([f"poll {poll}"])),
+            pa.nulls(count, METADATA.field(ABSENT).type),
+        ]
+        data = pa.RecordBatch.from_arrays(values, schema=change_schema(events.schema))
+        batches.append(ChangeBatch(events.schema, data))
+    return tuple(batches)
+
+
+def unchanged(rows: pa.RecordBatch, before: pa.RecordBatch | None, key: Sequence[str]) -> Any:
+    """A boolean array: which of ``rows`` are in ``before``, equal in every column.
+
+    By content and not by time alone: a row that changed twice within one time stamp is delivered twice.
+    """
+    if before is None or before.num_rows == 0 or not rows.schema.equals(before.schema):
+        return pa.array([False] * rows.num_rows, pa.bool_())
+    index: Any = pc.index_in(key_texts(rows, key), value_set=key_texts(before, key))
+    same: Any = pc.is_valid(index)
+    for mine, theirs in zip(rows.columns, before.columns, strict=True):
+        other: Any = theirs.take(index)
+        # NULL is NULL here, and NaN is NaN: a row that never equals itself would be delivered for ever.
+        is_float = pa.types.is_floating(mine.type)
+        nothing = [pc.is_null(values, nan_is_null=is_float) for values in (mine, other)]
+        equal: Any = pc.equal(mine, other)
+        same = pc.and_(same, pc.or_(pc.fill_null(equal, False), pc.and_(*nothing)))
+    return same
+
+
+def in_keys(rows: pa.RecordBatch, others: pa.RecordBatch, key: Sequence[str]) -> Any:
+    """A boolean array: which of ``rows`` have a key that is in ``others``."""
+    return pc.is_in(key_texts(rows, key), value_set=key_texts(others, key))
+
+
+def key_texts(rows: pa.RecordBatch, key: Sequence[str]) -> Any:
+    """One value for each row that only an equal key has. A single column is its own."""
+    if len(key) == 1:
+        return rows.column(key[0])
+    parts: list[Any] = []
+    for name in key:
+        value = rows.column(name)
+        text: Any = value if pa.types.is_binary(value.type) else value.cast(pa.string()).cast(pa.binary())
+        # The length goes before each part: ('a:b', 'c') and ('a', 'b:c') must not look alike.
+        size = pc.binary_length(text).cast(pa.string()).cast(pa.binary())
+        parts += [size, pa.scalar(b":"), text]
+    return pc.binary_join_element_wise(*parts, pa.scalar(b""))
+
+
 def settled_rows(times: Instants, horizon: Horizon, table: PolledTable) -> int:
     """How many of the rows, from the first on, nothing can come before any more."""
     if horizon.settled_us is None:
         return 0
-    return int(np.searchsorted(times, horizon.settled_us - table.rule.lag_us, side="right"))
+    return int(np.searchsorted(times, horizon.settled_us - round(table.rule.safety_lag_seconds * 1e6), side="right"))
 
 
-def resume_mark(dialect: Dialect, session: Session, table: PolledTable, horizon: Horizon, before: Mark | None) -> Mark:
+def resume_mark(session: Session, table: PolledTable, horizon: Horizon, before: Mark | None) -> Mark:
     """The last settled row: whatever is copied from now on has everything up to it. Never behind ``before``."""
-    schema, start = table.arrow(table.mark_names), Mark.start(before.era if before is not None else 0)
+    start = Mark.start(before.era if before is not None else 0)
     try:
         with session.consistent():
-            rows = combined(session.read(Queries(dialect, table).newest(_NEWEST_ROWS), schema), schema)
+            rows = TableReads(table, session).newest(_NEWEST_ROWS)
     except MisfitError as error:
         raise error.stopped(table.id) from error
     rows = rows.take(np.arange(rows.num_rows - 1, -1, -1))  # the order of reading
@@ -189,23 +333,9 @@ def resume_mark(dialect: Dialect, session: Session, table: PolledTable, horizon:
     return before if before is not None and mark.compare(before) == -1 else mark
 
 
-def mixed_columns(dialect: Dialect, session: Session, table: PolledTable) -> frozenset[str]:
-    """Columns with values that their declared type does not fit. One pass over the table."""
-    schema = pa.schema([pa.field(name, pa.int64()) for name in table.source.misfits])
-    rows = combined(session.read(Queries(dialect, table).misfits(), schema), schema)
-    return frozenset(name for name in schema.names if rows.column(name)[0].as_py())
-
-
-def count_timeless(dialect: Dialect, session: Session, table: PolledTable) -> int:
-    """How many rows no poll would find."""
-    if not table.nullable_time and not any(table.source.schema.column(name).nullable for name in table.key):
-        return 0
-    return read_number(session, Queries(dialect, table).without_time())
-
-
-def refuse_timeless(dialect: Dialect, session: Session, table: PolledTable, before: int = 0) -> int:
-    """The same; TableStoppedError if there are some and the rule forbids them, else a warning about a new number."""
-    count = count_timeless(dialect, session, table)
+def refuse_timeless(session: Session, table: PolledTable, before: int = 0) -> int:
+    """How many rows no poll would find. TableStoppedError if the rule forbids them, else a warning of a new number."""
+    count = TableReads(table, session).count_timeless()
     if count and table.rule.null_updated_at is not NullPolicy.IGNORE:
         names = ", ".join((table.updated_at, *table.key))
         raise TableStoppedError(

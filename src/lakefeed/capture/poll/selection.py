@@ -1,26 +1,28 @@
-"""Which tables are polled and by which rule, and what ``lakefeed check`` says about them."""
+"""Which tables are polled, and how: rules checked against the catalog, and what ``lakefeed check`` says of them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
 from lakefeed.capture.base import Finding, Level
-from lakefeed.capture.dialect import Dialect, Refusal, Session
+from lakefeed.capture.dialect import DescribedTable, Dialect, Session
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.poll.poller import count_timeless
-from lakefeed.capture.poll.query import Queries
-from lakefeed.capture.poll.rule import NullPolicy, TableRule
-from lakefeed.capture.poll.table import PolledTable, polled_table
+from lakefeed.capture.poll.source import NullPolicy, SoftDelete, TableRule
+from lakefeed.capture.poll.table import PolledTable, TableReads, given
 from lakefeed.capture.select import is_literal, is_wanted, match_tables
-from lakefeed.capture.snapshot import combined
-from lakefeed.change.table import TableId
+from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import ConfigError, LakefeedError, Retry
 
 log = logging.getLogger(__name__)
+
+UPDATED = {"updated_at", "updated_on", "updated", "modified_at", "modified_on", "last_modified", "last_updated"}
+CREATED = {"created_at", "created_on", "created", "inserted_at"}
 
 _FUTURE_US = 60_000_000
 _REFUSED_BY_DELTA = " ,;{}()\n\t="
@@ -31,18 +33,80 @@ class TableSelection:
 
     def __init__(self, dialect: Dialect, patterns: Sequence[str], rules: Mapping[str, TableRule]) -> None:
         self._dialect = dialect
+        self._names: dict[str, Any] = {"default_schema": dialect.default_schema, "folds_case": dialect.folds_case}
         self._patterns = tuple(patterns)
         self._rules = dict(rules)
         self._warned: set[TableId] = set()
         self._seen: frozenset[TableId] = frozenset()
 
     def wants(self, table: TableId) -> bool:
-        return any(self._matches(pattern, table) for pattern in self._patterns)
+        return is_wanted(self._patterns, table, **self._names)
 
     def rule(self, table: TableId) -> TableRule:
         matching = [pattern for pattern in self._rules if self._matches(pattern, table)]
         best = [pattern for pattern in matching if is_literal(pattern)] or matching
         return self._rules[best[0]] if best else TableRule()
+
+    def table(self, source: DescribedTable, known: TableSchema | None = None, mixed: Iterable[str] = ()) -> PolledTable:
+        """How a table is polled by its rule. ConfigError, naming table and column, for whatever is not in the catalog.
+
+        ``known`` is what it was delivered with last: a column that was text there, although its declared type was
+        another and still is that one, stays text. So do ``mixed`` columns, which hold values of several types.
+        """
+        table, rule = source.id, self.rule(source.id)
+        soft = rule.deletes.column if isinstance(rule.deletes, SoftDelete) else None
+        for name in given(*rule.key, *rule.columns, rule.created_at, rule.updated_at, soft):
+            source.schema.column(name)  # ConfigError with the table, the column and those that there are
+        key = tuple(rule.key) or source.schema.key
+        if not key:
+            raise ConfigError(
+                f"table {table} has no primary key, so its rows cannot be told apart",
+                remedy=f"Name columns that are unique together: rules: {{{table}: {{key: […]}}}}.",
+            )
+        for name in source.unordered.keys() & set(key):
+            raise ConfigError(f"table {table}: the key column '{name}' cannot be ordered: {source.unordered[name]}")
+        updated_at = rule.updated_at or _guessed(source, UPDATED)
+        created_at = rule.created_at or _guessed(source, CREATED)
+        if updated_at is None:
+            raise ConfigError(
+                f"table {table}: no column is unmistakably the time of the last update",
+                remedy=f"Name it: rules: {{{table}: {{updated_at: …}}}}; there are {', '.join(source.schema.names)}.",
+            )
+        for name in given(updated_at, rule.created_at):
+            if not is_stamp(kind := source.schema.column(name).type):
+                raise ConfigError(
+                    f"table {table}: the column '{name}' ({kind}) cannot say when a row changed; it must be a "
+                    "timestamp, an ISO 8601 text or a whole number since 1970"
+                )
+        if rule.null_updated_at is NullPolicy.CREATED_AT and created_at is None:
+            raise ConfigError(f"table {table}: null_updated_at is created_at, but no column is named as created_at")
+
+        texts, wanted = set(mixed), {*rule.columns, *key} if rule.columns else set(source.schema.names)
+        declared = {column.name: column for column in source.schema.columns}
+        for column in known.columns if known is not None else ():
+            now = declared.get(column.name)
+            if now is not None and pa.types.is_string(column.type) and now.source_type == column.source_type:
+                texts.add(column.name)
+        columns = tuple(
+            replace(one, type=pa.string() if name in texts else one.type, nullable=one.nullable and name not in key)
+            for name, one in declared.items()
+            if name in wanted
+        )
+        schema, stamp = TableSchema(source.id, columns, key), declared[updated_at].type
+        is_guess = rule.updated_at is None
+        made = PolledTable(self._dialect, source, rule, schema, updated_at, created_at, is_guess=is_guess)
+        if soft is not None:
+            kind = declared[soft].type
+            is_flag = pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and kind != stamp)
+            made = replace(made, soft_flag=soft) if is_flag else replace(made, soft_time=soft)
+        for other, why in ((made.stand_in, "stands in for it"), (made.soft_time, "says when a row was deleted")):
+            kind = declared[other or updated_at].type
+            if kind != stamp and not (pa.types.is_timestamp(kind) and pa.types.is_timestamp(stamp)):
+                raise ConfigError(
+                    f"table {table}: the column '{other}' ({kind}) {why}, "
+                    f"and must be stored as '{updated_at}' ({stamp}) is"
+                )
+        return made
 
     def polled(self, session: Session, known: Collection[TableId]) -> dict[TableId, PolledTable]:
         """Those that can be polled. One that only a wildcard matches and that cannot be is left out.
@@ -69,49 +133,43 @@ class TableSelection:
             found: list[Finding] = []
             for table, polled in examined.items():
                 if isinstance(polled, PolledTable):
-                    found += [
-                        Finding(level=level, problem=f"{table}: {problem}", remedy=remedy, table=table)
-                        for level, problem, remedy in self._problems(session, polled)
-                    ]
+                    own = self._problems(session, polled)
+                    problems = [(level, f"{table}: {what}", remedy) for level, what, remedy in own]
                 elif self._is_named(table):
-                    found.append(Finding(level=Level.ERROR, problem=polled.message, remedy=polled.remedy, table=table))
+                    problems = [(Level.ERROR, polled.message, polled.remedy)]
                 else:
-                    problem = f"is left out: {polled.message}"
-                    found.append(Finding(level=Level.WARNING, problem=problem, remedy=polled.remedy, table=table))
+                    problems = [(Level.WARNING, f"is left out: {polled.message}", polled.remedy)]
+                found += [Finding(level=one, problem=what, remedy=how, table=table) for one, what, how in problems]
             return tuple(found)
 
     def _examine(self, session: Session) -> dict[TableId, PolledTable | ConfigError]:
-        """What the patterns match, checked against the catalog: how it is polled, or why it cannot be."""
-        found: dict[TableId, PolledTable | ConfigError] = {}
-        for table, source in session.describe(self._choose(session.tables())).items():
-            try:
-                found[table] = polled_table(source, self.rule(table))
-            except ConfigError as error:
-                found[table] = error
-        return found
+        """What the patterns match, checked against the catalog: how it is polled, or why it cannot be.
 
-    def _choose(self, there: Mapping[TableId, Refusal | None]) -> tuple[TableId, ...]:
-        """Those that the patterns match. ConfigError for a pattern, or a rule, that matches none and never did."""
+        ConfigError for a pattern, or a rule, that matches no table and never did.
+        """
+        there = session.tables()
         for pattern in filter(is_literal, (*self._patterns, *self._rules)):
             for table, refusal in there.items():
                 if refusal is not None and self._matches(pattern, table):
                     raise ConfigError(f"'{pattern}' cannot be polled: {refusal.reason}", remedy=refusal.remedy)
-        chosen = match_tables(
-            self._patterns,
-            [table for table, refusal in there.items() if refusal is None],
-            default_schema=self._dialect.default_schema,
-            folds_case=self._dialect.folds_case,
-            seen=self._seen,
-        )
+        free = [table for table, refusal in there.items() if refusal is None]
+        chosen = match_tables(self._patterns, free, seen=self._seen, **self._names)
         self._seen |= set(chosen)
         for pattern in self._rules:
             if not any(self._matches(pattern, table) for table in self._seen):
                 raise ConfigError(f"rules: '{pattern}' matches none of the tables that are polled")
-        return chosen
+        found: dict[TableId, PolledTable | ConfigError] = {}
+        for table, source in session.describe(chosen).items():
+            try:
+                found[table] = self.table(source)
+            except ConfigError as error:
+                found[table] = error
+        return found
 
     def _problems(self, session: Session, table: PolledTable) -> Iterator[tuple[Level, str, str]]:
         """What stands in the way of one table, what was guessed, and what polling cannot see."""
         name, updated_at, kind = table.id, table.updated_at, table.column(table.updated_at).type
+        reads = TableReads(table, session)
         if table.is_guess:
             problem = f"'{updated_at}' is taken for the time of the last update, by its name"
             yield Level.WARNING, problem, f"Say so: rules: {{{name}: {{updated_at: {updated_at}}}}}."
@@ -126,13 +184,12 @@ class TableSelection:
                 problem = f"lake tables refuse the column name '{column}'"
                 yield Level.ERROR, problem, "Rename it, or leave it out: columns."
         try:
-            if count := count_timeless(self._dialect, session, table):
+            if count := reads.count_timeless():
                 stops = table.rule.null_updated_at is not NullPolicy.IGNORE
                 effect = "the table will stop" if stops else "their changes are not seen"
                 problem = f"{count} rows have no {updated_at} or no key; {effect}"
                 yield Level.ERROR if stops else Level.WARNING, problem, "Give them values, or set null_updated_at."
-            schema = table.arrow(table.mark_names)
-            rows = combined(session.read(Queries(self._dialect, table).newest(1), schema), schema)
+            rows = reads.newest(1)
             ahead = int(table.times(rows)[0]) - session.horizon().now_us if rows.num_rows else 0
             if ahead > _FUTURE_US:
                 problem = f"the newest {updated_at} is {ahead / 1e6:.0f} s ahead of the source's clock"
@@ -146,9 +203,18 @@ class TableSelection:
 
     def _is_named(self, table: TableId) -> bool:
         """Written down on purpose, so that what is wrong with it is an error and not a reason to leave it out."""
-        named = [pattern for pattern in self._patterns if is_literal(pattern)]
-        return any(self._matches(pattern, table) for pattern in (*named, *self._rules))
+        return is_wanted([*filter(is_literal, self._patterns), *self._rules], table, **self._names)
 
     def _matches(self, pattern: str, table: TableId) -> bool:
-        schema, folds = self._dialect.default_schema, self._dialect.folds_case
-        return is_wanted([pattern], table, default_schema=schema, folds_case=folds)
+        return is_wanted([pattern], table, **self._names)
+
+
+def _guessed(source: DescribedTable, names: set[str]) -> str | None:
+    """The one column that has such a name and can be a time; None if there is none, or more than one."""
+    found = [column.name for column in source.schema.columns if column.name.lower() in names and is_stamp(column.type)]
+    return found[0] if len(found) == 1 else None
+
+
+def is_stamp(kind: pa.DataType) -> bool:
+    """Whether a column of this type can say when a row changed. A date cannot: it is the same all day long."""
+    return pa.types.is_timestamp(kind) or pa.types.is_string(kind) or pa.types.is_int64(kind)

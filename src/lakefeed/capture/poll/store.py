@@ -14,24 +14,16 @@ from typing import Protocol
 
 from lakefeed.change.watermark import Mark, Watermark
 from lakefeed.durable import fsync_directory, make_directory, pack, remove_temporaries, replace_file, unpack
-from lakefeed.errors import (
-    CheckpointDamagedError,
-    CheckpointError,
-    JournalDamagedError,
-    JournalError,
-    JournalFullError,
-)
+from lakefeed.errors import CheckpointDamagedError, CheckpointError, JournalDamagedError, JournalError, JournalFullError
 
 _FORMAT = 1
 _ABANDONED_SECONDS = 3600.0
-"""A temporary file of this age has no writer any more. Younger ones may be another process's, which writes now."""
+"""A younger temporary file may be another process's, which writes now."""
 
 
 class WatermarkStore(Protocol):
-    """See the module. Tables go by name: ``schema.table``. One writer.
-
-    Errors are CheckpointErrors, or JournalFullError on a full disk, which is retried.
-    """
+    """See the module. Tables go by name, ``schema.table``. One writer. Errors are CheckpointErrors, or JournalFullError
+    on a full disk, which is retried."""
 
     def identity(self) -> str | None:
         """Names the database that the watermarks belong to; None if nothing was saved."""
@@ -88,7 +80,7 @@ class FileWatermarkStore(MemoryWatermarkStore):
                 raise CheckpointDamagedError(f"{self._path} has the format {body['format']}, not {_FORMAT}")
             self._identity, self._marks = body["identity"], dict(Watermark.parse(body["watermark"]).marks)
         except FileNotFoundError:
-            pass
+            return
         except OSError as error:
             raise CheckpointDamagedError(f"{self._path} cannot be read: {error.strerror}") from error
         except JournalDamagedError as error:

@@ -22,12 +22,10 @@ from typing import NamedTuple, TypeVar
 
 from lakefeed.capture.dialect import DescribedTable, Dialect, Session
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.poll.differences import mark_name
-from lakefeed.capture.poll.event import Events, change_batches
-from lakefeed.capture.poll.poller import PollResult, TablePoller
-from lakefeed.capture.poll.rule import Pace
+from lakefeed.capture.poll.poller import Events, PollResult, TablePoller, change_batches, mark_name
 from lakefeed.capture.poll.selection import TableSelection
-from lakefeed.capture.poll.table import PolledTable, polled_table, recopy_notice
+from lakefeed.capture.poll.source import Pace
+from lakefeed.capture.poll.table import TableReads, recopy_notice
 from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.change.watermark import Mark, Watermark
@@ -66,11 +64,10 @@ class Connections:
         session = session or self._connected()
         with self._changed:
             self._used.add(session)
-            is_usable = not self._is_closed
+        is_usable = False  # after an error it may be in the middle of anything
         try:
-            if not is_usable:
+            if self._is_closed:
                 raise StateError("the capture was closed", remedy="Call open first.")
-            is_usable = False  # after an error it may be in the middle of anything
             yield session
             is_usable = True
         finally:
@@ -150,11 +147,12 @@ class _Poll(NamedTuple):
 
 
 class PollStream:
-    """Belongs to the stream's thread, except for what is marked: "any thread". ``position``: the last change set's end.
+    """Belongs to the stream's thread, except for ``arrived``, ``close``, and reading ``pollers``: any thread.
 
-    ``known`` are the schemas that tables were delivered with last. ``stale``: tables that go on from a new mark once
-    they are prepared again, because changes were missed or they were stopped. One whose definition changed is not among
-    them: a lake table may go on without a copy.
+    ``position`` is the last change set's end. ``arrived`` are tables that were prepared: the next cycle takes them in,
+    unless they are polled already and not stale. ``known`` are the schemas that tables were delivered with last.
+    ``stale``: tables that go on from a new mark once they are prepared again, because changes were missed or they were
+    stopped. One whose definition changed is not among them: a lake table may go on without a copy.
     """
 
     def __init__(self, dialect: Dialect, selection: TableSelection, differences: Path | None, pace: Pace) -> None:
@@ -163,32 +161,24 @@ class PollStream:
         self._pace = pace
         self._opened: Connections | None = None
         self._readers: Connections | None = None
-        self._pollers: dict[TableId, TablePoller] = {}
         self._polls: dict[TableId, _Poll] = {}
         self._blocked: set[TableId] = set()
         self._round = 0
         self._unread: set[TableId] | None = None
         self._catalog_read_at = 0.0
-        self._arrived: queue.SimpleQueue[tuple[DescribedTable, Mark]] = queue.SimpleQueue()
+        self.pollers: dict[TableId, TablePoller] = {}
+        self.arrived: queue.SimpleQueue[tuple[DescribedTable, Mark]] = queue.SimpleQueue()
         self.differences = differences
         self.known: dict[TableId, TableSchema] = {}
         self.stale: frozenset[TableId] = frozenset()
         self.position = Watermark()
-
-    def polled(self) -> list[tuple[PolledTable, Mark]]:
-        """What is polled, and from where. Any thread."""
-        return [(one.table, one.mark) for one in list(self._pollers.values())]
-
-    def arrive(self, source: DescribedTable, mark: Mark) -> None:
-        """A table was prepared: the next cycle takes it in, unless it is polled already and not stale. Any thread."""
-        self._arrived.put((source, mark))
 
     def seek(self, opened: Connections, position: Watermark, tables: dict[TableId, Mark]) -> None:
         """Go on after ``position`` with ``tables``, each from its mark on."""
         self.close()
         self._opened, self._readers = opened, Connections(self._dialect, opened.identity, self._pace.parallel)
         self.position = position
-        self._pollers, self._polls, self._blocked = {}, {}, self._blocked - tables.keys()
+        self.pollers, self._polls, self._blocked = {}, {}, self._blocked - tables.keys()
         self.begin_round()
         with opened.use() as session:
             for table, source in session.describe(list(tables)).items():
@@ -202,7 +192,7 @@ class PollStream:
     @property
     def is_read(self) -> bool:
         """See ``begin_round``. A blocked table has no end to be read to."""
-        return self._unread is not None and not self._unread & (self._pollers.keys() - self._blocked)
+        return self._unread is not None and not self._unread & (self.pollers.keys() - self._blocked)
 
     def cut(self) -> ChangeSet | None:
         """One cycle. None: nothing has changed, and nothing has moved."""
@@ -213,8 +203,8 @@ class PollStream:
             self._read_catalog(session, cycle)  # 1
             horizon = session.horizon()  # 2
         if self._unread is None:
-            self._unread = set(self._pollers)
-        for table, poller in self._pollers.items():  # 3
+            self._unread = set(self.pollers)
+        for table, poller in self.pollers.items():  # 3
             if table not in self._blocked and table not in self._polls:
                 result = readers.start(partial(poller.poll, horizon=horizon))
                 self._polls[table] = _Poll(poller, result, self._round)
@@ -222,10 +212,10 @@ class PollStream:
         for table, poll in list(self._polls.items()):  # 4
             if poll.result.done():
                 del self._polls[table]
-                if self._pollers.get(table) is poll.poller:  # neither dropped nor begun again while it was read
+                if self.pollers.get(table) is poll.poller:  # neither dropped nor begun again while it was read
                     self._take(opened, table, poll, cycle)
         start, end = self.position, Watermark.of({**dict(self.position.marks), **cycle.marks})
-        rows = sum(events.count for events in cycle.events)
+        rows = sum(len(events.times) for events in cycle.events)
         self.position = end
         if not rows and not cycle.schemas and not cycle.notices and end == start:
             return None
@@ -235,9 +225,9 @@ class PollStream:
     def forget(self, confirmed: Watermark) -> None:
         """Differences up to ``confirmed`` are durable elsewhere."""
         marks = dict(confirmed.marks)
-        for table, poller in self._pollers.items():
-            if (mark := marks.get(mark_name(table))) is not None:
-                poller.forget(mark)
+        for table, poller in self.pollers.items():
+            if poller.differences is not None and (mark := marks.get(mark_name(table))) is not None:
+                poller.differences.forget(mark)
 
     def close(self) -> None:
         """Any thread. Polls under way end with an error."""
@@ -247,33 +237,33 @@ class PollStream:
 
     def _add(self, source: DescribedTable, mark: Mark) -> None:
         """Poll a table, from ``mark`` on, as it was delivered last or as it is now."""
-        table = polled_table(source, self._selection.rule(source.id), self.known.get(source.id))
+        table = self._selection.table(source, self.known.get(source.id))
         self.known.setdefault(source.id, table.schema)
         if mark.key and len(mark.key) != len(table.key):
             mark = Mark.start(mark.era + 1)  # the table was created again with another key while no process ran
         compared = dict(self.position.marks).get(mark_name(source.id))
-        self._pollers[source.id] = TablePoller(self._dialect, table, self.differences, mark, compared)
+        self.pollers[source.id] = TablePoller(table, self.differences, mark, compared)
         self._blocked.discard(source.id)
         self.stale -= {source.id}
 
     def _read_catalog(self, session: Session, cycle: _Cycle) -> None:
-        while not self._arrived.empty():
-            new, mark = self._arrived.get()
-            if new.id in self.stale or new.id not in self._pollers:
+        while not self.arrived.empty():
+            new, mark = self.arrived.get()
+            if new.id in self.stale or new.id not in self.pollers:
                 self._add(new, mark)
         if time.monotonic() - self._catalog_read_at < min(_CATALOG_SECONDS, self._pace.poll_seconds):
             return
-        idle = [table for table in self._pollers if table not in self._blocked and table not in self._polls]
+        idle = [table for table in self.pollers if table not in self._blocked and table not in self._polls]
         described = session.describe(idle)
         self._catalog_read_at = time.monotonic()
         for table in idle:
-            poller, known, source = self._pollers[table], self.known[table], described.get(table)
+            poller, known, source = self.pollers[table], self.known[table], described.get(table)
             if source is None:
-                del self._pollers[table]
+                del self.pollers[table]
                 self._note([TableDropped(table)], cycle)
             elif source != poller.table.source or not known.same_shape(poller.table.schema):
                 try:
-                    poller.table = polled_table(source, self._selection.rule(table), known)
+                    poller.table = self._selection.table(source, known)
                 except ConfigError as error:
                     self._block(table, error, cycle)
                     continue
@@ -281,7 +271,8 @@ class PollStream:
                 if not schema.same_shape(known):
                     if schema.key != known.key:
                         poller.begin_again()
-                    notice = recopy_notice(known, schema, partial(poller.is_filled, session))
+                    reads = TableReads(poller.table, session)
+                    notice = recopy_notice(known, schema, partial(reads.is_filled, mark=poller.mark))
                     self._reshape(poller, notice, cycle)
 
     def _take(self, opened: Connections, table: TableId, poll: _Poll, cycle: _Cycle) -> None:
@@ -289,25 +280,24 @@ class PollStream:
         poller = poll.poller
         try:
             result = poll.result.result()
-        except LakefeedError as error:
+        except (LakefeedError, MisfitError) as caught:
+            error, old = caught.stopped(table) if isinstance(caught, MisfitError) else caught, poller.table
+            if isinstance(caught, MisfitError) and caught.remedy is None:
+                column = caught.column
+                if column in old.schema.names and column not in old.ordering:
+                    # Values of several types make a column text for good, so that nothing is rounded, cut or nulled.
+                    poller.table = self._selection.table(old.source, self.known[table], [column])
+                    reason = f"values that the declared type does not fit make it text: {column}"
+                    self._reshape(poller, RecopyNeeded(table, reason, (column,)), cycle)
+                    return
             if error.retry is Retry.BACKOFF or isinstance(error, StateError | SourceChangedError):
                 raise
             with opened.use() as session:
-                is_same = session.describe([table]).get(table) == poller.table.source
+                is_same = session.describe([table]).get(table) == old.source
             if is_same:
                 self._block(table, error, cycle)
             else:  # its definition changed under the query: the next cycle follows that first
                 self._catalog_read_at = 0.0
-            return
-        if (column := result.misfit) is not None:
-            old = poller.table
-            if column in old.ordering or column not in old.schema.names:
-                self._block(table, MisfitError(column=column).stopped(table), cycle)
-                return
-            # Values of several types make a column text for good, so that nothing is rounded, cut or nulled.
-            poller.table = polled_table(old.source, old.rule, self.known[table], [column])
-            reason = f"values that the declared type does not fit make it text: {column}"
-            self._reshape(poller, RecopyNeeded(table, reason, (column,)), cycle)
             return
         cycle.marks[str(table)] = poller.mark
         if poller.compared is not None:

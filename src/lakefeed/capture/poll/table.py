@@ -1,13 +1,14 @@
-"""PolledTable: a table together with how it is polled, every name checked against the catalog; and its times.
+# ruff: noqa: S608 (names in SQL are quoted by the dialect; values are bound by it)
+"""PolledTable: a table and how it is polled, every name checked against the catalog; its times; and its SQL.
 
 Text is ordered by the database as text, so all stamps of a column must be written in one form: ``PolledTable.times``
-finds out that they are not.
+finds out that they are not. All of the SQL is SELECT, for every database alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.dialect import DescribedTable, key_rows
-from lakefeed.capture.poll.rule import NullPolicy, SoftDelete, TableRule
+from lakefeed.capture.dialect import PLAIN, DescribedTable, Dialect, Key, Query, Session, key_rows
+from lakefeed.capture.poll.source import NullPolicy, TableRule
+from lakefeed.capture.snapshot import NUMBER, combined, from_where, read_number, select_list, sql_name
 from lakefeed.change.change_set import RecopyNeeded
 from lakefeed.change.schema_change import AddColumn, ChangeKey, RetypeColumn, diff
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.change.watermark import Mark
-from lakefeed.errors import ConfigError, TableStoppedError
+from lakefeed.errors import TableStoppedError
 
-UPDATED = frozenset(
-    {"updated_at", "updated_on", "updated", "modified_at", "modified_on", "last_modified", "last_updated"}
-)
-CREATED = frozenset({"created_at", "created_on", "created", "inserted_at"})
+_LOOKUP_ROWS = 500
+
 Instants = npt.NDArray[np.int64]
 
 _ISO = (
@@ -39,6 +39,7 @@ _ISO = (
 class PolledTable:
     """``schema`` is what is delivered. ``soft_time`` and ``soft_flag``: the column that marks deleted rows, by kind."""
 
+    dialect: Dialect
     source: DescribedTable
     rule: TableRule
     schema: TableSchema
@@ -59,8 +60,7 @@ class PolledTable:
     @property
     def ordering(self) -> frozenset[str]:
         """Columns that rows are put in order by, or that mark them deleted: their types are not open to change."""
-        names = (*self.key, self.updated_at, self.soft_time, self.soft_flag)
-        return frozenset(name for name in names if name is not None)
+        return frozenset(given(*self.key, self.updated_at, self.soft_time, self.soft_flag))
 
     @property
     def stand_in(self) -> str | None:
@@ -68,22 +68,14 @@ class PolledTable:
         return self.created_at if self.rule.null_updated_at is NullPolicy.CREATED_AT else None
 
     @property
-    def nullable_time(self) -> bool:
-        """Whether rows without a time can exist: not if the column forbids it."""
-        return all(self.column(name).nullable for name in (self.updated_at, self.stand_in) if name is not None)
-
-    @property
     def read_names(self) -> tuple[str, ...]:
         """What is read: the delivered columns first, then those that only polling needs."""
-        needed = (self.updated_at, self.created_at, self.soft_time, self.soft_flag)
-        extra = dict.fromkeys(name for name in needed if name is not None and name not in self.schema.names)
-        return (*self.schema.names, *extra)
+        return given(*self.schema.names, self.updated_at, self.created_at, self.soft_time, self.soft_flag)
 
     @property
     def mark_names(self) -> tuple[str, ...]:
         """The columns that a mark is made of: times and key."""
-        times = (self.updated_at, self.created_at, self.soft_time)
-        return tuple(dict.fromkeys(name for name in (*times, *self.key) if name is not None))
+        return given(self.updated_at, self.created_at, self.soft_time, *self.key)
 
     def column(self, name: str) -> Column:
         """A column of the table, delivered or not, with the type that it is read as."""
@@ -103,22 +95,21 @@ class PolledTable:
             )
         return times
 
-    def are_inserts(self, rows: pa.RecordBatch) -> Any | None:
-        """A boolean array, true where a row was created and updated at the same instant; None if nothing says so."""
+    def are_inserts(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        """Where a row was created and updated at the same instant; nowhere if no column says when it was created."""
         if self.created_at is None:
-            return None
-        created = self._instants(rows.column(self.created_at), self.created_at)
-        updated: Any = instants(rows.column(self.updated_at))
-        return pc.fill_null(pc.equal(created, updated), False)
+            return np.zeros(rows.num_rows, np.bool_)
+        created, updated = (self._instants(rows.column(name), name) for name in (self.created_at, self.updated_at))
+        return _mask(pc.equal(created, updated))
 
-    def are_deleted(self, rows: pa.RecordBatch) -> Any | None:
-        """A boolean array, None where no row can be marked as deleted."""
+    def are_deleted(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        """Where a row is marked as deleted."""
         if self.soft_time is not None:
-            return pc.is_valid(rows.column(self.soft_time))
+            return _mask(pc.is_valid(rows.column(self.soft_time)))
         if self.soft_flag is None:
-            return None
+            return np.zeros(rows.num_rows, np.bool_)
         flag: Any = rows.column(self.soft_flag)
-        return pc.fill_null(flag if pa.types.is_boolean(flag.type) else pc.not_equal(flag, pa.scalar(0)), False)
+        return _mask(flag if pa.types.is_boolean(flag.type) else pc.not_equal(flag, pa.scalar(0)))
 
     def mark(self, rows: pa.RecordBatch, index: int, before: Mark) -> Mark:
         """The mark of the row at ``index``, when ``rows`` are what follows ``before``."""
@@ -146,72 +137,14 @@ class PolledTable:
     def _instants(self, values: Any, name: str) -> Any:
         try:
             return instants(values)
-        except StampError as error:
-            raise self._stopped(f"a value of {name} is no time that can be read: {error}") from error
+        except ValueError as error:
+            reason = str(error).splitlines()[0][:200]
+            raise self._stopped(f"a value of {name} is no time that can be read: {reason}") from error
 
     def _stopped(self, problem: str) -> TableStoppedError:
         return TableStoppedError(
             f"{self.id}: {problem}", table=str(self.id), remedy="Correct the values in the source, then sync again."
         )
-
-
-def polled_table(
-    source: DescribedTable, rule: TableRule, known: TableSchema | None = None, mixed: Iterable[str] = ()
-) -> PolledTable:
-    """Check a rule against a table. ConfigError, naming table and column, for whatever is not there.
-
-    ``known`` is what it was delivered with last: a column that was text there, although its declared type was another
-    and still is that one, stays text. So do ``mixed`` columns, which hold values of several types.
-    """
-    table, soft = source.id, rule.deletes.column if isinstance(rule.deletes, SoftDelete) else None
-    for name in (*rule.key, *rule.columns, rule.created_at, rule.updated_at, soft):
-        if name is not None:
-            source.schema.column(name)  # ConfigError with the table, the column and those that there are
-    key = tuple(rule.key) or source.schema.key
-    if not key:
-        raise ConfigError(
-            f"table {table} has no primary key, so its rows cannot be told apart",
-            remedy=f"Name columns that are unique together: rules: {{{table}: {{key: […]}}}}.",
-        )
-    for name in source.unordered.keys() & set(key):
-        raise ConfigError(f"table {table}: the key column '{name}' cannot be ordered: {source.unordered[name]}")
-    updated_at, created_at = rule.updated_at or _guessed(source, UPDATED), rule.created_at or _guessed(source, CREATED)
-    if updated_at is None:
-        raise ConfigError(
-            f"table {table}: no column is unmistakably the time of the last update",
-            remedy=f"Name it: rules: {{{table}: {{updated_at: …}}}}; there are {', '.join(source.schema.names)}.",
-        )
-    for name in (updated_at, rule.created_at):
-        if name is not None and not is_stamp(kind := source.schema.column(name).type):
-            raise ConfigError(
-                f"table {table}: the column '{name}' ({kind}) cannot say when a row changed; it must be a timestamp, "
-                "an ISO 8601 text or a whole number since 1970"
-            )
-    if rule.null_updated_at is NullPolicy.CREATED_AT:
-        if created_at is None:
-            raise ConfigError(f"table {table}: null_updated_at is created_at, but no column is named as created_at")
-        _require_same_kind(source, created_at, updated_at, "stands in for it")
-
-    texts, wanted = set(mixed), {*rule.columns, *key} if rule.columns else set(source.schema.names)
-    declared = {column.name: column for column in source.schema.columns}
-    for column in known.columns if known is not None else ():
-        now = declared.get(column.name)
-        if now is not None and pa.types.is_string(column.type) and now.source_type == column.source_type:
-            texts.add(column.name)
-    columns = tuple(
-        replace(one, type=pa.string() if name in texts else one.type, nullable=one.nullable and name not in key)
-        for name, one in declared.items()
-        if name in wanted
-    )
-    schema = TableSchema(source.id, columns, key)
-    made = PolledTable(source, rule, schema, updated_at, created_at, is_guess=rule.updated_at is None)
-    if soft is None:
-        return made
-    kind, stamp = declared[soft].type, declared[updated_at].type
-    if pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and not _same_kind(kind, stamp)):
-        return replace(made, soft_flag=soft)
-    _require_same_kind(source, soft, updated_at, "says when a row was deleted")
-    return replace(made, soft_time=soft)
 
 
 def recopy_notice(old: TableSchema, new: TableSchema, is_filled: Callable[[str], bool]) -> RecopyNeeded | None:
@@ -237,31 +170,15 @@ def recopy_notice(old: TableSchema, new: TableSchema, is_filled: Callable[[str],
     return RecopyNeeded(new.table, reasons[0], tuple(columns)) if reasons else None
 
 
-def _guessed(source: DescribedTable, names: frozenset[str]) -> str | None:
-    """The one column that has such a name and can be a time; None if there is none, or more than one."""
-    found = [column.name for column in source.schema.columns if column.name.lower() in names and is_stamp(column.type)]
-    return found[0] if len(found) == 1 else None
+def given(*names: str | None) -> tuple[str, ...]:
+    """Each name once, without None."""
+    return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
-def _same_kind(one: pa.DataType, other: pa.DataType) -> bool:
-    return one == other or (pa.types.is_timestamp(one) and pa.types.is_timestamp(other))
-
-
-def _require_same_kind(source: DescribedTable, name: str, updated_at: str, why: str) -> None:
-    kind, stamp = source.schema.column(name).type, source.schema.column(updated_at).type
-    if not _same_kind(kind, stamp):
-        raise ConfigError(
-            f"table {source.id}: the column '{name}' ({kind}) {why}, and must be stored as '{updated_at}' ({stamp}) is"
-        )
-
-
-class StampError(Exception):
-    """A value that is no time. Internal: whoever reads turns it into a decision."""
-
-
-def is_stamp(kind: pa.DataType) -> bool:
-    """Whether a column of this type can say when a row changed. A date cannot: it is the same all day long."""
-    return pa.types.is_timestamp(kind) or pa.types.is_string(kind) or pa.types.is_int64(kind)
+def _mask(values: Any) -> npt.NDArray[np.bool_]:
+    """True where ``values`` is: NULL is not."""
+    found: npt.NDArray[np.bool_] = pc.fill_null(values, False).to_numpy(zero_copy_only=False)
+    return found
 
 
 def instants(values: Any) -> Any:
@@ -269,27 +186,19 @@ def instants(values: Any) -> Any:
 
     A timestamp is itself; without a time zone it is taken for UTC. A string is ISO 8601: date, 'T' or blank, time, up
     to 6 digits of a second, 'Z' or an offset or none. An integer is a time since 1970 in seconds, milliseconds or
-    microseconds, by its size; so is a string of digits. StampError for a value that is no time.
+    microseconds, by its size; so is a string of digits. ValueError for a value that is no time.
     """
-    kind = values.type
-    try:
-        if pa.types.is_timestamp(kind):
-            return values.cast(pa.timestamp("us", tz=kind.tz)).cast(pa.int64())
-        if not pa.types.is_string(kind):
-            return _from_numbers(values)
-        if pc.all(pc.match_substring_regex(values, r"^-?\d{1,17}$"), min_count=1).as_py():
-            return _from_numbers(values.cast(pa.int64()))  # SQLite: a number in a column declared DATETIME
-        return _from_text(values)
-    except pa.ArrowInvalid as error:
-        raise StampError(str(error).splitlines()[0][:200]) from error
-
-
-def _from_numbers(values: Any) -> Any:
+    if pa.types.is_timestamp(values.type):
+        return values.cast(pa.timestamp("us", tz=values.type.tz)).cast(pa.int64())
+    if pa.types.is_string(values.type):
+        if not pc.all(pc.match_substring_regex(values, r"^-?\d{1,17}$"), min_count=1).as_py():
+            return _from_text(values)
+        values = values.cast(pa.int64())  # SQLite: a number in a column declared DATETIME
     size = pc.max(pc.abs(values)).as_py() or 0
     for below, factor in ((10**11, 1_000_000), (10**14, 1_000), (10**17, 1)):
         if size < below:
             return pc.multiply_checked(values, factor)
-    raise StampError(f"{size} is not a time in seconds, milliseconds or microseconds since 1970")
+    raise ValueError(f"{size} is not a time in seconds, milliseconds or microseconds since 1970")
 
 
 def _from_text(values: Any) -> Any:
@@ -300,7 +209,7 @@ def _from_text(values: Any) -> Any:
     parts = pc.extract_regex(values, _ISO)
     wrong = pc.and_(pc.is_null(parts), pc.is_valid(values))
     if pc.any(wrong).as_py():
-        raise StampError(f"{values.filter(wrong)[0].as_py()!r} is not a time")
+        raise ValueError(f"{values.filter(wrong)[0].as_py()!r} is not a time")
     text = pc.binary_join_element_wise(part(0, ""), "T", part(1, "00:00"), ":", part(2, "00"), "")
     whole = text.cast(pa.timestamp("us")).cast(pa.int64())
     micros = pc.utf8_rpad(part(3, "0"), 6, "0").cast(pa.int64())
@@ -309,3 +218,138 @@ def _from_text(values: Any) -> Any:
     minutes = pc.subtract(digits, pc.multiply(pc.divide(digits, 100), 40))  # of 0530: 330
     offset = pc.multiply(minutes, pc.if_else(pc.starts_with(zone, "-"), -60_000_000, 60_000_000))
     return pc.subtract(pc.add(whole, micros), offset)
+
+
+class TableReads:
+    """What polling reads of one table in one session.
+
+    The predicate is compound everywhere: (time, key…) after (time, key…) of the last row that was read, so that rows
+    of one time are read once each, over batches and restarts. A soft delete that does not touch ``updated_at`` has a
+    time of its own; a row's time is the later of the two, and each of the two branches of the query can use its index.
+    """
+
+    def __init__(self, table: PolledTable, session: Session) -> None:
+        self._table, self._dialect, self._session = table, table.dialect, session
+        self._key = [self._name(name) for name in table.key]
+        self._updated, self._time = self._times(self._name)
+
+    def changes(self, mark: Mark, limit: int, enough_bytes: int | None = None) -> tuple[pa.RecordBatch, int]:
+        """The rows after ``mark`` in (time, key) order, at most ``limit``, and how many bytes were read."""
+        table, updated = self._table, self._updated
+        query = Query(exact=frozenset(table.key), enough_bytes=enough_bytes)
+
+        def branch(time: str, *conditions: str) -> str:
+            after = f"{time} IS NOT NULL" if mark.is_start else self._after(time, mark, query)
+            rows = f"{self._list(table.read_names)} {self._from(*conditions, after)}"
+            return f"SELECT {rows} ORDER BY {', '.join([time, *self._key])} LIMIT {limit}"
+
+        def outer(name: str) -> str:
+            """Of the union, whose columns have their own names."""
+            return f"q.{self._dialect.quoted(name)}"
+
+        if table.soft_time is None:
+            query.sql = branch(updated)
+        else:
+            at = self._name(table.soft_time)
+            live = branch(updated, f"({at} IS NULL OR {at} <= {updated})")
+            gone = branch(at, f"({updated} IS NULL OR {at} > {updated})")
+            query.sql = (
+                f"SELECT * FROM (SELECT * FROM ({live}) AS a UNION ALL SELECT * FROM ({gone}) AS b) AS q"
+                f" ORDER BY {', '.join([self._times(outer)[1], *map(outer, table.key)])} LIMIT {limit}"
+            )
+        schema = table.arrow(table.read_names)
+        read = list(self._session.read(query, schema))
+        return combined(read, schema), sum(batch.nbytes for batch in read)
+
+    def newest(self, limit: int) -> pa.RecordBatch:
+        """The last rows in (time, key) order, the very last first: time and key only."""
+        names, order = self._table.mark_names, ", ".join(f"{one} DESC" for one in [self._time, *self._key])
+        rows = f"{self._list(names)} {self._from(f'{self._time} IS NOT NULL')}"
+        query = Query(f"SELECT {rows} ORDER BY {order} LIMIT {limit}", exact=frozenset(self._table.key))
+        return combined(self._session.read(query, self._table.arrow(names)), self._table.arrow(names))
+
+    def count_timeless(self) -> int:
+        """How many rows no poll would find, because their time or a part of their key is NULL. Not asked where the
+        columns forbid it."""
+        table = self._table
+        is_sure = not all(table.column(name).nullable for name in given(table.updated_at, table.stand_in))
+        if is_sure and not any(table.source.schema.column(name).nullable for name in table.key):
+            return 0
+        nulls = " OR ".join(f"{one} IS NULL" for one in [self._updated, *self._key])
+        return read_number(self._session, Query(f"SELECT count(*) AS n {self._from(f'({nulls})')}"))
+
+    def mixed_columns(self) -> frozenset[str]:
+        """Columns with values that their declared type does not fit. One pass over the table."""
+        tests = self._table.source.misfits
+        listed = ", ".join(f"max({test}) AS {self._dialect.quoted(name)}" for name, test in tests.items())
+        schema = pa.schema([pa.field(name, pa.int64()) for name in tests])
+        rows = combined(self._session.read(Query(f"SELECT {listed} {self._from()}"), schema), schema)
+        return frozenset(name for name in tests if rows.column(name)[0].as_py())
+
+    def by_key(self, keys: Sequence[Key]) -> pa.RecordBatch:
+        """The rows with one of these keys, softly deleted or not, in one consistent read."""
+        names, schema = self._table.key, self._table.arrow(self._table.read_names)
+        equal = [self._table.source.orderings.get(name, PLAIN).equal for name in names]
+        batches: list[pa.RecordBatch] = []
+        with self._session.consistent():
+            for start in range(0, len(keys), _LOOKUP_ROWS):
+                query = Query(exact=frozenset(names))
+                values = [self._values(key, query) for key in keys[start : start + _LOOKUP_ROWS]]
+                if equal == [PLAIN.equal]:
+                    condition = f"{self._key[0]} IN ({', '.join(value for (value,) in values)})"
+                else:
+                    rows = [zip(self._key, equal, row, strict=True) for row in values]
+                    condition = " OR ".join("(" + " AND ".join(f"{c} {e} {v}" for c, e, v in row) + ")" for row in rows)
+                query.sql = f"SELECT {self._list(schema.names)} {self._from(f'({condition})')}"
+                batches += self._session.read(query, schema)
+        return combined(batches, schema)
+
+    def is_filled(self, column: str, mark: Mark) -> bool:
+        """Whether a row that is not going to be read anyway has a value in ``column``."""
+        query, has_value = Query(), f"{self._name(column)} IS NOT NULL"
+        before = [] if mark.is_start else [f"NOT ({self._after(self._time, mark, query)})"]
+        query.sql = f"SELECT 1 AS n {self._from(has_value, *before)} LIMIT 1"
+        return any(batch.num_rows for batch in self._session.read(query, NUMBER))
+
+    def existing(self) -> tuple[str, ...]:
+        """Conditions of every row that exists for the user: in the rule's part of the table, and not softly deleted."""
+        table, conditions = self._table, [self._table.rule.where] if self._table.rule.where else []
+        if table.soft_time is not None:
+            conditions.append(f"{self._name(table.soft_time)} IS NULL")
+        if table.soft_flag is not None:
+            flag, is_boolean = self._name(table.soft_flag), pa.types.is_boolean(table.column(table.soft_flag).type)
+            conditions.append(f"{flag} IS NULL OR " + (f"NOT {flag}" if is_boolean else f"{flag} = 0"))
+        return tuple(conditions)
+
+    def _after(self, time: str, mark: Mark, query: Query) -> str:
+        table = self._table
+        value = mark.instant_us if mark.stamp is None else mark.stamp
+        at = self._dialect.bound(table.column(table.updated_at), value, query)
+        if not mark.key:
+            return f"{time} >= {at}"
+        orderings = [table.source.orderings.get(name, PLAIN) for name in (table.updated_at, *table.key)]
+        return self._dialect.after([time, *self._key], [at, *self._values(mark.key, query)], orderings)
+
+    def _from(self, *conditions: str) -> str:
+        own = self._table.rule.where
+        # The user's condition stands in parentheses: an OR in it must not reach beyond it.
+        return from_where(self._table.source, [f"({own})", *conditions] if own else conditions)
+
+    def _times(self, name: Callable[[str], str]) -> tuple[str, str]:
+        """When a row was updated, and the later of that and its soft delete, in SQL."""
+        updated, stand_in, soft = name(self._table.updated_at), self._table.stand_in, self._table.soft_time
+        if stand_in is not None:
+            updated = f"coalesce({updated}, {name(stand_in)})"
+        if soft is None:
+            return updated, updated
+        return updated, f"CASE WHEN {name(soft)} > {updated} THEN {name(soft)} ELSE {updated} END"
+
+    def _values(self, key: Key, query: Query) -> list[str]:
+        columns = [self._table.column(name) for name in self._table.key]
+        return [self._dialect.bound(column, value, query) for column, value in zip(columns, key, strict=True)]
+
+    def _list(self, names: Sequence[str]) -> str:
+        return select_list(self._dialect, self._table.source, names)
+
+    def _name(self, name: str) -> str:
+        return sql_name(self._dialect, self._table.source, name)
