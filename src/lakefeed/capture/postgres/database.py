@@ -17,6 +17,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakSet
 
 import psycopg
 from psycopg import generators
@@ -155,9 +156,8 @@ class Database:
         return dict(conninfo_to_dict(self.dsn))
 
     def __str__(self) -> str:
-        known = self.parameters
-        database = known.get("dbname", known.get("user", ""))
-        return f"{known.get('host', 'localhost')}:{known.get('port', 5432)}/{database}"
+        known = {"host": "localhost", "port": 5432, "dbname": self.parameters.get("user", ""), **self.parameters}
+        return "{host}:{port}/{dbname}".format_map(known)
 
     def connect(self, name: str, timeouts: Timeouts = CATALOG, *, replication: bool = False) -> Connection:
         """A connection of the caller's own, in autocommit mode. ``name`` is what pg_stat_activity shows."""
@@ -209,19 +209,15 @@ class Connections:
     """Short connections of one capture, all under one name. Any thread."""
 
     def __init__(self, database: Database, name: str) -> None:
-        self.database = database
-        self._name = name
-        self._open: set[Connection] = set()
+        self.database, self._name = database, name
+        self._open = WeakSet[Connection]()
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         """A connection for one block, with errors mapped."""
         with self.database.connection(self._name) as connection:
             self._open.add(connection)
-            try:
-                yield connection
-            finally:
-                self._open.discard(connection)
+            yield connection
 
     def sever(self) -> None:
         """Make whatever waits on one of them fail at once. Never raises."""
@@ -248,12 +244,12 @@ def finish(connection: Connection) -> psycopg.pq.abc.PGresult:
 def wait_while(connection: Connection, query: str, seconds: float, *values: Any) -> list[Any]:
     """Wait until none of the things that a query names now is named any more. Returns those that are left in time."""
     until = time.monotonic() + seconds
-    left = {row[0]: row for row in connection.execute(query.encode(), values or None)}
+    left = {row[0]: row[-1] for row in connection.execute(query.encode(), values or None)}
     while left and time.monotonic() < until:
         time.sleep(0.01)
         there = {row[0] for row in connection.execute(query.encode(), values or None)}
-        left = {name: row for name, row in left.items() if name in there}
-    return [row[-1] for row in left.values()]
+        left = {name: shown for name, shown in left.items() if name in there}
+    return list(left.values())
 
 
 def quoted(name: str) -> str:

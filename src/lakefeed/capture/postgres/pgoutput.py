@@ -145,13 +145,6 @@ class Layout:
         return frozenset(index for index, name in enumerate(self.schema.names) if name in self.schema.key)
 
 
-class _Layouts(dict[int, Layout | None]):
-    """By relation. None: the table is not captured."""
-
-    def __missing__(self, relation: int) -> Layout | None:
-        raise DecodeError(f"a row of relation {relation} came before its description")
-
-
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """What a relation message means. No layout: the table is not captured."""
@@ -286,7 +279,7 @@ class PgoutputDecoder:
     def __init__(self, resolve: Resolve, *, before_images: bool = False) -> None:
         self._resolve = resolve
         self._before_images = before_images
-        self._layouts = _Layouts()
+        self._layouts: dict[int, Layout | None] = {}
         self._begun: list[Messages] = []
         self._facts = CatalogFacts()
         self._open: Transaction | None = None
@@ -320,7 +313,7 @@ class PgoutputDecoder:
             if np.any(lengths[kinds == kind] != size):
                 raise DecodeError(f"a message of kind {chr(kind)!r} has a wrong size")
         begin, commit, truncate = kinds == _BEGIN, kinds == _COMMIT, kinds == _TRUNCATE
-        is_row = (kinds == _INSERT) | (kinds == _UPDATE) | (kinds == _DELETE)
+        is_row = np.isin(kinds, (_INSERT, _UPDATE, _DELETE))
         depth = int(self._open is not None) + np.cumsum(begin) - np.cumsum(commit)
         if np.any(depth[begin | is_row | truncate] != 1) or np.any(depth[commit] != 0):
             raise DecodeError("messages do not come in whole transactions")
@@ -349,7 +342,7 @@ class PgoutputDecoder:
                 last = min(first + _PIECE_MESSAGES, index)
                 self._tables(run, first + np.flatnonzero(is_row[first:last]), order, codes, made)
             for place, relation in enumerate(truncates.get(index, ())):
-                if (layout := self._layouts[relation]) is not None:
+                if (layout := self._layout(relation)) is not None:
                     empty = [pa.array([None], column.type) for column in layout.schema.columns]
                     operation = np.full(1, int(Operation.TRUNCATE), np.int8)
                     one = slice(index, index + 1)
@@ -362,14 +355,19 @@ class PgoutputDecoder:
             start = index + 1
         return made
 
+    def _layout(self, relation: int) -> Layout | None:
+        """None: the table is not captured."""
+        if relation not in self._layouts:
+            raise DecodeError(f"a row of relation {relation} came before its description")
+        return self._layouts[relation]
+
     def _tables(self, run: Messages, chosen: Ints, order: Ints, codes: Any, made: Decoded[PostgresLsn]) -> None:
         """The row messages ``chosen``, table by table."""
         if np.any(run.begins[chosen] + 5 > run.ends[chosen]):
             raise DecodeError("a row message ends too early")
         relations = numbers(run.data, run.begins[chosen] + 1, ">u4")
         for relation in np.unique(relations).tolist():
-            layout = self._layouts[relation]
-            if layout is None:
+            if (layout := self._layout(relation)) is None:
                 continue
             own, schema = chosen[relations == relation], layout.schema
             try:
