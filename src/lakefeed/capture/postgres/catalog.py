@@ -420,9 +420,8 @@ def as_remembered(source: SourceTable, before: str) -> SourceTable:
     """A table with the partitions that its fingerprint ``before`` has, for ``unseen``."""
     seen, _, files, _ = json.loads(before)
     names = {leaf.oid: leaf.name for leaf in source.leaves}
-    leaves = [
-        Leaf(int(oid), names.get(int(oid), f"with the oid {oid}"), "", "", file, False) for oid, file in files.items()
-    ]
+    parts = [(int(oid), file) for oid, file in files.items() if int(oid) != source.oid]
+    leaves = [Leaf(oid, names.get(oid, f"with the oid {oid}"), "", "", file, False) for oid, file in parts]
     return replace(source, leaves=tuple(leaves), snapshot=Snapshot(seen, 0, seen))
 
 
