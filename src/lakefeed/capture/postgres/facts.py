@@ -20,23 +20,8 @@ from typing import Any
 
 from lakefeed.capture.dialect import DescribedTable, Session
 from lakefeed.capture.log import Announced, Choose
-from lakefeed.capture.postgres.catalog import (
-    FULL,
-    NEVER,
-    PARTITIONED,
-    CatalogFacts,
-    SourceColumn,
-    SourceTable,
-    altered,
-    as_remembered,
-    column_of,
-    fingerprint,
-    one_reading,
-    read_tables,
-    unseen,
-    width_of,
-    with_columns,
-)
+from lakefeed.capture.postgres import catalog
+from lakefeed.capture.postgres.catalog import FULL, CatalogFacts, SourceColumn, SourceTable, one_reading, read_tables
 from lakefeed.capture.postgres.database import Connection, Connections
 from lakefeed.capture.postgres.dialect import described, read_orderings
 from lakefeed.capture.postgres.pgoutput import Layout, Relation, Resolved
@@ -89,14 +74,14 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         with self._connections.connection() as connection:
             with one_reading(connection):
                 there = read_tables(connection)
-                sources = with_columns(connection, [there[table]] if table in there else [])
+                sources = catalog.with_columns(connection, [there[table]] if table in there else [])
             found = [described(one, self._text_columns, read_orderings(connection, [one])) for one in sources]
             at = inserted(connection)
         return (found[0], self._learn_source(sources[0], at)) if found else None
 
     def _learn_source(self, source: SourceTable, at: PostgresLsn) -> TableSchema:
         """``at`` is behind the reading: the stream may have rows of an older shape until there."""
-        schema = replace(source.schema(self._text_columns), fingerprint=fingerprint(source))
+        schema = replace(source.schema(self._text_columns), fingerprint=catalog.fingerprint(source))
         with self._lock:
             self._newest[source.oid] = source
             self.learn(source.id, source.oid, schema)
@@ -108,7 +93,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         if "." in relation.schema:
             return Resolved(None)
         table = TableId(relation.schema, relation.name)
-        moment, source = facts.tables.get(relation.id, (NEVER, None))
+        moment, source = facts.tables.get(relation.id, (catalog.NEVER, None))
         newest = self._newest.get(relation.id)
         if newest is not None and newest.snapshot > moment:
             source = newest
@@ -119,22 +104,21 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             return Resolved(Layout(relation.id, last))  # dropped since; its last rows are still to come
         numbers, stale_reason = match_columns(names, last, source)
         by_number = {column.number: column for column in source.attributes} if source is not None else {}
-        key = _key(relation, source)
-        frame = SourceTable(relation.id, table, relation.identity, "p", "r", key)
         columns = []
         for column, number in zip(relation.columns, numbers, strict=True):
             known = by_number.get(number)
             kind = facts.types.get((column.type, column.modifier), SourceType(column.type, column.modifier))
             not_null, missing = (known.not_null, known.missing) if known else (False, None)
-            stated = SourceColumn(number, column.name, not_null, kind, missing=missing)
-            columns.append(column_of(frame, stated, self._text_columns))
-        schema = TableSchema(table, tuple(columns), key)
+            columns.append(SourceColumn(number, column.name, not_null, kind, missing=missing))
+        key = _key(relation, source)
+        stated = SourceTable(relation.id, table, relation.identity, "p", "r", key, tuple(columns))
+        schema = stated.schema(self._text_columns)
         # The stream says what the identity of a partitioned table is, but rows are logged by that of their partition.
         leaves = source.leaves if source is not None else ()
         whole = relation.identity != FULL or all(leaf.identity == FULL for leaf in leaves)
         if last is not None and table in self._ahead and source is not None:
             was, now = _shape(last), _shape(source.schema(self._text_columns))
-            is_newer = max(numbers, default=0) > width_of(last.fingerprint)
+            is_newer = max(numbers, default=0) > catalog.width_of(last.fingerprint)
             if was == now != _shape(schema) and not is_newer:  # of before the copy was planned: what is known stays so
                 notice = RecopyNeeded(table, "its columns changed while it was being copied")
                 return Resolved(Layout(relation.id, schema, whole), Announced(notices=(notice,)))
@@ -145,9 +129,9 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             # What has to be noticed up to the reading of the catalog is reported here: it is remembered from now on.
             stale = [notice for notice in announced.notices if isinstance(notice, RecopyNeeded)]
             told = {name for notice in stale for name in (names if notice.columns is None else notice.columns)}
-            _, suspects = altered(None, last.fingerprint, source)
+            _, suspects = catalog.altered(None, last.fingerprint, source)
             if all(column.name in told for column in delivered.columns if column.id in suspects):
-                delivered = replace(delivered, fingerprint=fingerprint(source))
+                delivered = replace(delivered, fingerprint=catalog.fingerprint(source))
                 self.deliver(relation.id, delivered)
                 announced = replace(announced, schemas=(delivered,))
         return Resolved(Layout(relation.id, delivered, whole), announced)
@@ -175,7 +159,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         """These are copied from now on: nothing of before is to be reported about them."""
         with self._connections.connection() as connection, one_reading(connection):
             there = read_tables(connection)
-            sources = with_columns(connection, [there[table] for table in tables if table in there])
+            sources = catalog.with_columns(connection, [there[table] for table in tables if table in there])
             coverage, at = read_coverage(connection, self._publication), inserted(connection)
         for source in sources:
             self._learn_source(source, at)
@@ -188,7 +172,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
                 there = read_tables(connection)
                 chosen = choose({table: source.refusal for table, source in there.items()})
                 known = [table for table in there.keys() - set(chosen) if self.known(table) is not None]
-                sources = with_columns(connection, [there[table] for table in (*chosen, *known)])
+                sources = catalog.with_columns(connection, [there[table] for table in (*chosen, *known)])
                 coverage = read_coverage(connection, self._publication)
             self._compare(connection, there, coverage)
             stated, schemas = [], []
@@ -198,9 +182,9 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
                 _, stale_reason = match_columns(schema.names, before, source)
                 is_other, reasons = True, dict[str, str]()
                 if before is not None and before.fingerprint:
-                    is_other, reasons = altered(connection, before.fingerprint, source)
+                    is_other, reasons = catalog.altered(connection, before.fingerprint, source)
                     is_other = is_other or schema.names != before.names
-                schema = replace(schema, fingerprint=fingerprint(source) if is_other else "")
+                schema = replace(schema, fingerprint=catalog.fingerprint(source) if is_other else "")
                 stated.append(Stated(source.oid, schema, source.refusal, stale_reason, _not_known(source), reasons))
                 schemas.append(schema)
             self.observe(stated, lambda: _flushed(connection))
@@ -220,9 +204,9 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             reason = gap if before.member is not None else None
             was, known = before.source, self.known(table)
             if was is None and known is not None and known.life == source.oid and known.schema.fingerprint:
-                was = as_remembered(source, known.schema.fingerprint)
+                was = catalog.as_remembered(source, known.schema.fingerprint)
             if reason is None and was is not None and was.oid == source.oid:
-                reason = unseen(connection, was, source)
+                reason = catalog.unseen(connection, was, source)
             if gap is None and source.refusal is not None and self._provision:
                 now = replace(now, member=None) if withdraw(connection, coverage, table) else now
             self._captured[table] = now
@@ -245,7 +229,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         """PostgreSQL sends no new description of a partitioned table that was renamed (seen with 15 and 18): changes
         arrive under the old name for as long as the connection lives. So once that is reported as dropped, the stream
         begins again; until then the new name is not offered, since its copy might be from before that."""
-        partitioned = {source.oid for source in there.values() if source.kind == PARTITIONED}
+        partitioned = {source.oid for source in there.values() if source.kind == catalog.PARTITIONED}
         with self._lock:
             known = [(table, one.life) for table, one in self._known.items() if table not in there]
             self._renamed |= {life: table for table, life in known if life in partitioned}
