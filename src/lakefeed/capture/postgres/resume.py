@@ -17,36 +17,25 @@ import psycopg
 
 from lakefeed.capture.base import Lag
 from lakefeed.capture.log import ResumePoint
+from lakefeed.capture.postgres import slot as slots
 from lakefeed.capture.postgres.catalog import SourceTable, read_tables, sql_name
 from lakefeed.capture.postgres.database import Connection, Connections, Names, quoted, wait_while
 from lakefeed.capture.postgres.pgoutput import WalPiece
-from lakefeed.capture.postgres.slot import (
-    ExportedSnapshots,
-    SnapshotOrigin,
-    create_slot,
-    head,
-    inserted,
-    read_slot,
-    require_position,
-    slot_statement,
-    usable_slot,
-)
+from lakefeed.capture.postgres.slot import head, inserted, read_slot, usable_slot
 from lakefeed.capture.postgres.walsender import Walsender
 from lakefeed.capture.reader import BackgroundReader
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError, SourceSetupError, SourceUnavailableError, StateError
+from lakefeed.errors import ConfigError, PositionLostError, SourceSetupError, SourceUnavailableError, StateError
 
 log = logging.getLogger(__name__)
 
-WRITERS_SECONDS = 5.0
-"""How long a copy without an exported snapshot waits for transactions from before its table was published."""
+WRITERS_SECONDS = 5.0  # for transactions from before a table was published, if its copy has no exported snapshot
+_AT_ONCE_SECONDS = 0.05
 _MISSED = (
     " Changes made meanwhile were not published: a table that is not copied again by itself then needs"
     " `lakefeed rebuild`."
 )
-_AT_ONCE_SECONDS = 0.05
-
 
 # Sessions, and prepared transactions (no process), that have written to a table.
 _WRITERS = """
@@ -55,10 +44,8 @@ SELECT l.virtualtransaction, l.pid FROM pg_locks l
        SELECT oid FROM pg_database WHERE datname = current_database())
    AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"""
 
-# ``number`` is another one if the table was taken out and put back, or the publication made again.
 _PUBLISHED = """
-SELECT t.schemaname, t.tablename, coalesce(r.oid, p.oid)::int8 AS number,
-       r.prattrs IS NOT NULL OR r.prqual IS NOT NULL,
+SELECT t.schemaname, t.tablename, coalesce(r.oid, p.oid)::int8, r.prattrs IS NOT NULL OR r.prqual IS NOT NULL,
        EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated = 's')
   FROM pg_publication p JOIN pg_publication_tables t ON t.pubname = p.pubname
   JOIN pg_namespace n ON n.nspname = t.schemaname
@@ -80,11 +67,8 @@ class Shortcoming:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What a publication publishes at one moment.
-
-    ``members`` are its tables, each with a number that is another one if the table was taken out and put back, or the
-    publication made again; None if there is no publication.
-    """
+    """What a publication publishes at one moment. ``members`` are its tables, each with a number that is another one if
+    the table was taken out and put back, or the publication made again; None if there is no publication."""
 
     name: str
     members: Mapping[TableId, int] | None = None
@@ -172,7 +156,7 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         self._names = names
         self._provision = provision
         self._closed = threading.Event()
-        self._exported = ExportedSnapshots(self._database, names, self._closed)
+        self._exported = slots.ExportedSnapshots(self._database, names, self._closed)
         self._since: dict[TableId, tuple[int, PostgresLsn]] = {}
 
     def open(self) -> None:
@@ -216,8 +200,12 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
             try:
                 if self._provision:
                     self._publish(connection, coverage, tables)
-                else:
-                    self._require_provided(coverage, tables, slot=slot is not None)
+                else:  # somebody else makes both; a table that is not published is its own problem
+                    statements = (coverage.statement(tables), None if slot else slots.slot_statement(names.slot))
+                    kind = SourceSetupError if coverage.members is not None and slot else ConfigError
+                    if missing := "; ".join(one for one in statements if one is not None):
+                        problem = "source.provision is off, and the publication or the slot is not ready"
+                        raise kind(problem, remedy=f"Run: {missing};")
             finally:
                 # Where the log was when tables were first seen as published, also those that others published.
                 coverage, at = read_coverage(connection, names.publication), inserted(connection)
@@ -228,7 +216,7 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
             if slot is not None:
                 return slot.confirmed
         self._exported.close()
-        made = create_slot(self._database, names.slot, self._closed, temporary=False)
+        made = slots.create_slot(self._database, names.slot, self._closed, temporary=False)
         self._exported.add(made, tables)
         return self.find() or made[1]
 
@@ -251,14 +239,32 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
                         f"published are still open, in the processes {pids}",
                         remedy=f"Commit them, or end them: SELECT pg_terminate_backend({writers[0] or '…'});",
                     )
-        return (origin or SnapshotOrigin())._asdict()
+        return (origin or slots.SnapshotOrigin())._asdict()
 
     def copied(self, table: TableId) -> None:
         self._exported.release(table)
 
     def require(self, position: PostgresLsn) -> None:
+        name, problem = self._names.slot, None
         with self._connections.connection() as connection:
-            require_position(connection, self._names.slot, position)
+            slot, reached = usable_slot(connection, name), head(connection)
+        if slot is None:
+            problem = f"the replication slot {name} is gone; what was written after {position} cannot be read any more"
+        elif slot.lost is not None:
+            problem = f"the replication slot {name} was invalidated: {slot.lost}"
+        elif position < slot.confirmed:
+            problem = (
+                f"the replication slot {name} is at {slot.confirmed}, ahead of the pipeline's {position}: it was "
+                "advanced or created again by somebody else, and the changes between are gone"
+            )
+        elif position > reached:
+            problem = (
+                f"the pipeline is at {position}, but the server has written no further than {reached}: it was restored "
+                "or rewound, or it is another server"
+            )
+        if problem is not None:
+            remedy = "restore the source's log, or move the pipeline's state directory away and let it copy every table"
+            raise PositionLostError(problem, remedy=f"Choose: {remedy} again.")
 
     def start(self, after: PostgresLsn) -> BackgroundReader[PostgresLsn, WalPiece]:
         return BackgroundReader(str(self._database), Walsender(self._database, self._names, after))
@@ -319,21 +325,17 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
                     raise
                 self._exported.close()
                 connection.execute(statement.encode())
-        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable) as error:
-            if len(wanted) > 1:
-                self._publish_each(connection, wanted)
-            elif isinstance(error, psycopg.errors.LockNotAvailable):
-                raise SourceSetupError(
-                    f"{wanted[0]} cannot be published now: another session has a lock on it that ALTER PUBLICATION "
-                    "waits for",
-                    remedy="Lakefeed tries again by itself; pg_locks shows the session.",
-                ) from error
-            else:
+        except psycopg.errors.LockNotAvailable as error:
+            if len(wanted) <= 1:
+                lock = "another session has a lock on it that ALTER PUBLICATION waits for"
+                remedy = "Lakefeed tries again by itself; pg_locks shows the session."
+                raise SourceSetupError(f"{wanted[0]} cannot be published now: {lock}", remedy=remedy) from error
+        except psycopg.errors.InsufficientPrivilege as error:
+            if len(wanted) <= 1:
                 remedy = f"Run as the tables' owner: {statement};"
                 raise SourceSetupError(f"this role may not prepare the source: {error}", remedy=remedy) from error
-
-    def _publish_each(self, connection: Connection, wanted: Sequence[TableId]) -> None:
-        """SourceSetupError for the first that cannot be published, once all have been tried."""
+        else:
+            return
         failed: list[SourceSetupError] = []
         for table in wanted:
             try:
@@ -342,17 +344,6 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
                 failed.append(error)
         if failed:
             raise failed[0]
-
-    def _require_provided(self, coverage: Coverage, wanted: Sequence[TableId], *, slot: bool) -> None:
-        """Somebody else makes publication and slot. Without them nothing goes; a table that is not published is its
-        own problem."""
-        statements = [coverage.statement(wanted), None if slot else slot_statement(self._names.slot)]
-        missing = "; ".join(one for one in statements if one is not None)
-        kind = SourceSetupError if coverage.members is not None and slot else ConfigError
-        if missing:
-            raise kind(
-                "source.provision is off, and the publication or the slot is not ready", remedy=f"Run: {missing};"
-            )
 
 
 def _source(there: Mapping[TableId, SourceTable], table: TableId) -> SourceTable:

@@ -1,10 +1,8 @@
-"""Replication slots, and the snapshots that making one exports. Nothing here waits without an end: not for a lock, and
-not for the transactions that a new slot waits for.
+"""Replication slots, and the snapshots that making one exports. Nothing here waits without an end.
 
 A read transaction under an exported snapshot has exactly the commits up to its position; only making a slot tells both.
 For a copy that starts later than the pipeline's own slot, a temporary one is made; a plain transaction takes its
-snapshot over at once, so that the slot keeps no log back. Losing a snapshot is no error: chunks then read under their
-own and say between which positions that is.
+snapshot over at once, so that the slot keeps no log back. Losing a snapshot is no error: chunks then have brackets.
 
 A snapshot keeps the server from cleaning up, and whoever waits for old snapshots (CREATE INDEX CONCURRENTLY, for one)
 waits for it. So the transaction that keeps it touches no table and no catalog, it is kept only for tables whose copy is
@@ -23,21 +21,26 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import psycopg
-from psycopg import sql
+from psycopg import errors, sql
 
 from lakefeed.capture.postgres.catalog import sql_name, wait_for_commits
 from lakefeed.capture.postgres.database import BEGIN, KEEPING, SLOT, Connection, Database, Names, finish, quoted
 from lakefeed.capture.postgres.wire import wait_ready
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
-from lakefeed.errors import LakefeedError, PositionLostError, SourceSetupError, SourceUnavailableError
+from lakefeed.errors import LakefeedError, SourceSetupError, SourceUnavailableError
 
 log = logging.getLogger(__name__)
 
 PLUGIN = "pgoutput"
-SLOT_SECONDS = 600.0
-"""For the pipeline's own slot. Long: whoever begins again waits for everything that has begun since."""
+SLOT_SECONDS = 600.0  # for the pipeline's own: who begins again waits for everything that has begun since
+WAIT_SECONDS = 5.0  # how long making a snapshot may wait for transactions; without one a copy is read with brackets
+IDLE_SECONDS = 300.0  # how long a snapshot is kept while nobody reads from it: that process may be dead
+CHECK_SECONDS = 0.5
 _REPORT_SECONDS = 5.0
+_COMMIT_SECONDS = 30.0
+# It is of a transaction that is over, or there is none of that name.
+_NO_SNAPSHOT = (errors.ObjectNotInPrerequisiteState, errors.InvalidParameterValue, errors.UndefinedObject)
 
 _SLOT = """
 SELECT to_jsonb(s), extract(epoch FROM CASE WHEN s.active_pid IS NULL
@@ -52,15 +55,14 @@ SELECT a.pid, coalesce(a.usename, '?'), coalesce(a.state, '?'), extract(epoch FR
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A replication slot. ``report`` is what the server says of it, which has other keys in each version."""
+    """A replication slot. ``report`` is what the server says of it, which has other keys in each version, and ``lost``
+    why it cannot be used any more. ``seconds_behind`` is how old what is not confirmed may be: how long a connected
+    reader takes to confirm; without one, for how long nobody has been reading (known from PostgreSQL 17 on)."""
 
     report: Mapping[str, Any]
     confirmed: PostgresLsn
     lost: str | None
-    """Why it cannot be used any more."""
     seconds_behind: float | None
-    """How old what is not confirmed may be, as the server knows it: for a reader that is connected, how long a
-    confirmation takes; without one, for how long nobody has been reading (known from PostgreSQL 17 on)."""
 
     @property
     def health(self) -> dict[str, int | str | None]:
@@ -112,31 +114,6 @@ def inserted(connection: Connection) -> PostgresLsn:
     return PostgresLsn.parse(connection.one("SELECT pg_current_wal_insert_lsn()::text")[0])
 
 
-def require_position(connection: Connection, name: str, position: PostgresLsn) -> None:
-    """PositionLostError unless everything strictly after ``position`` can still be read from the slot."""
-    slot, reached, problem = usable_slot(connection, name), head(connection), None
-    if slot is None:
-        problem = f"the replication slot {name} is gone; what was written after {position} cannot be read any more"
-    elif slot.lost is not None:
-        problem = f"the replication slot {name} was invalidated: {slot.lost}"
-    elif position < slot.confirmed:
-        problem = (
-            f"the replication slot {name} is at {slot.confirmed}, ahead of the pipeline's {position}: it was advanced "
-            "or created again by somebody else, and the changes between are gone"
-        )
-    elif position > reached:
-        problem = (
-            f"the pipeline is at {position}, but the server has written no further than {reached}: it was restored or "
-            "rewound, or it is another server"
-        )
-    if problem is not None:
-        raise PositionLostError(
-            problem,
-            remedy="Choose: restore the source's log, or move the pipeline's state directory away and let it copy "
-            "every table again.",
-        )
-
-
 def slot_statement(name: str) -> str:
     """The SQL that makes the slot, for those who make it themselves."""
     return f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}')"
@@ -145,12 +122,10 @@ def slot_statement(name: str) -> str:
 def create_slot(
     database: Database, name: str, stop: threading.Event, *, temporary: bool, seconds: float | None = None
 ) -> tuple[Connection, PostgresLsn, str]:
-    """A new slot: the connection that made it, its consistent point, and the name of the snapshot exported there.
-
-    The snapshot has exactly the transactions whose commits lie before the point. It lives until the connection is used
-    or closed; a temporary slot goes with the connection. While transactions are running it waits, and reports for
-    which; SourceUnavailableError if they do not come to an end within ``seconds``, or ``stop`` is set.
-    """
+    """A new slot: the connection that made it, its consistent point, and the name of the snapshot exported there: it
+    has exactly the transactions whose commits lie before the point, and lives until the connection is used or closed; a
+    temporary slot goes with that, too. While transactions are running this waits, and reports for which;
+    SourceUnavailableError if they do not come to an end within ``seconds``, or ``stop`` is set."""
     connection = database.connect(name, SLOT, replication=True)
     try:
         with database.errors():
@@ -191,23 +166,11 @@ def _blocking(connection: Connection) -> str:
     return "transactions that were running when it began"
 
 
-IDLE_SECONDS = 300.0
-"""How long a snapshot is kept while nobody reads from it: the process that was to read may be dead."""
-CHECK_SECONDS = 0.5
-WAIT_SECONDS = 5.0
-"""How long making a snapshot may wait for running transactions. Without one, the copy is read with brackets."""
-
 # Whether a session waits for a process of ours, and whether somebody reads: a chunk is read in a transaction; the
 # session that plans copies has none while it waits.
 _IN_USE = """
 SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pg_blocking_pids(pid) && %s::int4[]),
        EXISTS (SELECT FROM pg_stat_activity WHERE application_name = %s AND state <> 'idle')"""
-
-_COMMIT_SECONDS = 30.0
-# It is of a transaction that is over, or there is none of that name.
-_NO_SNAPSHOT = (
-    psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject
-)  # fmt: skip
 
 # The transaction's snapshot shows pg_class as of then; pg_relation_filenode and pg_partition_tree show it as of now.
 _CHANGED = """
@@ -284,8 +247,7 @@ class _Kept:
     transaction: Connection
     tables: set[TableId]
     used_at: float = field(default_factory=time.monotonic)
-    busy: threading.Lock = field(default_factory=threading.Lock)
-    """Of the transaction, while somebody uses it."""
+    busy: threading.Lock = field(default_factory=threading.Lock)  # while somebody uses the transaction
 
 
 class ExportedSnapshots:
