@@ -1,8 +1,7 @@
 """What the catalog says about tables and partitions, as it is now. Each question is one query for all tables.
 
-A partitioned table is published as one table, and the stream has the rows that are written. Partitions that leave,
-come with rows in them or are emptied on their own say nothing there: that is found by comparing two readings of the
-catalog (``unseen``).
+A partitioned table is published as one table. Partitions that leave, come with rows in them or are emptied on their own
+say nothing in the stream: that is found by comparing two readings of the catalog (``unseen``).
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ SELECT attrelid::int8, attname::text, (attmissingval::text::text[])[1] FROM pg_a
 _PARTS = """
 WITH RECURSIVE part(root, type) AS (
   SELECT t, t FROM unnest(%s::oid[]) AS u(t)
-  UNION
-  SELECT p.root, c.type FROM part p CROSS JOIN LATERAL (
+  UNION SELECT p.root, c.type FROM part p CROSS JOIN LATERAL (
     SELECT unnest(ARRAY[t.typelem, t.typbasetype]) AS type FROM pg_type t WHERE t.oid = p.type
     UNION SELECT a.atttypid FROM pg_type t JOIN pg_attribute a ON a.attrelid = t.typrelid
            WHERE t.oid = p.type AND a.attnum > 0
@@ -92,8 +90,7 @@ _LEAVES = """
 WITH RECURSIVE tree(root, leaf, joined) AS (
   SELECT c.oid, i.inhrelid, age(i.xmin) FROM pg_class c JOIN pg_inherits i ON i.inhparent = c.oid
    WHERE c.relkind = 'p' AND NOT c.relispartition AND NOT i.inhdetachpending AND c.oid = ANY(%s)
-  UNION ALL
-  SELECT t.root, i.inhrelid, least(t.joined, age(i.xmin))
+  UNION ALL SELECT t.root, i.inhrelid, least(t.joined, age(i.xmin))
     FROM tree t JOIN pg_inherits i ON i.inhparent = t.leaf WHERE NOT i.inhdetachpending)
 SELECT t.root::int8, c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.relpersistence::text,
        c.relfilenode::int8, t.joined < age(a.xmin)
@@ -112,8 +109,7 @@ SELECT bool_or(age(xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::int8 -
 # Of any other, and of sessions that this role may not see into, nothing is known: it is waited for.
 _COMMITTING = """
 SELECT l.transactionid::text FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
- WHERE l.locktype = 'transactionid' AND l.granted
-   AND CASE WHEN l.pid IS NULL
+ WHERE l.locktype = 'transactionid' AND l.granted AND CASE WHEN l.pid IS NULL
        THEN EXISTS (SELECT FROM pg_stat_activity b WHERE b.state = 'active' AND b.query ILIKE '%commit prepared%'
                        AND b.pid <> pg_backend_pid())
        ELSE coalesce(a.state, '') NOT LIKE 'idle in transaction%' END"""
@@ -231,9 +227,8 @@ class SourceTable:
 
     @property
     def not_whole(self) -> list[str]:
-        """Of the table and the partitions that have its rows: those whose old rows PostgreSQL does not log whole, as
-        SQL. The stream reports the identity of a partitioned table, but rows are logged by that of their partition.
-        The table itself comes last: made FULL after its partitions, it never stands for one that is not."""
+        """Which of the table and its partitions have old rows that PostgreSQL does not log whole, as SQL. The table
+        itself comes last: made FULL after its partitions, it never stands for one that is not."""
         own = [sql_name(self.id)] if self.identity != FULL else []
         return [leaf.name for leaf in self.leaves if leaf.identity != FULL] + own
 
@@ -392,8 +387,8 @@ def as_remembered(source: SourceTable, before: str) -> SourceTable:
     seen, _, files, _ = json.loads(before)
     names = {leaf.oid: leaf.name for leaf in source.leaves}
     parts = [(int(oid), file) for oid, file in files.items() if int(oid) != source.oid]
-    leaves = [Leaf(oid, names.get(oid, f"with the oid {oid}"), "", "", file, False) for oid, file in parts]
-    return replace(source, leaves=tuple(leaves), snapshot=Snapshot(seen, 0, seen))
+    leaves = tuple(Leaf(oid, names.get(oid, f"with the oid {oid}"), "", "", file, False) for oid, file in parts)
+    return replace(source, leaves=leaves, snapshot=Snapshot(seen, 0, seen))
 
 
 def unseen(connection: Connection, before: SourceTable, now: SourceTable) -> str | None:
@@ -406,9 +401,8 @@ def unseen(connection: Connection, before: SourceTable, now: SourceTable) -> str
         is_new = there[leaf.oid].file != leaf.file
         if is_new and not has_kept_rows(connection, there[leaf.oid].name, before.snapshot.begin):
             return f"its partition {leaf.name} was truncated"
-    for leaf in now.leaves:
-        came = leaf.oid not in known and leaf.attached
+    for leaf in (leaf for leaf in now.leaves if leaf.attached and leaf.oid not in known):
         # One that was attached while it was empty has its rows from the stream.
-        if came and connection.one("SELECT coalesce(pg_relation_size(%s::oid), 0)", leaf.oid) != (0,):
+        if connection.one("SELECT coalesce(pg_relation_size(%s::oid), 0)", leaf.oid) != (0,):
             return f"the table {leaf.name} was attached to it as a partition, with rows"
     return None

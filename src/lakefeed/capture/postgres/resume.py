@@ -10,8 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -48,14 +47,12 @@ _PUBLISHED = """
 SELECT t.schemaname, t.tablename, coalesce(r.oid, p.oid)::int8, r.prattrs IS NOT NULL OR r.prqual IS NOT NULL,
        EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated = 's')
   FROM pg_publication p JOIN pg_publication_tables t ON t.pubname = p.pubname
-  JOIN pg_namespace n ON n.nspname = t.schemaname
-  JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+  JOIN pg_namespace n ON n.nspname = t.schemaname JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
   LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
  WHERE p.pubname = %s ORDER BY 1, 2"""
 
 
-@dataclass(frozen=True, slots=True)
-class Shortcoming:
+class Shortcoming(NamedTuple):
     """Why a publication does not publish everything, or something else than a copy has, with the statement that
     repairs it. ``table`` is the one it concerns, None for all. Not ``misses``: tables in question are not published."""
 
@@ -65,8 +62,7 @@ class Shortcoming:
     misses: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Coverage:
+class Coverage(NamedTuple):
     """What a publication publishes at one moment. ``members`` are its tables, each with a number that is another one if
     the table was taken out and put back, or the publication made again; None if there is no publication."""
 
@@ -151,10 +147,8 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
     """See ``ResumePoint``. Each call has a connection of its own."""
 
     def __init__(self, connections: Connections, names: Names, *, provision: bool) -> None:
-        self._connections = connections
-        self._database = connections.database
-        self._names = names
-        self._provision = provision
+        self._connections, self._database = connections, connections.database
+        self._names, self._provision = names, provision
         self._closed = threading.Event()
         self._exported = slots.ExportedSnapshots(self._database, names, self._closed)
         self._since: dict[TableId, tuple[int, PostgresLsn]] = {}
@@ -179,9 +173,8 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         return f"system {system}, timeline {timeline}, database {name}"
 
     def create(self, tables: Sequence[TableId]) -> PostgresLsn:
-        """1. the publication, 2. the slot. Exported snapshots are given up before anything waits for a lock: an
-        application's CREATE INDEX CONCURRENTLY that waits for a snapshot of ours would have the lock that we wait for.
-        """
+        """1. the publication, 2. the slot. Exported snapshots are given up before anything waits for a lock: a CREATE
+        INDEX CONCURRENTLY that waits for a snapshot of ours would have the lock that we wait for."""
         names = self._names
         with self._connections.connection() as connection:
             there = read_tables(connection)
@@ -227,8 +220,7 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
             if usable_slot(connection, self._names.slot) is None:
                 raise StateError("there is no replication slot for the pipeline yet", remedy="Call prepare first.")
             source = _source(read_tables(connection), table)
-            first = PostgresLsn(0)
-            least = max(delivered or first, self._since.get(table, (0, first))[1])
+            least = max(delivered or PostgresLsn(0), self._since.get(table, (0, PostgresLsn(0)))[1])
             origin = self._exported.for_copy(connection, table, least)
             if origin is None:
                 oids = [source.oid, *(leaf.oid for leaf in source.leaves)]
@@ -314,8 +306,7 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         """All at once; one by one if some may not be. The others then are published before the slot is made, and one
         snapshot does for all. A table that somebody has locked is tried at once first, then for as long as
         ``lock_timeout`` allows with no snapshot of ours kept."""
-        statement = coverage.statement(wanted)
-        if statement is None:
+        if (statement := coverage.statement(wanted)) is None:
             return
         try:
             try:
