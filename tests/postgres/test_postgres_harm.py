@@ -110,7 +110,7 @@ def test_publishing_gives_a_snapshot_up_before_it_waits_for_a_lock_and_never_wai
         with pytest.raises(SourceSetupError, match=r"public\.u cannot be published now"):
             capture.prepare([third, U])
         assert time.monotonic() - began < 10
-        assert len(resume_of(capture)._exported) == 0
+        assert not resume_of(capture)._exported._kept
         tables = {row[0] for row in writer.execute("SELECT tablename FROM pg_publication_tables")}
         assert tables == {"t", "x"}
         other.rollback()

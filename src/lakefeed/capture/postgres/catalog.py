@@ -1,8 +1,7 @@
 """What the catalog says about tables and partitions, as it is now. Each question is one query for all tables.
 
-A partitioned table is published as one table, and the stream has the rows that are written. Partitions that leave,
-come with rows in them or are emptied on their own say nothing there: that is found by comparing two readings of the
-catalog (``unseen``).
+A partitioned table is published as one table. Partitions that leave, come with rows in them or are emptied on their own
+say nothing in the stream: that is found by comparing two readings of the catalog (``unseen``).
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ if TYPE_CHECKING:
 # the lake: inside a transaction two rows may have the same.
 _TABLES = """
 SELECT c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.relpersistence::text, c.relkind::text,
-       k.names, k.primary_key, k.generated,
-       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> ''),
-       c.relfilenode::int8, c.relnatts::int4, pg_current_snapshot()::text
+       k.names, k.primary_key, k.generated, c.relfilenode::int8, c.relnatts::int4, pg_current_snapshot()::text,
+       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '')
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN LATERAL (
        SELECT array_agg(name ORDER BY place) FILTER (WHERE identifies) AS names,
@@ -63,8 +61,7 @@ SELECT attrelid::int8, attname::text, (attmissingval::text::text[])[1] FROM pg_a
 _PARTS = """
 WITH RECURSIVE part(root, type) AS (
   SELECT t, t FROM unnest(%s::oid[]) AS u(t)
-  UNION
-  SELECT p.root, c.type FROM part p CROSS JOIN LATERAL (
+  UNION SELECT p.root, c.type FROM part p CROSS JOIN LATERAL (
     SELECT unnest(ARRAY[t.typelem, t.typbasetype]) AS type FROM pg_type t WHERE t.oid = p.type
     UNION SELECT a.atttypid FROM pg_type t JOIN pg_attribute a ON a.attrelid = t.typrelid
            WHERE t.oid = p.type AND a.attnum > 0
@@ -84,9 +81,8 @@ WITH RECURSIVE plain(of_type, of_modifier, type, modifier, depth) AS (
   UNION ALL
   SELECT of_type, of_modifier, t.typbasetype, CASE WHEN t.typtypmod >= 0 THEN t.typtypmod ELSE p.modifier END, depth + 1
     FROM plain p JOIN pg_type t ON t.oid = p.type WHERE t.typtype = 'd')
-SELECT DISTINCT ON (of_type, of_modifier) of_type::int8, of_modifier, type::int8, modifier,
-       format_type(of_type, of_modifier)
-  FROM plain ORDER BY of_type, of_modifier, depth DESC"""
+SELECT DISTINCT ON (1, 2) of_type::int8, of_modifier, type::int8, modifier, format_type(of_type, of_modifier)
+  FROM plain ORDER BY 1, 2, depth DESC"""
 
 # ``joined`` is newer than the table itself where one that was there before was attached. Of the table's catalog rows
 # those of its system columns are never written again, so they tell when it was made.
@@ -94,8 +90,7 @@ _LEAVES = """
 WITH RECURSIVE tree(root, leaf, joined) AS (
   SELECT c.oid, i.inhrelid, age(i.xmin) FROM pg_class c JOIN pg_inherits i ON i.inhparent = c.oid
    WHERE c.relkind = 'p' AND NOT c.relispartition AND NOT i.inhdetachpending AND c.oid = ANY(%s)
-  UNION ALL
-  SELECT t.root, i.inhrelid, least(t.joined, age(i.xmin))
+  UNION ALL SELECT t.root, i.inhrelid, least(t.joined, age(i.xmin))
     FROM tree t JOIN pg_inherits i ON i.inhparent = t.leaf WHERE NOT i.inhdetachpending)
 SELECT t.root::int8, c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.relpersistence::text,
        c.relfilenode::int8, t.joined < age(a.xmin)
@@ -114,17 +109,14 @@ SELECT bool_or(age(xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::int8 -
 # Of any other, and of sessions that this role may not see into, nothing is known: it is waited for.
 _COMMITTING = """
 SELECT l.transactionid::text FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
- WHERE l.locktype = 'transactionid' AND l.granted
-   AND CASE WHEN l.pid IS NULL
+ WHERE l.locktype = 'transactionid' AND l.granted AND CASE WHEN l.pid IS NULL
        THEN EXISTS (SELECT FROM pg_stat_activity b WHERE b.state = 'active' AND b.query ILIKE '%commit prepared%'
                        AND b.pid <> pg_backend_pid())
        ELSE coalesce(a.state, '') NOT LIKE 'idle in transaction%' END"""
 
 FULL, INDEX, NOTHING, DEFAULT = "f", "i", "n", "d"
-PARTITIONED = "p"
-_LOGGED = "p"
-_READS_GENERATED = 180_000
-_FIRST_OWN_TYPE = 16_384
+PARTITIONED, _LOGGED = "p", "p"
+_READS_GENERATED, _FIRST_OWN_TYPE = 180_000, 16_384
 _REFUSING = "once it is published, PostgreSQL would refuse its UPDATEs and DELETEs"
 
 
@@ -132,10 +124,8 @@ class Snapshot(NamedTuple):
     """A moment of the database. Later ones are larger: the set of transactions that are over only grows."""
 
     end: int
-    running: int
-    """How many of those before ``end`` are not over, negative."""
-    begin: int
-    """Those before it were all over."""
+    running: int  # how many of those before ``end`` are not over, negative
+    begin: int  # those before it were all over
 
     @classmethod
     def parse(cls, text: str) -> Snapshot:
@@ -146,18 +136,15 @@ class Snapshot(NamedTuple):
 NEVER = Snapshot(0, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):
     """A partition that has rows itself. ``file`` is another one after TRUNCATE, and after whatever rewrites it."""
 
     oid: int
-    name: str
-    """As SQL."""
+    name: str  # as SQL
     identity: str
     persistence: str
     file: int
-    attached: bool
-    """It was a table of its own before."""
+    attached: bool  # it was a table of its own before
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,14 +158,14 @@ class SourceColumn:
     dropped: bool = False
     has_default: bool = False
     missing: str | None = None
-    version: str = ""
-    """The transaction that last wrote its row in the catalog."""
-    parts: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """What the text of its values depends on: labels of enums, attributes of composites."""
+    version: str = ""  # the transaction that last wrote its row in the catalog
+    parts: Mapping[str, str] = field(default_factory=dict, compare=False)  # see _PARTS
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
+    """``attributes`` are all columns that ever were, by number. Generated ones are left out: the stream has none."""
+
     oid: int
     id: TableId
     identity: str
@@ -186,19 +173,13 @@ class SourceTable:
     kind: str
     key: tuple[str, ...]
     attributes: tuple[SourceColumn, ...] = ()
-    """Every column that ever was, by number. Generated ones are left out: the stream does not carry them."""
-    primary_key: tuple[str, ...] = ()
-    """Also where it is no identity, since it is deferrable or another one was chosen."""
+    primary_key: tuple[str, ...] = ()  # also where it is no identity: it is deferrable, or another one was chosen
     generated_key: bool = False
-    generated_refused: bool = False
-    """It has a generated column, and the server takes that for a part of a full replica identity (18 does)."""
-    leaves: tuple[Leaf, ...] = field(default=(), compare=False)
-    """Of a partitioned table: the partitions that have its rows."""
+    generated_refused: bool = False  # it has a generated column, a part of a full identity for the server (18)
+    leaves: tuple[Leaf, ...] = field(default=(), compare=False)  # of a partitioned table: those that have its rows
     file: int = field(default=0, compare=False)
-    width: int = 0
-    """The largest number that a column ever had."""
-    snapshot: Snapshot = field(default=NEVER, compare=False)
-    """Which reading of the catalog this is from."""
+    width: int = 0  # the largest number that a column ever had
+    snapshot: Snapshot = field(default=NEVER, compare=False)  # which reading of the catalog this is from
 
     @property
     def files(self) -> dict[int, int]:
@@ -228,9 +209,8 @@ class SourceTable:
             reason = f"its partition {unlogged[0]} is not logged, so the changes of that are not in the log"
             return Refusal(reason, altered(unlogged, "SET LOGGED"))
         if self.generated_key:
-            reason = "a column of its key is generated, and the log does not carry generated columns"
             repair = f"{altered([name], 'REPLICA IDENTITY USING INDEX …')} with an index of other columns."
-            return Refusal(reason, repair)
+            return Refusal("a column of its key is generated, and the log does not carry generated columns", repair)
         if self.identity == NOTHING:
             return Refusal("its replica identity is NOTHING", altered([name], "REPLICA IDENTITY DEFAULT"))
         if self.generated_refused and full:
@@ -247,15 +227,24 @@ class SourceTable:
 
     @property
     def not_whole(self) -> list[str]:
-        """Of the table and the partitions that have its rows: those whose old rows PostgreSQL does not log whole, as
-        SQL. The stream reports the identity of a partitioned table, but rows are logged by that of their partition.
-        The table itself comes last: made FULL after its partitions, it never stands for one that is not."""
+        """Which of the table and its partitions have old rows that PostgreSQL does not log whole, as SQL. The table
+        itself comes last: made FULL after its partitions, it never stands for one that is not."""
         own = [sql_name(self.id)] if self.identity != FULL else []
         return [leaf.name for leaf in self.leaves if leaf.identity != FULL] + own
 
     def schema(self, text_columns: Sequence[str] = ()) -> TableSchema:
-        columns = tuple(column_of(self, column, text_columns) for column in self.columns)
-        return TableSchema(self.id, columns, () if self.generated_key else self.key)
+        """As the lake has it. The stable id of a column is the relation and the attribute number, which renames do not
+        change; its default what rows from before it read as, where that has a form that everybody understands."""
+        columns = []
+        for one in self.columns:
+            as_text = any(fnmatchcase(f"{self.id}.{one.name}", pattern) for pattern in text_columns)
+            kind = pa.string() if as_text else arrow_type(one.type)
+            default: int | str | None = one.missing if pa.types.is_string(kind) else None
+            if one.missing is not None and pa.types.is_integer(kind):
+                default = int(one.missing)
+            is_nullable = not (one.not_null or one.name in self.key)
+            columns.append(Column(one.name, kind, is_nullable, one.type.name, f"{self.oid}.{one.number}", default))
+        return TableSchema(self.id, tuple(columns), () if self.generated_key else self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,26 +258,6 @@ class CatalogFacts:
 
 def sql_name(table: TableId) -> str:
     return f"{quoted(table.schema)}.{quoted(table.name)}"
-
-
-def column_of(table: SourceTable, column: SourceColumn, text_columns: Sequence[str]) -> Column:
-    """A column of the lake. Its stable id is the relation and the attribute number, which renames do not change."""
-    as_text = any(fnmatchcase(f"{table.id}.{column.name}", pattern) for pattern in text_columns)
-    kind = pa.string() if as_text else arrow_type(column.type)
-    # What rows from before the column was added read as, where that has a form that everybody understands.
-    default: int | str | None = None
-    if column.missing is not None and pa.types.is_integer(kind):
-        default = int(column.missing)
-    elif pa.types.is_string(kind):
-        default = column.missing
-    return Column(
-        column.name,
-        kind,
-        nullable=not (column.not_null or column.name in table.key),
-        source_type=column.type.name,
-        id=f"{table.oid}.{column.number}",
-        default=default,
-    )
 
 
 @contextmanager
@@ -310,12 +279,11 @@ def read_tables(connection: Connection, oids: Sequence[int] | None = None) -> di
     for root, oid, schema, name, *more in connection.execute(_LEAVES, (partitioned,)) if partitioned else ():
         leaves.setdefault(root, []).append(Leaf(oid, f"{quoted(schema)}.{quoted(name)}", *more))
     tables = {}
-    for oid, schema, name, identity, persistence, kind, names, primary_key, generated_key, generated, *more in found:
+    for oid, schema, name, identity, persistence, kind, names, primary_key, in_key, file, width, at, generated in found:
         table, key = TableId(schema, name), () if identity == NOTHING else tuple(names or ())
         tables[table] = SourceTable(
-            oid, table, identity, persistence, kind, key, primary_key=tuple(primary_key or ()),
-            generated_key=bool(generated_key and key), generated_refused=refuses and generated,
-            leaves=tuple(leaves.get(oid, ())), file=more[0], width=more[1], snapshot=Snapshot.parse(more[2]),
+            oid, table, identity, persistence, kind, key, (), tuple(primary_key or ()), bool(in_key and key),
+            refuses and generated, tuple(leaves.get(oid, ())), file, width, Snapshot.parse(at),
         )  # fmt: skip
     return tables
 
@@ -328,8 +296,8 @@ def with_columns(connection: Connection, tables: Sequence[SourceTable]) -> list[
         for kind, name, text in connection.execute(_PARTS, (own,)):
             parts.setdefault(kind, {})[name] = text
     roots = {leaf.oid: table.oid for table in tables for leaf in table.leaves}
-    for leaf, name, text in connection.execute(_MISSING, (list(roots),)) if roots else ():
-        missing.setdefault((roots[leaf], name), set()).add(text)
+    for oid, name, text in connection.execute(_MISSING, (list(roots),)) if roots else ():
+        missing.setdefault((roots[oid], name), set()).add(text)
     by_oid: dict[int, list[SourceColumn]] = {}
     for oid, number, name, not_null, kind, modifier, dropped, has_default, value, version in rows:
         values = missing.get((oid, name), {value})
@@ -368,8 +336,8 @@ def wait_for_commits(connection: Connection, seconds: float) -> bool:
 def has_kept_rows(connection: Connection, name: str, seen: int) -> bool | None:
     """Whether the file of a table has rows from before ``seen``; None if it has none at all, or nobody can tell."""
     with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable):
-        (found,) = connection.one(_KEPT.format(name=name, seen=seen))
-        return None if found is None else bool(found)
+        found: bool | None = connection.one(_KEPT.format(name=name, seen=seen))[0]
+        return found
     return None
 
 
@@ -400,17 +368,15 @@ def altered(connection: Connection | None, before: str, source: SourceTable) -> 
     found = {}
     for column in source.columns:
         version, parts = columns.get(str(column.number), (None, {}))
-        is_new, reason = version is None, None
+        is_new, id_ = version is None, f"{source.oid}.{column.number}"
         if is_new and column.number <= width:
-            reason = f"the column {column.name} was a generated one, so existing rows have values in it"
+            found[id_] = f"the column {column.name} was a generated one, so existing rows have values in it"
         elif is_new and changed and column.missing is None:
-            reason = f"existing rows may have got values in the new column {column.name}"
+            found[id_] = f"existing rows may have got values in the new column {column.name}"
         elif not is_new and is_rewritten and version != column.version:
-            reason = f"ALTER TABLE may have changed values of the column {column.name}"
+            found[id_] = f"ALTER TABLE may have changed values of the column {column.name}"
         elif any(column.parts.get(name) != text for name, text in parts.items()):
-            reason = f"values of the column {column.name} are written in another way since its type was altered"
-        if reason is not None:
-            found[f"{source.oid}.{column.number}"] = reason
+            found[id_] = f"values of the column {column.name} are written in another way since its type was altered"
     is_other = any(columns.get(str(one.number), (0, one.parts))[1] != one.parts for one in source.columns)
     has_others = files.keys() != {str(oid) for oid in source.files}
     return bool(changed or found or is_other or has_others), found
@@ -420,10 +386,9 @@ def as_remembered(source: SourceTable, before: str) -> SourceTable:
     """A table with the partitions that its fingerprint ``before`` has, for ``unseen``."""
     seen, _, files, _ = json.loads(before)
     names = {leaf.oid: leaf.name for leaf in source.leaves}
-    leaves = [
-        Leaf(int(oid), names.get(int(oid), f"with the oid {oid}"), "", "", file, False) for oid, file in files.items()
-    ]
-    return replace(source, leaves=tuple(leaves), snapshot=Snapshot(seen, 0, seen))
+    parts = [(int(oid), file) for oid, file in files.items() if int(oid) != source.oid]
+    leaves = tuple(Leaf(oid, names.get(oid, f"with the oid {oid}"), "", "", file, False) for oid, file in parts)
+    return replace(source, leaves=leaves, snapshot=Snapshot(seen, 0, seen))
 
 
 def unseen(connection: Connection, before: SourceTable, now: SourceTable) -> str | None:
@@ -436,9 +401,8 @@ def unseen(connection: Connection, before: SourceTable, now: SourceTable) -> str
         is_new = there[leaf.oid].file != leaf.file
         if is_new and not has_kept_rows(connection, there[leaf.oid].name, before.snapshot.begin):
             return f"its partition {leaf.name} was truncated"
-    for leaf in now.leaves:
-        came = leaf.oid not in known and leaf.attached
+    for leaf in (leaf for leaf in now.leaves if leaf.attached and leaf.oid not in known):
         # One that was attached while it was empty has its rows from the stream.
-        if came and connection.one("SELECT coalesce(pg_relation_size(%s::oid), 0)", leaf.oid) != (0,):
+        if connection.one("SELECT coalesce(pg_relation_size(%s::oid), 0)", leaf.oid) != (0,):
             return f"the table {leaf.name} was attached to it as a partition, with rows"
     return None

@@ -22,19 +22,8 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from lakefeed.capture.dialect import (
-    Bracket,
-    Cuts,
-    DescribedTable,
-    Dialect,
-    Horizon,
-    Ordering,
-    Query,
-    Refusal,
-    Session,
-    TableChangedError,
-    key_rows,
-)
+from lakefeed.capture import dialect
+from lakefeed.capture.dialect import Bracket, Cuts, DescribedTable, Dialect, Horizon, Ordering, Query, Refusal, Session
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.postgres.catalog import SourceTable, one_reading, read_tables, sql_name, with_columns
 from lakefeed.capture.postgres.database import BEGIN, READING, Connection, Database, quoted, run
@@ -46,11 +35,9 @@ from lakefeed.change.watermark import KeyValue
 
 _NAME = "lakefeed_poll"
 _UNREADABLE = Refusal("this role may not read it")
-COUNTED_BYTES = 64 << 20
-"""Tables up to this size are counted; of larger ones the catalog's estimate and a sample are good enough."""
-_SAMPLED_BLOCKS = 50
-"""For each chunk. Rows of one block are often neighbours by key, so a few blocks would give uneven chunks."""
-_BLOCK_BYTES = 8192
+COUNTED_BYTES = 64 << 20  # larger tables are not counted: the catalog's estimate and a sample are good enough
+# For each chunk. Rows of one block are often neighbours by key, so a few blocks would give uneven chunks.
+_SAMPLED_BLOCKS, _BLOCK_BYTES = 50, 8192
 _PIECE_BYTES, _PIECE_ROWS = 4 << 20, 16_384
 _POLLS_KEPT = 4_096
 _VERIFY, _RUN_ROWS = "lakefeed_verify", 50_000
@@ -61,8 +48,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HORIZON = """
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
        pg_snapshot_xmin(s)::text::int8, pg_snapshot_xmax(s)::text::int8,
-       pg_is_in_recovery() OR NOT pg_has_role('pg_read_all_stats', 'USAGE')
-         OR EXISTS (SELECT FROM pg_prepared_xacts),
+       pg_is_in_recovery() OR NOT pg_has_role('pg_read_all_stats', 'USAGE') OR EXISTS (SELECT FROM pg_prepared_xacts),
        (SELECT (extract(epoch FROM min(a.xact_start)) * 1000000)::int8 FROM pg_stat_activity a
          WHERE a.datname = current_database() AND a.application_name <> %s AND a.pid <> pg_backend_pid()
            AND (a.backend_xid IS NOT NULL OR a.xact_start > clock_timestamp() - interval '1 minute'))
@@ -72,26 +58,21 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
 # and < on citext would be that of text. Built-in types and all that is sorted by theirs (varchar, arrays) need none.
 _ORDERINGS = """
 SELECT c.opcintype::int8, p.amopstrategy, format('OPERATOR(%%I.%%s)', n.nspname, o.oprname)
-  FROM pg_opclass c
-  JOIN pg_am m ON m.oid = c.opcmethod AND m.amname = 'btree'
+  FROM pg_opclass c JOIN pg_am m ON m.oid = c.opcmethod AND m.amname = 'btree'
   JOIN pg_amop p ON p.amopfamily = c.opcfamily AND p.amoplefttype = c.opcintype AND p.amoprighttype = c.opcintype
-  JOIN pg_operator o ON o.oid = p.amopopr
-  JOIN pg_namespace n ON n.oid = o.oprnamespace
+  JOIN pg_operator o ON o.oid = p.amopopr JOIN pg_namespace n ON n.oid = o.oprnamespace
  WHERE c.opcdefault AND c.opcintype = ANY(%s) AND p.amopstrategy IN (1, 3, 5)
    AND c.opcnamespace <> 'pg_catalog'::regnamespace"""
 
 _SIZE = """
 SELECT coalesce(sum(pg_relation_size(c.oid)), 0)::int8, coalesce(sum(greatest(c.reltuples, 0)), 0)::int8 FROM pg_class c
- WHERE c.relkind = 'r'
-   AND (c.oid = %s::regclass OR c.oid IN (SELECT relid FROM pg_partition_tree(%s::regclass)))"""
+ WHERE c.relkind = 'r' AND (c.oid = %s::regclass OR c.oid IN (SELECT relid FROM pg_partition_tree(%s::regclass)))"""
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresDialect(Dialect):
     """``text_columns``: patterns over ``schema.table.column`` of columns that are kept as PostgreSQL prints them.
-
-    ``application_name`` is what pg_stat_activity shows of its sessions.
-    """
+    ``application_name`` is what pg_stat_activity shows of its sessions."""
 
     dsn: str = field(repr=False)
     text_columns: tuple[str, ...] = ()
@@ -112,10 +93,8 @@ class PostgresDialect(Dialect):
 
     def bound(self, column: Column, value: KeyValue, query: Query) -> str:  # noqa: ARG002  # COPY takes no parameters
         """As PostgreSQL reads it back exactly."""
-        printed = str(value)
-        if isinstance(value, bytes):
-            printed = f"\\x{value.hex()}"
-        elif isinstance(value, int) and pa.types.is_timestamp(column.type):
+        printed = f"\\x{value.hex()}" if isinstance(value, bytes) else str(value)
+        if isinstance(value, int) and pa.types.is_timestamp(column.type):
             printed = (_EPOCH + timedelta(microseconds=value)).isoformat(" ", "microseconds")
         elif isinstance(value, int) and pa.types.is_boolean(column.type):
             printed = "t" if value else "f"
@@ -126,9 +105,7 @@ class PostgresSession(Session):
     """See ``Session``."""
 
     def __init__(self, database: Database, connection: Connection, text_columns: tuple[str, ...]) -> None:
-        self._database = database
-        self._connection = connection
-        self._text_columns = text_columns
+        self._database, self._connection, self._text_columns = database, connection, text_columns
         self._polls: deque[tuple[int, int]] = deque(maxlen=_POLLS_KEPT)
 
     @property
@@ -154,16 +131,12 @@ class PostgresSession(Session):
         with self._database.errors(), one_reading(self._connection) if self._is_idle else nullcontext():
             there = read_tables(self._connection)
             wanted = [replace(there[table], key=there[table].primary_key) for table in tables if table in there]
-            complete = with_columns(self._connection, wanted)
-            orderings = read_orderings(self._connection, complete)
-        return {table.id: described(table, self._text_columns, orderings) for table in complete}
+            return described(self._connection, with_columns(self._connection, wanted), self._text_columns)
 
     def horizon(self) -> Horizon:
-        """Exact where the role may see when transactions began; else by the snapshot's oldest transaction.
-
-        The second way: everything that is in flight now had no transaction id yet at the newest earlier poll whose
-        snapshot ended before the oldest of them. It holds on replicas too, whose snapshots do not list transactions.
-        """
+        """Exact where the role may see when transactions began. Else by the snapshot's oldest transaction: all that is
+        in flight now had no transaction id yet at the newest earlier poll whose snapshot ended before the oldest of
+        them. That holds on replicas too, whose snapshots do not list transactions."""
         with self._database.errors():
             now, oldest, next_one, is_hidden, began = self._connection.one(_HORIZON, _NAME)
         self._polls.append((now, next_one))
@@ -172,8 +145,22 @@ class PostgresSession(Session):
         return Horizon(now, max((at for at, limit in self._polls if limit <= oldest), default=None))
 
     def read(self, query: Query, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        with self.consistent() if self._is_idle else nullcontext():
-            yield from self._read(query, schema)
+        with self.consistent() if self._is_idle else nullcontext(), self._database.errors():
+            # From here on the transaction has a lock on the table, so that what the server states stays true.
+            result = run(self._connection, f"SELECT * FROM ({query.sql}) AS r LIMIT 0")
+            stated = [SourceType(result.ftype(index), result.fmod(index)) for index in range(len(schema))]
+            if query.source is not None and not shows(self._connection, sql_name(query.source.id)):
+                raise dialect.TableChangedError
+            forms = [form_of(quoted(one.name), one.type, kind) for one, kind in zip(schema, stated, strict=True)]
+            copied = f"SELECT {', '.join(form for form, _ in forms)} FROM ({query.sql}) AS r"
+            for rows in read_copy(self._connection, copied, piece_bytes=_PIECE_BYTES, piece_rows=_PIECE_ROWS):
+                arrays = []
+                for (_, as_arrow), values, one in zip(forms, copied_columns(rows, len(forms)), schema, strict=True):
+                    try:
+                        arrays.append(as_arrow(values))
+                    except MisfitError as error:
+                        raise error.of(one.name) from error
+                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     @contextmanager
     def consistent(self, origin: Mapping[str, Any] | None = None) -> Iterator[Bracket | None]:
@@ -211,7 +198,7 @@ class PostgresSession(Session):
             f" WHERE n.{number} % greatest(1, n.{total} / {chunks}) = 0 AND n.{number} < n.{total} ORDER BY n.{number}"
         )
         schema = pa.schema([pa.field(column.name, column.type) for column in key])
-        found = [cut for batch in self.read(query, schema) for cut in key_rows(batch, schema.names)]
+        found = [cut for batch in self.read(query, schema) for cut in dialect.key_rows(batch, schema.names)]
         return Cuts(tuple(found), there)
 
     def cancel(self) -> None:
@@ -223,44 +210,23 @@ class PostgresSession(Session):
     def close(self) -> None:
         self._connection.close()
 
-    def _read(self, query: Query, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        with self._database.errors():
-            # From here on the transaction has a lock on the table, so that what the server states stays true.
-            result = run(self._connection, f"SELECT * FROM ({query.sql}) AS r LIMIT 0")
-            stated = [SourceType(result.ftype(index), result.fmod(index)) for index in range(len(schema))]
-            if query.source is not None and not shows(self._connection, sql_name(query.source.id)):
-                raise TableChangedError
-            forms = [form_of(quoted(one.name), one.type, kind) for one, kind in zip(schema, stated, strict=True)]
-            copied = f"SELECT {', '.join(form for form, _ in forms)} FROM ({query.sql}) AS r"
-            for rows in read_copy(self._connection, copied, piece_bytes=_PIECE_BYTES, piece_rows=_PIECE_ROWS):
-                arrays = []
-                for (_, as_arrow), values, one in zip(forms, copied_columns(rows, len(forms)), schema, strict=True):
-                    try:
-                        arrays.append(as_arrow(values))
-                    except MisfitError as error:
-                        raise error.of(one.name) from error
-                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
 
 def described(
-    source: SourceTable, text_columns: Sequence[str], orderings: Mapping[int, Ordering] | None = None
-) -> DescribedTable:
-    """The table as queries see it, with the key that ``source`` has."""
-    own = {column.name: column.type.oid for column in source.columns}
-    return DescribedTable(
-        source.schema(text_columns),
-        f"{'ONLY ' if source.kind == 'r' else ''}{sql_name(source.id)}",
-        orderings={name: orderings[oid] for name, oid in own.items() if oid in orderings} if orderings else {},
-    )
-
-
-def read_orderings(connection: Connection, tables: Sequence[SourceTable]) -> dict[int, Ordering]:
-    """Of types whose operators are not in pg_catalog, by their oid: how their values are ordered."""
+    connection: Connection, tables: Sequence[SourceTable], text_columns: Sequence[str]
+) -> dict[TableId, DescribedTable]:
+    """The tables as queries see them, with the keys that ``tables`` have, and how values are ordered of types whose
+    operators are not in pg_catalog."""
+    operators: dict[int, dict[int, str]] = {}
     kinds = list({column.type.oid for table in tables for column in table.columns})
-    found: dict[int, dict[int, str]] = {}
     for kind, strategy, operator in connection.execute(_ORDERINGS, (kinds,)):
-        found.setdefault(kind, {})[strategy] = operator
-    return {kind: Ordering(one[1], one[3], one[5]) for kind, one in found.items()}
+        operators.setdefault(kind, {})[strategy] = operator
+    ordered = {kind: Ordering(one[1], one[3], one[5]) for kind, one in operators.items()}
+    found = {}
+    for table in tables:
+        orderings = {one.name: ordered[one.type.oid] for one in table.columns if one.type.oid in ordered}
+        origin = f"{'ONLY ' if table.kind == 'r' else ''}{sql_name(table.id)}"
+        found[table.id] = DescribedTable(table.schema(text_columns), origin, orderings=orderings)
+    return found
 
 
 class PostgresVerifyReader:
@@ -268,9 +234,7 @@ class PostgresVerifyReader:
     the server gives the rows, so that memory stays bounded."""
 
     def __init__(self, dsn: str, table: TableId) -> None:
-        self._database = Database(dsn)
-        self._dialect = PostgresDialect(dsn)
-        self._table = table
+        self._database, self._dialect, self._table = Database(dsn), PostgresDialect(dsn), table
 
     def columns(self) -> Sequence[str]:
         return self._dialect.described(self._table).schema.names
@@ -287,11 +251,7 @@ class PostgresVerifyReader:
             for one, field in zip(map(quoted, names), columns, strict=True)
         ]
         query = f"SELECT {', '.join(listed)} FROM {self._dialect.described(self._table).origin}"
-        with (
-            self._database.connection(_VERIFY) as connection,
-            connection.transaction(),
-            connection.cursor(_VERIFY) as cursor,
-        ):
+        with self._database.connection(_VERIFY) as opened, opened.transaction(), opened.cursor(_VERIFY) as cursor:
             cursor.execute(query.encode())
             while rows := cursor.fetchmany(_RUN_ROWS):
                 yield rows

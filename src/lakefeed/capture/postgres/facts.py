@@ -1,9 +1,8 @@
 """TableFacts: from what the stream and the catalog say about a table to its layout, and what they do not say.
 
 The stream gives names, types and the replica identity as they were at that position of the log; column numbers, NOT
-NULL and the primary key come from the catalog, which was read later. Numbers only ever grow and dropped ones stay in
-the catalog, so names and order tell nearly always which column is which; where they do not, that is reported, and the
-table is copied again.
+NULL and the primary key come from the catalog, which was read later. ``match_columns`` tells nearly always which column
+is which; where it cannot, that is reported, and the table is copied again.
 
 The stream describes a table only before a row of it, and says nothing of a table that is not published. So a table that
 was dropped, or changed with no row since, or whose changes or partitions the stream leaves out, also while no process
@@ -15,30 +14,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from lakefeed.capture.dialect import DescribedTable, Session
 from lakefeed.capture.log import Announced, Choose
-from lakefeed.capture.postgres.catalog import (
-    FULL,
-    NEVER,
-    PARTITIONED,
-    CatalogFacts,
-    SourceColumn,
-    SourceTable,
-    altered,
-    as_remembered,
-    column_of,
-    fingerprint,
-    one_reading,
-    read_tables,
-    unseen,
-    width_of,
-    with_columns,
-)
+from lakefeed.capture.postgres import catalog
+from lakefeed.capture.postgres.catalog import FULL, CatalogFacts, SourceColumn, SourceTable, one_reading, read_tables
 from lakefeed.capture.postgres.database import Connection, Connections
-from lakefeed.capture.postgres.dialect import described, read_orderings
+from lakefeed.capture.postgres.dialect import described
 from lakefeed.capture.postgres.pgoutput import Layout, Relation, Resolved
 from lakefeed.capture.postgres.resume import Coverage, read_coverage, withdraw
 from lakefeed.capture.postgres.slot import head, inserted
@@ -53,8 +37,7 @@ _FLUSH_SECONDS = 1.0
 the log that the stream reads."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Captured:
+class _Captured(NamedTuple):
     """A captured table at the last reading: what puts it into the publication, None if its changes were not published
     then, and how it was, None if it was not there, or not read by this process yet: then its fingerprint counts."""
 
@@ -69,10 +52,8 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         self, connections: Connections, publication: str, text_columns: Sequence[str], *, provision: bool
     ) -> None:
         super().__init__()
-        self._connections = connections
-        self._publication = publication
+        self._connections, self._publication, self._provision = connections, publication, provision
         self._text_columns = tuple(text_columns)
-        self._provision = provision
         self._newest: dict[int, SourceTable] = {}
         self._captured: dict[TableId, _Captured] = {}
         self._ahead: dict[TableId, PostgresLsn] = {}  # of tables whose shape was read ahead of the stream, until where
@@ -81,22 +62,24 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
     def recall(self, schemas: Sequence[TableSchema]) -> None:
         """What was delivered by an earlier process. Ids of columns have the relation's oid in them."""
         for schema in schemas:
-            first = schema.columns[0].id if schema.columns else None
-            if first:
+            if schema.columns and (first := schema.columns[0].id):
                 self.learn(schema.table, int(first.partition(".")[0]), schema.at_version(0))
 
+    def _last(self, table: TableId, oid: int) -> TableSchema | None:
+        """As the same relation was last delivered."""
+        known = self.known(table)
+        return known.schema if known is not None and known.life == oid else None
+
     def snapshot(self, session: Session, table: TableId) -> tuple[DescribedTable, TableSchema] | None:  # noqa: ARG002
-        with self._connections.connection() as connection:
-            with one_reading(connection):
-                there = read_tables(connection)
-                sources = with_columns(connection, [there[table]] if table in there else [])
-            found = [described(one, self._text_columns, read_orderings(connection, [one])) for one in sources]
-            at = inserted(connection)
-        return (found[0], self._learn_source(sources[0], at)) if found else None
+        with self._connections.connection() as connection, one_reading(connection):
+            there = read_tables(connection)
+            sources = catalog.with_columns(connection, [there[table]] if table in there else [])
+            found, at = described(connection, sources, self._text_columns), inserted(connection)
+        return (found[table], self._learn_source(sources[0], at)) if found else None
 
     def _learn_source(self, source: SourceTable, at: PostgresLsn) -> TableSchema:
         """``at`` is behind the reading: the stream may have rows of an older shape until there."""
-        schema = replace(source.schema(self._text_columns), fingerprint=fingerprint(source))
+        schema = replace(source.schema(self._text_columns), fingerprint=catalog.fingerprint(source))
         with self._lock:
             self._newest[source.oid] = source
             self.learn(source.id, source.oid, schema)
@@ -108,56 +91,51 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         if "." in relation.schema:
             return Resolved(None)
         table = TableId(relation.schema, relation.name)
-        moment, source = facts.tables.get(relation.id, (NEVER, None))
+        moment, source = facts.tables.get(relation.id, (catalog.NEVER, None))
         newest = self._newest.get(relation.id)
         if newest is not None and newest.snapshot > moment:
             source = newest
-        before = self.known(table)
-        last = before.schema if before is not None and before.life == relation.id else None
+        last = self._last(table, relation.id)
         names = [column.name for column in relation.columns]
         if source is None and last is not None and tuple(names) == last.names:
             return Resolved(Layout(relation.id, last))  # dropped since; its last rows are still to come
         numbers, stale_reason = match_columns(names, last, source)
         by_number = {column.number: column for column in source.attributes} if source is not None else {}
-        key = _key(relation, source)
-        frame = SourceTable(relation.id, table, relation.identity, "p", "r", key)
         columns = []
         for column, number in zip(relation.columns, numbers, strict=True):
             known = by_number.get(number)
             kind = facts.types.get((column.type, column.modifier), SourceType(column.type, column.modifier))
             not_null, missing = (known.not_null, known.missing) if known else (False, None)
-            stated = SourceColumn(number, column.name, not_null, kind, missing=missing)
-            columns.append(column_of(frame, stated, self._text_columns))
-        schema = TableSchema(table, tuple(columns), key)
+            columns.append(SourceColumn(number, column.name, not_null, kind, missing=missing))
+        key = _key(relation, source)
+        stated = SourceTable(relation.id, table, relation.identity, "p", "r", key, tuple(columns))
+        schema = stated.schema(self._text_columns)
         # The stream says what the identity of a partitioned table is, but rows are logged by that of their partition.
         leaves = source.leaves if source is not None else ()
         whole = relation.identity != FULL or all(leaf.identity == FULL for leaf in leaves)
         if last is not None and table in self._ahead and source is not None:
             was, now = _shape(last), _shape(source.schema(self._text_columns))
-            is_newer = max(numbers, default=0) > width_of(last.fingerprint)
+            is_newer = max(numbers, default=0) > catalog.width_of(last.fingerprint)
             if was == now != _shape(schema) and not is_newer:  # of before the copy was planned: what is known stays so
                 notice = RecopyNeeded(table, "its columns changed while it was being copied")
                 return Resolved(Layout(relation.id, schema, whole), Announced(notices=(notice,)))
         refusal = source.refusal if source is not None else None
-        stated_table = Stated(relation.id, schema, refusal, stale_reason, _not_known(source))
-        delivered, announced = self.change(stated_table)
+        delivered, announced = self.change(Stated(relation.id, schema, refusal, stale_reason, _not_known(source)))
         if announced.schemas and source is not None and last is not None and last.fingerprint:
             # What has to be noticed up to the reading of the catalog is reported here: it is remembered from now on.
             stale = [notice for notice in announced.notices if isinstance(notice, RecopyNeeded)]
             told = {name for notice in stale for name in (names if notice.columns is None else notice.columns)}
-            _, suspects = altered(None, last.fingerprint, source)
+            _, suspects = catalog.altered(None, last.fingerprint, source)
             if all(column.name in told for column in delivered.columns if column.id in suspects):
-                delivered = replace(delivered, fingerprint=fingerprint(source))
+                delivered = replace(delivered, fingerprint=catalog.fingerprint(source))
                 self.deliver(relation.id, delivered)
                 announced = replace(announced, schemas=(delivered,))
         return Resolved(Layout(relation.id, delivered, whole), announced)
 
     def expect(self, tables: Sequence[TableId]) -> None:
-        """The pipeline has ``tables``, beside those that it is known to have.
-
-        One whose changes the publication leaves out has missed some; one may be gone. What is known of a table from
-        before a connection was lost stays: ``discover`` compares with that.
-        """
+        """The pipeline has ``tables``, beside those that it is known to have. One whose changes the publication leaves
+        out has missed some; one may be gone. What is known of a table from before a connection was lost stays:
+        ``discover`` compares with that."""
         with self._connections.connection() as connection:
             with one_reading(connection):
                 there = read_tables(connection)
@@ -166,7 +144,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
                 if table not in self._captured:
                     self._begin(table, None, coverage)
                 if table in there and (gap := coverage.gap(table)) is not None:
-                    self._captured[table] = replace(self._captured[table], member=None)
+                    self._captured[table] = self._captured[table]._replace(member=None)
                     if there[table].refusal is None:  # else it is blocked, and was taken out for that reason
                         self.later(_flushed(connection), RecopyNeeded(table, gap))
             self._find_dropped(connection, there)
@@ -175,7 +153,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         """These are copied from now on: nothing of before is to be reported about them."""
         with self._connections.connection() as connection, one_reading(connection):
             there = read_tables(connection)
-            sources = with_columns(connection, [there[table] for table in tables if table in there])
+            sources = catalog.with_columns(connection, [there[table] for table in tables if table in there])
             coverage, at = read_coverage(connection, self._publication), inserted(connection)
         for source in sources:
             self._learn_source(source, at)
@@ -188,23 +166,21 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
                 there = read_tables(connection)
                 chosen = choose({table: source.refusal for table, source in there.items()})
                 known = [table for table in there.keys() - set(chosen) if self.known(table) is not None]
-                sources = with_columns(connection, [there[table] for table in (*chosen, *known)])
+                sources = catalog.with_columns(connection, [there[table] for table in (*chosen, *known)])
                 coverage = read_coverage(connection, self._publication)
             self._compare(connection, there, coverage)
-            stated, schemas = [], []
+            stated = []
             for source in sources:
-                schema, known_as = source.schema(self._text_columns), self.known(source.id)
-                before = known_as.schema if known_as is not None and known_as.life == source.oid else None
+                schema, before = source.schema(self._text_columns), self._last(source.id, source.oid)
                 _, stale_reason = match_columns(schema.names, before, source)
                 is_other, reasons = True, dict[str, str]()
                 if before is not None and before.fingerprint:
-                    is_other, reasons = altered(connection, before.fingerprint, source)
+                    is_other, reasons = catalog.altered(connection, before.fingerprint, source)
                     is_other = is_other or schema.names != before.names
-                schema = replace(schema, fingerprint=fingerprint(source) if is_other else "")
+                schema = replace(schema, fingerprint=catalog.fingerprint(source) if is_other else "")
                 stated.append(Stated(source.oid, schema, source.refusal, stale_reason, _not_known(source), reasons))
-                schemas.append(schema)
             self.observe(stated, lambda: _flushed(connection))
-        return tuple(one for one in schemas[: len(chosen)] if there[one.table].oid not in self._renamed)
+        return tuple(one.schema for one in stated[: len(chosen)] if one.life not in self._renamed)
 
     def _compare(self, connection: Connection, there: Mapping[TableId, SourceTable], coverage: Coverage) -> None:
         """Find captured tables that are gone, whose changes the publication leaves out, or whose partitions left; and
@@ -218,21 +194,20 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             if gap is None and before.member not in (None, now.member):
                 gap = "it was taken out of the publication and put back"
             reason = gap if before.member is not None else None
-            was, known = before.source, self.known(table)
-            if was is None and known is not None and known.life == source.oid and known.schema.fingerprint:
-                was = as_remembered(source, known.schema.fingerprint)
+            was, last = before.source, self._last(table, source.oid)
+            if was is None and last is not None and last.fingerprint:
+                was = catalog.as_remembered(source, last.fingerprint)
             if reason is None and was is not None and was.oid == source.oid:
-                reason = unseen(connection, was, source)
+                reason = catalog.unseen(connection, was, source)
             if gap is None and source.refusal is not None and self._provision:
-                now = replace(now, member=None) if withdraw(connection, coverage, table) else now
+                now = now._replace(member=None) if withdraw(connection, coverage, table) else now
             self._captured[table] = now
             if reason is not None and not self.is_due_later(table):
                 # Only behind the reading: a copy of before would not have what a new partition has.
                 self.later(_flushed(connection), RecopyNeeded(table, reason))
 
     def _begin(self, table: TableId, source: SourceTable | None, coverage: Coverage) -> None:
-        member = coverage.member(table) if coverage.gap(table) is None else None
-        self._captured[table] = _Captured(member, source)
+        self._captured[table] = _Captured(coverage.member(table) if coverage.gap(table) is None else None, source)
         self.begin(table)
 
     def _find_dropped(self, connection: Connection, there: Mapping[TableId, SourceTable]) -> None:
@@ -245,10 +220,10 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         """PostgreSQL sends no new description of a partitioned table that was renamed (seen with 15 and 18): changes
         arrive under the old name for as long as the connection lives. So once that is reported as dropped, the stream
         begins again; until then the new name is not offered, since its copy might be from before that."""
-        partitioned = {source.oid for source in there.values() if source.kind == PARTITIONED}
+        partitioned = {source.oid for source in there.values() if source.kind == catalog.PARTITIONED}
         with self._lock:
-            known = [(table, one.life) for table, one in self._known.items() if table not in there]
-            self._renamed |= {life: table for table, life in known if life in partitioned}
+            gone = {one.life: table for table, one in self._known.items() if table not in there}
+            self._renamed |= {life: table for life, table in gone.items() if life in partitioned}
 
     def due(self, reached: PostgresLsn) -> Sequence[Announced]:
         if self._ahead:
@@ -274,8 +249,8 @@ def match_columns(
     """The attribute number of each column; and why existing rows may have other values than these numbers say.
 
     ``before`` is the last schema of the same relation that was delivered, ``source`` the catalog as it was read, before
-    or after ``names`` were in force. PostgreSQL counts columns up and never gives a number twice. So a column that the
-    catalog does not show yet has the next number; if it turns out to have another one, the table is copied.
+    or after ``names`` were in force. PostgreSQL counts columns up, never gives a number twice, and keeps dropped ones.
+    So a column that the catalog does not show yet has the next number; if that turns out wrong, the table is copied.
     """
     was = {column.name: int((column.id or ".0").partition(".")[2]) for column in before.columns} if before else {}
     if source is None:
@@ -283,10 +258,7 @@ def match_columns(
         return tuple(was[name] if name in was else next(unknown) for name in names), None
     now = {column.name: column.number for column in source.columns}
     as_before, as_now = list(names) == list(was), list(names) == list(now)
-    if as_before and not as_now:
-        numbers = tuple(was.values())
-    else:
-        numbers = tuple(now.values()) if as_now else _guessed(names, source)
+    numbers = tuple(now.values()) if as_now else tuple(was.values()) if as_before else _guessed(names, source)
     if not was:
         return numbers, None
     found = dict(zip(names, numbers, strict=True))
@@ -306,11 +278,9 @@ def _guessed(names: Sequence[str], source: SourceTable) -> tuple[int, ...]:
     """By name first, by order for the rest. Of the names only those whose numbers grow, as attribute numbers do: a name
     that was given to another column does not."""
     live = {column.name: column.number for column in source.columns}
-    by_name: list[int | None] = []
-    last = 0
+    by_name, last = list[int | None](), 0
     for name in names:
-        number = live.get(name)
-        by_name.append(number if number is not None and number > last else None)
+        by_name.append(live[name] if live.get(name, 0) > last else None)
         last = by_name[-1] or last
     free = [column.number for column in source.attributes if column.number not in by_name]
     found: list[int] = []
@@ -337,11 +307,11 @@ def _key(relation: Relation, source: SourceTable | None) -> tuple[str, ...]:
 def _not_known(source: SourceTable | None) -> dict[str, str]:
     """Columns whose value in existing rows nobody can tell: those with a default that is not kept as a value, and NOT
     NULL without one, whose rows were rewritten, as for an identity column."""
-    return {
-        f"{source.oid}.{one.number}": f"existing rows have values in the new column {one.name}, by its default"
-        for one in (source.attributes if source is not None else ())
-        if source is not None and (one.missing is not None or one.has_default or one.not_null)
-    }
+    if source is None:
+        return {}
+    unknown = [one for one in source.attributes if one.missing is not None or one.has_default or one.not_null]
+    reason = "existing rows have values in the new column {}, by its default"
+    return {f"{source.oid}.{one.number}": reason.format(one.name) for one in unknown}
 
 
 def _flushed(connection: Connection) -> PostgresLsn:

@@ -10,43 +10,31 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
 from lakefeed.capture.base import Lag
 from lakefeed.capture.log import ResumePoint
+from lakefeed.capture.postgres import slot as slots
 from lakefeed.capture.postgres.catalog import SourceTable, read_tables, sql_name
 from lakefeed.capture.postgres.database import Connection, Connections, Names, quoted, wait_while
 from lakefeed.capture.postgres.pgoutput import WalPiece
-from lakefeed.capture.postgres.slot import (
-    ExportedSnapshots,
-    SnapshotOrigin,
-    create_slot,
-    head,
-    inserted,
-    read_slot,
-    require_position,
-    slot_statement,
-    usable_slot,
-)
+from lakefeed.capture.postgres.slot import head, inserted, read_slot, usable_slot
 from lakefeed.capture.postgres.walsender import Walsender
 from lakefeed.capture.reader import BackgroundReader
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError, SourceSetupError, SourceUnavailableError, StateError
+from lakefeed.errors import ConfigError, PositionLostError, SourceSetupError, SourceUnavailableError, StateError
 
 log = logging.getLogger(__name__)
 
-WRITERS_SECONDS = 5.0
-"""How long a copy without an exported snapshot waits for transactions from before its table was published."""
+WRITERS_SECONDS = 5.0  # for transactions from before a table was published, if its copy has no exported snapshot
+_AT_ONCE_SECONDS = 0.05
 _MISSED = (
     " Changes made meanwhile were not published: a table that is not copied again by itself then needs"
     " `lakefeed rebuild`."
 )
-_AT_ONCE_SECONDS = 0.05
-
 
 # Sessions, and prepared transactions (no process), that have written to a table.
 _WRITERS = """
@@ -55,20 +43,16 @@ SELECT l.virtualtransaction, l.pid FROM pg_locks l
        SELECT oid FROM pg_database WHERE datname = current_database())
    AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"""
 
-# ``number`` is another one if the table was taken out and put back, or the publication made again.
 _PUBLISHED = """
-SELECT t.schemaname, t.tablename, coalesce(r.oid, p.oid)::int8 AS number,
-       r.prattrs IS NOT NULL OR r.prqual IS NOT NULL,
+SELECT t.schemaname, t.tablename, coalesce(r.oid, p.oid)::int8, r.prattrs IS NOT NULL OR r.prqual IS NOT NULL,
        EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated = 's')
   FROM pg_publication p JOIN pg_publication_tables t ON t.pubname = p.pubname
-  JOIN pg_namespace n ON n.nspname = t.schemaname
-  JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+  JOIN pg_namespace n ON n.nspname = t.schemaname JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
   LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
  WHERE p.pubname = %s ORDER BY 1, 2"""
 
 
-@dataclass(frozen=True, slots=True)
-class Shortcoming:
+class Shortcoming(NamedTuple):
     """Why a publication does not publish everything, or something else than a copy has, with the statement that
     repairs it. ``table`` is the one it concerns, None for all. Not ``misses``: tables in question are not published."""
 
@@ -78,13 +62,9 @@ class Shortcoming:
     misses: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """What a publication publishes at one moment.
-
-    ``members`` are its tables, each with a number that is another one if the table was taken out and put back, or the
-    publication made again; None if there is no publication.
-    """
+class Coverage(NamedTuple):
+    """What a publication publishes at one moment. ``members`` are its tables, each with a number that is another one if
+    the table was taken out and put back, or the publication made again; None if there is no publication."""
 
     name: str
     members: Mapping[TableId, int] | None = None
@@ -167,12 +147,10 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
     """See ``ResumePoint``. Each call has a connection of its own."""
 
     def __init__(self, connections: Connections, names: Names, *, provision: bool) -> None:
-        self._connections = connections
-        self._database = connections.database
-        self._names = names
-        self._provision = provision
+        self._connections, self._database = connections, connections.database
+        self._names, self._provision = names, provision
         self._closed = threading.Event()
-        self._exported = ExportedSnapshots(self._database, names, self._closed)
+        self._exported = slots.ExportedSnapshots(self._database, names, self._closed)
         self._since: dict[TableId, tuple[int, PostgresLsn]] = {}
 
     def open(self) -> None:
@@ -195,9 +173,8 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         return f"system {system}, timeline {timeline}, database {name}"
 
     def create(self, tables: Sequence[TableId]) -> PostgresLsn:
-        """1. the publication, 2. the slot. Exported snapshots are given up before anything waits for a lock: an
-        application's CREATE INDEX CONCURRENTLY that waits for a snapshot of ours would have the lock that we wait for.
-        """
+        """1. the publication, 2. the slot. Exported snapshots are given up before anything waits for a lock: a CREATE
+        INDEX CONCURRENTLY that waits for a snapshot of ours would have the lock that we wait for."""
         names = self._names
         with self._connections.connection() as connection:
             there = read_tables(connection)
@@ -216,8 +193,12 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
             try:
                 if self._provision:
                     self._publish(connection, coverage, tables)
-                else:
-                    self._require_provided(coverage, tables, slot=slot is not None)
+                else:  # somebody else makes both; a table that is not published is its own problem
+                    statements = (coverage.statement(tables), None if slot else slots.slot_statement(names.slot))
+                    kind = SourceSetupError if coverage.members is not None and slot else ConfigError
+                    if missing := "; ".join(one for one in statements if one is not None):
+                        problem = "source.provision is off, and the publication or the slot is not ready"
+                        raise kind(problem, remedy=f"Run: {missing};")
             finally:
                 # Where the log was when tables were first seen as published, also those that others published.
                 coverage, at = read_coverage(connection, names.publication), inserted(connection)
@@ -228,7 +209,7 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
             if slot is not None:
                 return slot.confirmed
         self._exported.close()
-        made = create_slot(self._database, names.slot, self._closed, temporary=False)
+        made = slots.create_slot(self._database, names.slot, self._closed, temporary=False)
         self._exported.add(made, tables)
         return self.find() or made[1]
 
@@ -239,8 +220,7 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
             if usable_slot(connection, self._names.slot) is None:
                 raise StateError("there is no replication slot for the pipeline yet", remedy="Call prepare first.")
             source = _source(read_tables(connection), table)
-            first = PostgresLsn(0)
-            least = max(delivered or first, self._since.get(table, (0, first))[1])
+            least = max(delivered or PostgresLsn(0), self._since.get(table, (0, PostgresLsn(0)))[1])
             origin = self._exported.for_copy(connection, table, least)
             if origin is None:
                 oids = [source.oid, *(leaf.oid for leaf in source.leaves)]
@@ -251,14 +231,32 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
                         f"published are still open, in the processes {pids}",
                         remedy=f"Commit them, or end them: SELECT pg_terminate_backend({writers[0] or '…'});",
                     )
-        return (origin or SnapshotOrigin())._asdict()
+        return (origin or slots.SnapshotOrigin())._asdict()
 
     def copied(self, table: TableId) -> None:
         self._exported.release(table)
 
     def require(self, position: PostgresLsn) -> None:
+        name, problem = self._names.slot, None
         with self._connections.connection() as connection:
-            require_position(connection, self._names.slot, position)
+            slot, reached = usable_slot(connection, name), head(connection)
+        if slot is None:
+            problem = f"the replication slot {name} is gone; what was written after {position} cannot be read any more"
+        elif slot.lost is not None:
+            problem = f"the replication slot {name} was invalidated: {slot.lost}"
+        elif position < slot.confirmed:
+            problem = (
+                f"the replication slot {name} is at {slot.confirmed}, ahead of the pipeline's {position}: it was "
+                "advanced or created again by somebody else, and the changes between are gone"
+            )
+        elif position > reached:
+            problem = (
+                f"the pipeline is at {position}, but the server has written no further than {reached}: it was restored "
+                "or rewound, or it is another server"
+            )
+        if problem is not None:
+            remedy = "restore the source's log, or move the pipeline's state directory away and let it copy every table"
+            raise PositionLostError(problem, remedy=f"Choose: {remedy} again.")
 
     def start(self, after: PostgresLsn) -> BackgroundReader[PostgresLsn, WalPiece]:
         return BackgroundReader(str(self._database), Walsender(self._database, self._names, after))
@@ -308,8 +306,7 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         """All at once; one by one if some may not be. The others then are published before the slot is made, and one
         snapshot does for all. A table that somebody has locked is tried at once first, then for as long as
         ``lock_timeout`` allows with no snapshot of ours kept."""
-        statement = coverage.statement(wanted)
-        if statement is None:
+        if (statement := coverage.statement(wanted)) is None:
             return
         try:
             try:
@@ -319,21 +316,17 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
                     raise
                 self._exported.close()
                 connection.execute(statement.encode())
-        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable) as error:
-            if len(wanted) > 1:
-                self._publish_each(connection, wanted)
-            elif isinstance(error, psycopg.errors.LockNotAvailable):
-                raise SourceSetupError(
-                    f"{wanted[0]} cannot be published now: another session has a lock on it that ALTER PUBLICATION "
-                    "waits for",
-                    remedy="Lakefeed tries again by itself; pg_locks shows the session.",
-                ) from error
-            else:
+        except psycopg.errors.LockNotAvailable as error:
+            if len(wanted) <= 1:
+                lock = "another session has a lock on it that ALTER PUBLICATION waits for"
+                remedy = "Lakefeed tries again by itself; pg_locks shows the session."
+                raise SourceSetupError(f"{wanted[0]} cannot be published now: {lock}", remedy=remedy) from error
+        except psycopg.errors.InsufficientPrivilege as error:
+            if len(wanted) <= 1:
                 remedy = f"Run as the tables' owner: {statement};"
                 raise SourceSetupError(f"this role may not prepare the source: {error}", remedy=remedy) from error
-
-    def _publish_each(self, connection: Connection, wanted: Sequence[TableId]) -> None:
-        """SourceSetupError for the first that cannot be published, once all have been tried."""
+        else:
+            return
         failed: list[SourceSetupError] = []
         for table in wanted:
             try:
@@ -342,17 +335,6 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
                 failed.append(error)
         if failed:
             raise failed[0]
-
-    def _require_provided(self, coverage: Coverage, wanted: Sequence[TableId], *, slot: bool) -> None:
-        """Somebody else makes publication and slot. Without them nothing goes; a table that is not published is its
-        own problem."""
-        statements = [coverage.statement(wanted), None if slot else slot_statement(self._names.slot)]
-        missing = "; ".join(one for one in statements if one is not None)
-        kind = SourceSetupError if coverage.members is not None and slot else ConfigError
-        if missing:
-            raise kind(
-                "source.provision is off, and the publication or the slot is not ready", remedy=f"Run: {missing};"
-            )
 
 
 def _source(there: Mapping[TableId, SourceTable], table: TableId) -> SourceTable:

@@ -1,10 +1,8 @@
-"""Replication slots, and the snapshots that making one exports. Nothing here waits without an end: not for a lock, and
-not for the transactions that a new slot waits for.
+"""Replication slots, and the snapshots that making one exports. Nothing here waits without an end.
 
 A read transaction under an exported snapshot has exactly the commits up to its position; only making a slot tells both.
 For a copy that starts later than the pipeline's own slot, a temporary one is made; a plain transaction takes its
-snapshot over at once, so that the slot keeps no log back. Losing a snapshot is no error: chunks then read under their
-own and say between which positions that is.
+snapshot over at once, so that the slot keeps no log back. Losing a snapshot is no error: chunks then have brackets.
 
 A snapshot keeps the server from cleaning up, and whoever waits for old snapshots (CREATE INDEX CONCURRENTLY, for one)
 waits for it. So the transaction that keeps it touches no table and no catalog, it is kept only for tables whose copy is
@@ -23,21 +21,25 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import psycopg
-from psycopg import sql
+from psycopg import errors, sql
 
 from lakefeed.capture.postgres.catalog import sql_name, wait_for_commits
 from lakefeed.capture.postgres.database import BEGIN, KEEPING, SLOT, Connection, Database, Names, finish, quoted
 from lakefeed.capture.postgres.wire import wait_ready
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
-from lakefeed.errors import LakefeedError, PositionLostError, SourceSetupError, SourceUnavailableError
+from lakefeed.errors import LakefeedError, SourceSetupError, SourceUnavailableError
 
 log = logging.getLogger(__name__)
 
 PLUGIN = "pgoutput"
-SLOT_SECONDS = 600.0
-"""For the pipeline's own slot. Long: whoever begins again waits for everything that has begun since."""
-_REPORT_SECONDS = 5.0
+SLOT_SECONDS = 600.0  # for the pipeline's own: who begins again waits for everything that has begun since
+WAIT_SECONDS = 5.0  # how long making a snapshot may wait for transactions; without one a copy is read with brackets
+IDLE_SECONDS = 300.0  # how long a snapshot is kept while nobody reads from it: that process may be dead
+CHECK_SECONDS = 0.5
+_REPORT_SECONDS, _COMMIT_SECONDS = 5.0, 30.0
+# It is of a transaction that is over, or there is none of that name.
+_NO_SNAPSHOT = (errors.ObjectNotInPrerequisiteState, errors.InvalidParameterValue, errors.UndefinedObject)
 
 _SLOT = """
 SELECT to_jsonb(s), extract(epoch FROM CASE WHEN s.active_pid IS NULL
@@ -50,17 +52,15 @@ SELECT a.pid, coalesce(a.usename, '?'), coalesce(a.state, '?'), extract(epoch FR
   FROM pg_stat_activity a WHERE a.pid = ANY(pg_blocking_pids(%s)) ORDER BY a.xact_start LIMIT 1"""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A replication slot. ``report`` is what the server says of it, which has other keys in each version."""
+class Slot(NamedTuple):
+    """A replication slot. ``report`` is what the server says of it, which has other keys in each version, and ``lost``
+    why it cannot be used any more. ``seconds_behind`` is how old what is not confirmed may be: how long a connected
+    reader takes to confirm; without one, for how long nobody has been reading (known from PostgreSQL 17 on)."""
 
     report: Mapping[str, Any]
     confirmed: PostgresLsn
     lost: str | None
-    """Why it cannot be used any more."""
     seconds_behind: float | None
-    """How old what is not confirmed may be, as the server knows it: for a reader that is connected, how long a
-    confirmation takes; without one, for how long nobody has been reading (known from PostgreSQL 17 on)."""
 
     @property
     def health(self) -> dict[str, int | str | None]:
@@ -71,8 +71,7 @@ class Slot:
 
 
 def read_slot(connection: Connection, name: str) -> Slot | None:
-    row = connection.execute(_SLOT, (name,)).fetchone()
-    if row is None:
+    if (row := connection.execute(_SLOT, (name,)).fetchone()) is None:
         return None
     report, seconds = row
     lost = report.get("invalidation_reason") or ("its log was removed" if report["wal_status"] == "lost" else None)
@@ -82,8 +81,7 @@ def read_slot(connection: Connection, name: str) -> Slot | None:
 
 def usable_slot(connection: Connection, name: str) -> Slot | None:
     """The slot, if there is one. Somebody else's is refused, never touched."""
-    slot = read_slot(connection, name)
-    if slot is None:
+    if (slot := read_slot(connection, name)) is None:
         return None
     pid, plugin, database = (slot.report[key] for key in ("active_pid", "plugin", "database"))
     here = connection.info.dbname
@@ -112,31 +110,6 @@ def inserted(connection: Connection) -> PostgresLsn:
     return PostgresLsn.parse(connection.one("SELECT pg_current_wal_insert_lsn()::text")[0])
 
 
-def require_position(connection: Connection, name: str, position: PostgresLsn) -> None:
-    """PositionLostError unless everything strictly after ``position`` can still be read from the slot."""
-    slot, reached, problem = usable_slot(connection, name), head(connection), None
-    if slot is None:
-        problem = f"the replication slot {name} is gone; what was written after {position} cannot be read any more"
-    elif slot.lost is not None:
-        problem = f"the replication slot {name} was invalidated: {slot.lost}"
-    elif position < slot.confirmed:
-        problem = (
-            f"the replication slot {name} is at {slot.confirmed}, ahead of the pipeline's {position}: it was advanced "
-            "or created again by somebody else, and the changes between are gone"
-        )
-    elif position > reached:
-        problem = (
-            f"the pipeline is at {position}, but the server has written no further than {reached}: it was restored or "
-            "rewound, or it is another server"
-        )
-    if problem is not None:
-        raise PositionLostError(
-            problem,
-            remedy="Choose: restore the source's log, or move the pipeline's state directory away and let it copy "
-            "every table again.",
-        )
-
-
 def slot_statement(name: str) -> str:
     """The SQL that makes the slot, for those who make it themselves."""
     return f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}')"
@@ -145,12 +118,10 @@ def slot_statement(name: str) -> str:
 def create_slot(
     database: Database, name: str, stop: threading.Event, *, temporary: bool, seconds: float | None = None
 ) -> tuple[Connection, PostgresLsn, str]:
-    """A new slot: the connection that made it, its consistent point, and the name of the snapshot exported there.
-
-    The snapshot has exactly the transactions whose commits lie before the point. It lives until the connection is used
-    or closed; a temporary slot goes with the connection. While transactions are running it waits, and reports for
-    which; SourceUnavailableError if they do not come to an end within ``seconds``, or ``stop`` is set.
-    """
+    """A new slot: the connection that made it, its consistent point, and the name of the snapshot exported there: it
+    has exactly the transactions whose commits lie before the point, and lives until the connection is used or closed; a
+    temporary slot goes with that, too. While transactions are running this waits, and reports for which;
+    SourceUnavailableError if they do not come to an end within ``seconds``, or ``stop`` is set."""
     connection = database.connect(name, SLOT, replication=True)
     try:
         with database.errors():
@@ -169,10 +140,8 @@ def create_slot(
                     log.warning("%s, for %.0f s now", reason, now - began)
                     if is_over:
                         pgconn.get_cancel().cancel()  # the server would go on making it, for nobody
-                        raise SourceUnavailableError(
-                            reason,
-                            remedy="Lakefeed tries again by itself; end that transaction, or let it come to its end.",
-                        )
+                        remedy = "Lakefeed tries again by itself; end that transaction, or let it come to its end."
+                        raise SourceUnavailableError(reason, remedy=remedy)
             made = finish(connection)
             _, point, snapshot, _ = ((made.get_value(0, column) or b"").decode() for column in range(4))
     except BaseException:
@@ -186,28 +155,15 @@ def _blocking(connection: Connection) -> str:
     with suppress(LakefeedError), connection.database.connection("lakefeed") as asking:
         row = asking.execute(_BLOCKING, (connection.info.backend_pid,)).fetchone()
         if row is not None:
-            pid, user, state, seconds = row
-            return f"the transaction of process {pid} (user {user}, {state}), open for {seconds} s"
+            return "the transaction of process {} (user {}, {}), open for {} s".format(*row)
     return "transactions that were running when it began"
 
-
-IDLE_SECONDS = 300.0
-"""How long a snapshot is kept while nobody reads from it: the process that was to read may be dead."""
-CHECK_SECONDS = 0.5
-WAIT_SECONDS = 5.0
-"""How long making a snapshot may wait for running transactions. Without one, the copy is read with brackets."""
 
 # Whether a session waits for a process of ours, and whether somebody reads: a chunk is read in a transaction; the
 # session that plans copies has none while it waits.
 _IN_USE = """
 SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pg_blocking_pids(pid) && %s::int4[]),
        EXISTS (SELECT FROM pg_stat_activity WHERE application_name = %s AND state <> 'idle')"""
-
-_COMMIT_SECONDS = 30.0
-# It is of a transaction that is over, or there is none of that name.
-_NO_SNAPSHOT = (
-    psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject
-)  # fmt: skip
 
 # The transaction's snapshot shows pg_class as of then; pg_relation_filenode and pg_partition_tree show it as of now.
 _CHANGED = """
@@ -216,9 +172,8 @@ WITH RECURSIVE tree(part) AS (
   UNION ALL SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.part
               JOIN pg_class c ON c.oid = t.part AND c.relkind = 'p'),
 was AS (SELECT c.oid, c.relfilenode FROM tree t JOIN pg_class c ON c.oid = t.part),
-now AS (SELECT oid, coalesce(pg_relation_filenode(oid), 0) AS file
-          FROM (SELECT %(table)s::regclass::oid
-                UNION SELECT relid::oid FROM pg_partition_tree(%(table)s::regclass)) AS p(oid))
+now AS (SELECT oid, coalesce(pg_relation_filenode(oid), 0) AS file FROM (
+  SELECT %(table)s::regclass::oid UNION SELECT relid::oid FROM pg_partition_tree(%(table)s::regclass)) AS p(oid))
 SELECT count(*) FROM was FULL JOIN now USING (oid) WHERE was.relfilenode IS DISTINCT FROM now.file"""
 
 
@@ -241,12 +196,10 @@ def import_snapshot(connection: Connection, origin: SnapshotOrigin) -> bool:
     if not origin.snapshot:
         return False
     connection.execute(BEGIN)
-    try:
+    with suppress(*_NO_SNAPSHOT):
         connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(origin.snapshot)))
         if connection.one("SELECT pg_current_snapshot()::text") == (origin.content,):
             return True
-    except _NO_SNAPSHOT:
-        pass
     connection.execute("ROLLBACK")
     return False
 
@@ -259,12 +212,10 @@ def shows(connection: Connection, table: str) -> bool:
 
 
 def bracketed(connection: Connection) -> tuple[PostgresLsn, PostgresLsn]:
-    """Begin a read transaction, and say which commits it has: all up to the first position, none after the second.
-
-    By visibility and not by log position alone (T5): a commit is in the log before its rows become visible. So the
+    """Begin a read transaction, and say which commits it has: all up to the first position, none after the second. By
+    visibility and not by log position alone (T5): a commit is in the log before its rows become visible. So the
     position that was read first is a low mark only once every transaction that might have been committing at that
-    moment is over; the high mark is read after the snapshot. SourceUnavailableError if they do not come to an end.
-    """
+    moment is over; the high mark is read after the snapshot. SourceUnavailableError if they do not come to an end."""
     low = inserted(connection)
     if not wait_for_commits(connection, _COMMIT_SECONDS):
         raise SourceUnavailableError(
@@ -284,24 +235,18 @@ class _Kept:
     transaction: Connection
     tables: set[TableId]
     used_at: float = field(default_factory=time.monotonic)
-    busy: threading.Lock = field(default_factory=threading.Lock)
-    """Of the transaction, while somebody uses it."""
+    busy: threading.Lock = field(default_factory=threading.Lock)  # while somebody uses the transaction
 
 
 class ExportedSnapshots:
     """Any thread."""
 
     def __init__(self, database: Database, names: Names, stop: threading.Event) -> None:
-        self._database = database
-        self._names = names
-        self._stop = stop
+        self._database, self._names, self._stop = database, names, stop
         self._lock = threading.RLock()
         self._kept: list[_Kept] = []
         self._changed = threading.Event()
         self._thread: threading.Thread | None = None
-
-    def __len__(self) -> int:
-        return len(self._kept)
 
     def add(self, made: tuple[Connection, PostgresLsn, str], tables: Iterable[TableId]) -> SnapshotOrigin:
         """Take over the snapshot of a slot that was just made; the slot's connection is closed."""
@@ -325,19 +270,16 @@ class ExportedSnapshots:
         return kept.origin
 
     def for_copy(self, connection: Connection, table: TableId, least: PostgresLsn) -> SnapshotOrigin | None:
-        """The newest snapshot, or one of now if that is not at ``least`` or behind it, or shows another table. None
-        if running transactions do not let one be made in time.
-
-        A copy must have all changes that were delivered, and all from before the table was published. What the table
-        was to be copied from before is not kept for it any longer.
-        """
+        """The newest snapshot, or one of now if that is not at ``least`` or behind it, or shows another table: a copy
+        must have all changes that were delivered, and all from before the table was published. None if running
+        transactions do not let one be made in time. What the table was to be copied from before is given up."""
         with self._lock:
-            origin = self._kept[-1].origin if self._kept and self._kept[-1].origin.position >= least else None
-        if origin is not None:
-            is_usable = import_snapshot(connection, origin) and shows(connection, sql_name(table))
+            origin = self._kept[-1].origin if self._kept else SnapshotOrigin()
+        is_usable = False
+        if origin.position >= least and import_snapshot(connection, origin):
+            is_usable = shows(connection, sql_name(table))
             connection.execute("ROLLBACK")
-            origin = origin if is_usable else None
-        if origin is None:
+        if not is_usable:
             name = f"{self._names.slot[:46]}_tmp_{secrets.token_hex(6)}"
             try:
                 made = create_slot(self._database, name, self._stop, temporary=True, seconds=WAIT_SECONDS)

@@ -64,12 +64,7 @@ class Postgres:
         return LogCapture(
             PostgresLsn,
             Capabilities(
-                deletes=True,
-                before_images=self.before_images,
-                transactions=True,
-                schema_changes=True,
-                exact_snapshot=True,
-                snapshot_resume=True,
+                before_images=self.before_images, schema_changes=True, exact_snapshot=True, snapshot_resume=True
             ),
             tables=self.tables,
             dialect=PostgresDialect(self.dsn, text_columns, application_name=names.readers),
