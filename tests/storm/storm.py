@@ -277,22 +277,20 @@ class Storm:
         return True
 
     def _drain(self, pipeline: Pipeline, heartbeat: Heartbeat) -> None:
-        """Until a heartbeat from after the last write is in the lake, and no table is being copied."""
+        """Until a heartbeat from after the last write is in the lake, and no table is being copied but one that waits
+        for a person: its remedy is carried out later."""
         last = heartbeat.number + 1
-        complete = self._until(
-            pipeline,
-            lambda: (
-                heartbeat.newest > last
-                and all(
-                    table["state"] in ("live", "blocked", "dropped") for table in pipeline.status()["tables"].values()
-                )
-            ),
-        )
-        if not complete:
-            tables = pipeline.status()["tables"].items()
-            behind = {name: table for name, table in tables if table["state"] not in ("live", "blocked", "dropped")}
+
+        def behind() -> dict[str, Any]:
+            return {
+                name: table
+                for name, table in pipeline.status()["tables"].items()
+                if table["state"] not in ("live", "blocked", "dropped") and not needs_a_person(table)
+            }
+
+        if not self._until(pipeline, lambda: heartbeat.newest > last and not behind()):
             self.report(
-                "not drained", f"{self.settings.drain_seconds:.0f} s after the last write: {json.dumps(behind)}"
+                "not drained", f"{self.settings.drain_seconds:.0f} s after the last write: {json.dumps(behind())}"
             )
 
     def _compare(self, database: Database, pipeline: Pipeline) -> None:
@@ -309,7 +307,7 @@ class Storm:
             blocked = {
                 relation: (state["error"], state["remedy"])
                 for relation, state in found.items()
-                if state.get("remedy") and "by itself" not in state["remedy"]
+                if needs_a_person(state)
             }
             return all(relation in blocked or relation.not_followed for relation in wrong)
 
@@ -374,6 +372,10 @@ class Storm:
             if difference is not None:
                 found[relation] = difference
         return found
+
+
+def needs_a_person(table: dict[str, Any]) -> bool:
+    return bool(table.get("remedy")) and "by itself" not in table["remedy"]
 
 
 def main(arguments: list[str] | None = None) -> int:
