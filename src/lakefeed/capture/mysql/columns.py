@@ -1,0 +1,268 @@
+"""Values in a buffer → Arrow, a whole column at a time. Pure; what stream and copy have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakefeed.capture.fit import MisfitError
+from lakefeed.capture.mysql.kind import CODECS, INTEGERS, Kind, ZeroDates
+from lakefeed.errors import DecodeError
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+PAD = 16
+"""Zero bytes behind the data, so that a number can be read at every offset of it."""
+ZERO_DATES = "Correct the value, or set source.zero_dates to null or text for {column} and all others."
+_MICROSECONDS = 1_000_000
+_DAY = 86_400 * _MICROSECONDS
+_CP1252 = bytes(range(256)).decode("cp1252", "replace")
+_LATIN1 = "".join(chr(code) if letter == "\ufffd" else letter for code, letter in enumerate(_CP1252))
+"""MySQL's latin1 is cp1252, with control characters where that has nothing."""
+
+
+def padded(data: bytes | bytearray) -> Bytes:
+    return np.frombuffer(bytes(data) + bytes(PAD), np.uint8)
+
+
+def gathered(data: Bytes, at: Ints, kind: str) -> Any:
+    """What begins at ``at``, seen as ``kind`` (``<i4``, ``>u2`` …), one for each offset."""
+    dtype = np.dtype(kind)
+    view: Any = np.ndarray((len(data) - dtype.itemsize + 1,), dtype, data, 0, (1,))  # every byte begins a value
+    return view[at]
+
+
+def big_endian(data: Bytes, at: Ints, width: int) -> Ints:
+    """Unsigned numbers of ``width`` bytes, at most 7."""
+    found = np.zeros(len(at), np.int64)
+    for index in range(width):
+        found = (found << 8) | data[at + index]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One column of many rows: ``data[start : start + length]`` for each; NULL where ``valid`` is False."""
+
+    data: Bytes
+    starts: Ints
+    lengths: Ints
+    valid: Mask
+
+    def binary(self) -> Any:
+        """An Arrow binary array, copied once by Arrow itself: the buffer is seen as alternating values and gaps, whose
+        every second element is taken. Values are in buffer order, without overlap."""
+        count = len(self.starts)
+        if count == 0:
+            return pa.array([], pa.binary())
+        offsets = np.empty(2 * count, np.int32)
+        offsets[0::2] = self.starts
+        offsets[1::2] = self.starts + self.lengths
+        buffers: Any = [None, pa.py_buffer(offsets), pa.py_buffer(self.data)]
+        alternating = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
+        wanted: Any = np.arange(0, 2 * count - 1, 2, dtype=np.int32)
+        return alternating.take(pa.array(wanted, mask=None if self.valid.all() else ~self.valid))
+
+    def array(self, values: Any, type_: pa.DataType) -> Any:
+        """Numbers that were read for every row, with NULLs put in."""
+        return pa.array(values, type_, mask=None if self.valid.all() else ~self.valid)
+
+
+def integers(field: Field, kind: Kind, type_: pa.DataType) -> Any:
+    """Little-endian, as the binlog and the binary protocol both have them; mediumint has 3 bytes in the binlog."""
+    width = INTEGERS[kind.name]
+    if width == 8 and kind.unsigned:
+        return unsigned(field, gathered(field.data, field.starts, "<u8"))
+    if width == 3:
+        found = gathered(field.data, field.starts, "<u4").astype(np.int64) & 0xFFFFFF
+        values: Any = found if kind.unsigned else found - ((found & 0x800000) << 1)
+    else:
+        values = gathered(field.data, field.starts, f"<{'u' if kind.unsigned else 'i'}{width}")
+    return field.array(values.astype(type_.to_pandas_dtype()), type_)
+
+
+def unsigned(field: Field, values: Any) -> Any:
+    """64 bits without a sign → decimal(20, 0)."""
+    halves = np.zeros((len(values), 2), np.uint64)
+    halves[:, 0] = values
+    return _decimals(field, halves, 20, 0)
+
+
+def _decimals(field: Field, halves: Any, precision: int, scale: int) -> Any:
+    """Numbers of 128 bits in two halves, the lower first."""
+    validity = None if field.valid.all() else pa.py_buffer(np.packbits(field.valid, bitorder="little"))
+    buffers: Any = [validity, pa.py_buffer(np.ascontiguousarray(halves))]
+    return pa.Array.from_buffers(pa.decimal128(precision, scale), len(halves), buffers)
+
+
+def bits(field: Field, width: int, kind: Kind) -> Any:
+    """Big-endian in ``width`` bytes, whoever sends them."""
+    found = np.zeros(len(field.starts), np.uint64)
+    for index in range(width):
+        found = (found << np.uint64(8)) | field.data[field.starts + index].astype(np.uint64)
+    if kind.size == 64:
+        return unsigned(field, found)
+    return field.array(found.astype(bool) if kind.size == 1 else found.astype(np.int64),
+                       pa.bool_() if kind.size == 1 else pa.int64())  # fmt: skip
+
+
+def packed_decimal(field: Field, kind: Kind) -> Any:
+    """Nine digits in four bytes each, fewer at both ends; the sign is the first bit, and a negative one is inverted."""
+    groups = decimal_groups(kind)
+    at, negative = field.starts.copy(), field.data[field.starts] < 0x80
+    limbs = [np.zeros(len(at), np.uint64) for _ in range(5)]
+    for index, (digits, width) in enumerate(groups):
+        value = big_endian(field.data, at, width)
+        if index == 0:
+            value ^= 1 << (8 * width - 1)
+        value = np.where(negative, value ^ ((1 << (8 * width)) - 1), value)
+        carry, factor = value.astype(np.uint64), np.uint64(10**digits)
+        for limb in range(5):
+            product = limbs[limb] * factor + carry
+            limbs[limb], carry = product & np.uint64(0xFFFFFFFF), product >> np.uint64(32)
+        at = at + width
+    if kind.size > 38:  # what Arrow's type cannot hold: text, as the server prints it
+        digits_of = _wide_digits(field, kind, negative, groups)
+        return pa.array([one if ok else None for one, ok in zip(digits_of, field.valid, strict=True)], pa.string())
+    low, high = limbs[0] | limbs[1] << np.uint64(32), limbs[2] | limbs[3] << np.uint64(32)
+    flipped = ~low + np.uint64(1)
+    high = np.where(negative, ~high + (low == 0), high)
+    return _decimals(field, np.stack([np.where(negative, flipped, low), high], axis=1), kind.size, kind.scale)
+
+
+_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4)
+
+
+def decimal_groups(kind: Kind) -> list[tuple[int, int]]:
+    """Digits and bytes of each group of a packed decimal, from the left."""
+    whole = kind.size - kind.scale
+    first, last = [(whole % 9, _BYTES[whole % 9])], [(kind.scale % 9, _BYTES[kind.scale % 9])]
+    return [one for one in [*first, *[(9, 4)] * (whole // 9 + kind.scale // 9), *last] if one[0]]
+
+
+def _wide_digits(field: Field, kind: Kind, negative: Mask, groups: list[tuple[int, int]]) -> list[str]:
+    found = []
+    for start, minus in zip(field.starts.tolist(), negative.tolist(), strict=True):
+        at, text = start, ""
+        for index, (digits, width) in enumerate(groups):
+            value = int.from_bytes(field.data[at : at + width].tobytes(), "big")
+            value ^= 1 << (8 * width - 1) if index == 0 else 0
+            value ^= (1 << (8 * width)) - 1 if minus else 0
+            text, at = text + str(value).zfill(digits), at + width
+        whole, fraction = text[: kind.size - kind.scale].lstrip("0") or "0", text[kind.size - kind.scale :]
+        sign = "-" if minus and any(one != "0" for one in text) else ""
+        found.append(f"{sign}{whole}.{fraction}" if fraction else f"{sign}{whole}")
+    return found
+
+
+def dates(field: Field, kind: Kind, parts: tuple[Any, ...], zero_dates: ZeroDates) -> Any:
+    """``parts`` are year, month, day and, unless the column is a date, hour, minute, second, microsecond."""
+    year, month, day, *clock = (np.asarray(one, np.int64) for one in parts)
+    if zero_dates is ZeroDates.TEXT:
+        return pa.array(_printed(kind, [year, month, day, *clock], field.valid), pa.string())
+    # Days of the civil calendar: the year begins in March, so that its odd day is the last one.
+    shifted = year - (month <= 2)
+    era = shifted // 400
+    of_era = shifted - era * 400
+    of_year = (153 * (month + np.where(month > 2, -3, 9)) + 2) // 5 + day - 1
+    days = era * 146_097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719_468
+    leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
+    longest = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31, 0, 0, 0])[month & 15] + (leap & (month == 2))
+    is_date = (month >= 1) & (month <= 12) & (day >= 1) & (day <= longest) & (year >= 1)
+    if not np.all(is_date | ~field.valid):
+        if zero_dates is ZeroDates.STOP:
+            raise MisfitError("it holds a date that no calendar has, such as 0000-00-00", remedy=ZERO_DATES)
+        field = Field(field.data, field.starts, field.lengths, field.valid & is_date)
+    if kind.name == "date":
+        return field.array(days.astype(np.int32), pa.int32()).cast(pa.date32())
+    hour, minute, second, micro = clock
+    values = days * _DAY + (hour * 3_600 + minute * 60 + second) * _MICROSECONDS + micro
+    return field.array(values, pa.int64()).cast(kind.arrow(zero_dates))
+
+
+def instants(field: Field, kind: Kind, seconds: Any, micro: Any, zero_dates: ZeroDates) -> Any:
+    """A timestamp by its seconds since 1970; 0 is 0000-00-00 00:00:00 there."""
+    whole = seconds.astype("datetime64[s]").astype("datetime64[D]")
+    years = whole.astype("datetime64[Y]").astype(np.int64) + 1970
+    months = whole.astype("datetime64[M]").astype(np.int64) % 12 + 1
+    day = (whole - whole.astype("datetime64[M]")).astype(np.int64) + 1
+    of_day, zero = seconds % 86_400, seconds == 0
+    parts = [np.where(zero, 0, one) for one in (years, months, day, of_day // 3_600, of_day // 60 % 60, of_day % 60)]
+    return dates(field, kind, (*parts, micro), zero_dates)
+
+
+def times(field: Field, kind: Kind, negative: Any, hour: Any, minute: Any, second: Any, micro: Any) -> Any:
+    """A time of up to 838 hours, as the server prints it."""
+    rows = zip(field.valid.tolist(), *(one.tolist() for one in (negative, hour, minute, second, micro)), strict=True)
+    return pa.array([
+        f"{'-' if minus else ''}{h:02}:{m:02}:{s:02}{_fraction(us, kind.size)}" if ok else None
+        for ok, minus, h, m, s, us in rows
+    ], pa.string())  # fmt: skip
+
+
+def _printed(kind: Kind, parts: list[Any], valid: Mask) -> list[str | None]:
+    rows = zip(*(one.tolist() for one in parts), strict=True)
+    texts = []
+    for ok, (y, m, d, *clock) in zip(valid.tolist(), rows, strict=True):
+        text = f"{y:04}-{m:02}-{d:02}"
+        if clock:
+            h, mi, s, us = clock
+            text += f" {h:02}:{mi:02}:{s:02}{_fraction(us, kind.size)}"
+        texts.append(text if ok else None)
+    return texts
+
+
+def _fraction(micro: int, digits: int) -> str:
+    return f".{micro:06}"[: digits + 1] if digits else ""
+
+
+def decoded_text(raw: Any, charset: str) -> Any:
+    """Bytes in a server's character set → string."""
+    codec = CODECS.get(charset)
+    if codec is None:
+        raise MisfitError(f"its character set {charset} is not known here", remedy=_CONVERT)
+    if codec == "utf-8":
+        try:
+            return raw.cast(pa.string())
+        except pa.ArrowInvalid as error:
+            raise DecodeError(f"a text is not {charset}: {error}") from error
+    encoded = raw.dictionary_encode()
+    try:
+        texts = [_text(one, charset, codec) for one in encoded.dictionary.to_pylist()]
+    except UnicodeDecodeError as error:
+        raise MisfitError(f"it holds a text that is not {charset}", remedy=_CONVERT) from error
+    return pa.array(texts, pa.string()).take(encoded.indices)
+
+
+_CONVERT = "ALTER TABLE … CONVERT TO CHARACTER SET utf8mb4; for the table of {column}."
+
+
+def _text(value: bytes, charset: str, codec: str) -> str:
+    return value.decode("latin1").translate(_LATIN1_TABLE) if charset == "latin1" else value.decode(codec)
+
+
+_LATIN1_TABLE = dict(enumerate(_LATIN1))
+
+
+def padded_binary(field: Field, size: int) -> Any:
+    """binary(n): the binlog leaves out zero bytes at the end."""
+    if np.all((field.lengths == size) | ~field.valid):
+        return field.binary()
+    offsets = np.arange(size)
+    inside = offsets < field.lengths[:, None]
+    matrix = np.where(inside, field.data[np.minimum(field.starts[:, None] + offsets, len(field.data) - 1)], 0)
+    flat = pa.py_buffer(np.ascontiguousarray(matrix.astype(np.uint8)))
+    fixed = pa.Array.from_buffers(pa.binary(size), len(matrix), [None, flat])
+    return pc.if_else(pa.array(field.valid), fixed.cast(pa.binary()), pa.scalar(None, pa.binary()))
+
+
+def without_srid(raw: Any) -> Any:
+    """A geometry as the server stores it is four bytes of its reference system and then WKB."""
+    return pc.binary_slice(raw, 4)
