@@ -18,7 +18,7 @@ class MysqlActor:
         self._connection = server.connect()
         times = "created_at datetime(6) DEFAULT now(6), updated_at datetime(6) DEFAULT now(6) ON UPDATE now(6)"
         for table in (self.table, self.other):
-            self.run(f"CREATE TABLE {table} (id int PRIMARY KEY, name text{', ' + times if timed else ''})")
+            self.run(f"CREATE TABLE {table} (id int PRIMARY KEY, name mediumtext{', ' + times if timed else ''})")
 
     def run(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         with self._connection.cursor() as cursor:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -157,6 +158,9 @@ class ChangeCapture(ABC):
         exact_snapshot=False,
         snapshot_resume=False,
     )
+
+    def keep_state(self, directory: Path) -> None:  # noqa: B027
+        """Called once, before ``open``, with the pipeline's own directory: for a source that keeps no resume point."""
 
     def open(self) -> None:  # noqa: B027  # a source without a connection needs none
         """Connect. Idempotent."""

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Generic
 
 from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
@@ -72,6 +73,9 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         self._left_out: dict[TableId, Refusal] = {}
         self._lock = threading.Lock()  # of the fields above, for moments only
         self._catalog_lock = threading.Lock()  # of the session, while a call uses it
+
+    def keep_state(self, directory: Path) -> None:
+        self._resume.keep_state(directory)
 
     def open(self) -> None:
         with self._lock:

@@ -9,6 +9,7 @@ tells the binlog's position of the snapshot itself.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -33,15 +34,17 @@ from lakefeed.capture.mysql.database import READING, Connection, Database, liste
 from lakefeed.capture.mysql.kind import CODECS, Flavour, Kind, ZeroDates, kind_of
 from lakefeed.capture.mysql.packets import read_rows
 from lakefeed.change.mysql import MariadbGtid, MysqlGtid
+from lakefeed.change.position import Position, decode_position
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.change.watermark import KeyValue
-from lakefeed.errors import SourceError, SourceSetupError
+from lakefeed.errors import SourceError, SourceSetupError, SourceUnavailableError
 
 SYSTEM = ("mysql", "sys", "information_schema", "performance_schema")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CHANGED = (1412, 1054, 1146)
 """The table's definition has changed; no such column; no such table."""
 _NO_PROCESS = 1227
+_VISIBLE_SECONDS = 10.0
 
 _TABLES = f"""
 SELECT t.TABLE_SCHEMA, t.TABLE_NAME, t.ENGINE FROM information_schema.TABLES t
@@ -79,7 +82,7 @@ class SourceColumn:
 
 def column_of(name: str, kind: Kind, nullable: bool, zero_dates: ZeroDates) -> Column:
     members = f"({','.join(literal(one) for one in kind.members)})" if kind.members else ""
-    return Column(name, kind.arrow(zero_dates), nullable, kind.source_type + members)
+    return Column(name, kind.arrow(zero_dates), nullable, kind.source_type + members, id=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,24 +198,49 @@ class MysqlSession(Session):
 
     @contextmanager
     def consistent(self, origin: Mapping[str, Any] | None = None) -> Iterator[Bracket | None]:
-        """With any ``origin`` the bracket is told."""
+        """``origin`` says what the stream has delivered: the snapshot has that. The server sends a transaction to its
+        readers a moment before the rows are visible."""
         begin = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
         with self._database.errors():
             try:
-                low = executed(self.connection) if origin is not None else None
+                low = None
+                if origin is not None:
+                    delivered = origin.get("delivered")
+                    least = None if delivered is None else decode_position(str(delivered))
+                    low = self._visible(least)
                 self.connection.run(begin)
                 self._in_snapshot = True
                 if low is None:
                     yield None
                 elif isinstance(low, MariadbGtid):
                     at = snapshot_position(self.connection)
+                    until = time.monotonic() + _VISIBLE_SECONDS
+                    while not at >= low and time.monotonic() < until:  # commits that are on their way
+                        time.sleep(0.01)
+                        self.connection.run("ROLLBACK")
+                        self.connection.run(begin)
+                        at = snapshot_position(self.connection)
                     yield Bracket(at, at)
                 else:
-                    yield Bracket(low, low.union(owned(self.connection)).union(executed(self.connection)))
+                    now = owned(self.connection), executed(self.connection)
+                    yield Bracket(low, low.union(now[0]).union(now[1]))
             finally:
                 self._in_snapshot = False
                 with suppress(pymysql.err.Error, OSError):  # nothing was written
                     self.connection.run("ROLLBACK")
+
+    def _visible(self, least: Position | None) -> MysqlGtid | MariadbGtid:
+        """The executed GTIDs, once they have ``least``."""
+        until = time.monotonic() + _VISIBLE_SECONDS
+        while True:
+            found = executed(self.connection)
+            if least is None or found >= least:
+                return found
+            if time.monotonic() > until:
+                raise SourceUnavailableError(
+                    f"{self._database}: it has not got to {least} yet; is it a replica that lags?"
+                )
+            time.sleep(0.01)
 
     def cancel(self) -> None:
         self.connection.kill()
@@ -261,7 +289,7 @@ def read_identity(connection: Connection) -> str:
     return f"mariadb:{host}:{port}{directory}:{server}"
 
 
-def executed(connection: Connection) -> MysqlGtid | MariadbGtid:
+def executed(connection: Connection) -> Any:
     """All transactions that are visible; of MariaDB, that are in the binlog."""
     if connection.database.flavour == "mariadb":
         return MariadbGtid(str(connection.value("SELECT @@gtid_binlog_pos")))

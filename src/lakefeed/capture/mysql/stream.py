@@ -1,0 +1,192 @@
+"""BinlogReader: the binlog strictly after a GTID set, as the server sends it to a replica. Packets, not decoded."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import socket
+import struct
+import uuid
+import zlib
+from collections.abc import Callable
+
+import pymysql
+
+from lakefeed.capture.log import LogReader
+from lakefeed.capture.mysql.binlog import FORMAT, HEADER, HEARTBEAT, ROTATE, BinlogPiece, Gtid
+from lakefeed.capture.mysql.database import STREAM, Connection, Database, literal
+from lakefeed.capture.mysql.dialect import executed
+from lakefeed.capture.mysql.packets import PacketReader, Packets
+from lakefeed.change.mysql import MariadbGtid, MysqlGtid
+from lakefeed.errors import DecodeError, PositionLostError
+
+_COM_BINLOG_DUMP, _COM_BINLOG_DUMP_GTID = 0x12, 0x1E
+_THROUGH_GTID = 0x04
+_HEARTBEAT_NANOSECONDS = 500_000_000
+_UNKNOWN_SECONDS = 0.1
+_FILE = re.compile(rb"[^\x00-\x1f/\\]+\.([0-9]{6,10})")
+FATAL = 1236
+"""The server cannot send the log from here, or another reader has the same server id."""
+
+
+def server_id(pipeline: str, place: str) -> int:
+    """A number that no server has (they are small) and no other pipeline: two readers of one id end each other."""
+    digest = hashlib.sha256(f"{socket.gethostname()}\0{place}\0{pipeline}".encode()).digest()
+    return 0x8000_0000 | int.from_bytes(digest[:4], "big") & 0x7FFF_FFFF
+
+
+class BinlogReader(LogReader[Gtid, BinlogPiece]):
+    """See ``LogReader``. Read without a wait, it asks the server where the log ends, and returns pieces until it has
+    come there."""
+
+    def __init__(self, database: Database, own_id: int, after: Gtid, confirm: Callable[[Gtid], None]) -> None:
+        self._database = database
+        self._after = after
+        self._confirm = confirm
+        self._connection = database.connect(STREAM)
+        self._ask: Connection | None = None
+        self._woken, self._waker = os.pipe()
+        self._file, self._offset = (0, 0), 0
+        self._has_read = False
+        self._target: tuple[int, int] | None = None
+        self._is_closed = False
+        try:
+            with database.errors():
+                self._start(own_id)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, own_id: int) -> None:
+        connection, driver = self._connection, self._connection.driver
+        connection.run("SET SESSION net_write_timeout = 3600")  # a consumer that is busy is no dead one
+        for name in ("master", "source"):
+            connection.run(f"SET @{name}_binlog_checksum = 'NONE', @{name}_heartbeat_period = {_HEARTBEAT_NANOSECONDS}")
+        if isinstance(self._after, MariadbGtid):
+            connection.run(
+                "SET @mariadb_slave_capability = 4, @slave_gtid_strict_mode = 1, @slave_gtid_ignore_duplicates = 0"
+            )
+            connection.run(f"SET @slave_connect_state = {literal(self._after.text())}")
+            driver._execute_command(_COM_BINLOG_DUMP, struct.pack("<IHI", 4, 0, own_id))
+        else:
+            connection.run(f"SET @slave_uuid = '{uuid.uuid5(uuid.NAMESPACE_OID, str(own_id))}'")
+            block = encode_set(self._after)
+            command = struct.pack("<HII", _THROUGH_GTID, own_id, 0) + struct.pack("<QI", 4, len(block)) + block
+            driver._execute_command(_COM_BINLOG_DUMP_GTID, command)
+        self._packets = PacketReader(connection, STREAM.answer, self._woken)
+
+    def read(self, wait_seconds: float) -> BinlogPiece | None:
+        with self._database.errors():
+            if wait_seconds > 0:
+                found = self._take(wait_seconds)
+                return None if found is None else BinlogPiece(self._after, found)
+            if self._target is None:
+                self._target = self._end()
+            if self._has_reached(self._target):
+                self._target = None
+                return None
+            return BinlogPiece(self._after, self._take(_UNKNOWN_SECONDS))
+
+    def size(self, piece: BinlogPiece) -> int:
+        return 0 if piece.packets is None else len(piece.packets.data)
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._waker, b"x")
+
+    def confirm(self, position: Gtid) -> None:
+        self._confirm(position)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._connection.sever()
+        self._connection.close()
+        if self._ask is not None:
+            self._ask.sever()
+            self._ask.close()
+        for pipe in (self._woken, self._waker):
+            with contextlib.suppress(OSError):
+                os.close(pipe)
+
+    def _take(self, wait_seconds: float) -> Packets | None:
+        found = self._packets.take(wait_seconds)
+        with contextlib.suppress(BlockingIOError):
+            os.set_blocking(self._woken, False)
+            os.read(self._woken, 4096)
+        if found is None:
+            return None
+        data = found.data
+        for at, end in zip(found.starts, found.ends, strict=True):
+            if data[at] != 0:
+                if data[at] == 0xFE:
+                    raise ConnectionError("the server ended the stream")
+                self._refused(data[at:end])
+            _, code, _, _, offset, _ = HEADER.unpack_from(data, at + 1)
+            if code == ROTATE:
+                # Some of these events end in a checksum, whose bytes must not become part of the name (T16).
+                (checksum,) = struct.unpack_from("<I", data, end - 4)
+                last = end - 4 if zlib.crc32(memoryview(data)[at + 1 : end - 4]) == checksum else end
+                match = _FILE.fullmatch(data, at + 1 + HEADER.size + 8, last)
+                if match is None:
+                    raise DecodeError("the binlog rotates to a file without a name")
+                self._file, self._offset = (int(match[1]), 0), struct.unpack_from("<Q", data, at + 1 + HEADER.size)[0]
+            elif offset:
+                high = self._offset >> 32 << 32
+                self._offset = (
+                    high + offset + ((1 << 32) if offset < self._offset & 0xFFFF_FFFF and code != FORMAT else 0)
+                )
+            self._has_read = self._has_read or code not in (ROTATE, FORMAT, HEARTBEAT)
+        return found
+
+    def _refused(self, packet: bytes) -> None:
+        try:
+            pymysql.err.raise_mysql_exception(packet)
+        except pymysql.err.MySQLError as error:
+            if error.args[0] == FATAL:
+                raise PositionLostError(
+                    f"{self._database}: the server cannot send its log after {self._after}: {error.args[1]}",
+                    remedy="If another reader has the same server id, stop it. If the log was purged or reset, move the "
+                    "pipeline's state directory away: every table is copied again.",
+                ) from error
+            raise
+
+    def _end(self) -> tuple[int, int]:
+        if self._ask is None:
+            self._ask = self._database.connect()
+        return log_end(self._ask)
+
+    def _has_reached(self, target: tuple[int, int]) -> bool:
+        if (self._file[0], self._offset) >= target:
+            return True
+        assert self._ask is not None  # noqa: S101  # the target came from it
+        return not self._has_read and executed(self._ask) <= self._after
+
+
+def log_end(connection: Connection) -> tuple[int, int]:
+    """The number of the newest file of the binlog, and its length."""
+    newer = connection.database.flavour == "mysql" and connection.version >= (8, 4)
+    row = connection.run("SHOW BINARY LOG STATUS" if newer else "SHOW MASTER STATUS")
+    if not row:
+        raise PositionLostError(
+            "the server writes no binlog", remedy="Set log_bin in the server's file and restart it."
+        )
+    return int(str(row[0][0]).rpartition(".")[2]), int(row[0][1])
+
+
+def encode_set(position: Gtid) -> bytes:
+    """A GTID set as the protocol has it; its intervals end before their last number."""
+    assert isinstance(position, MysqlGtid)  # noqa: S101  # MariaDB has another way
+    if any(tag for (_, tag), _ in position.intervals):
+        raise PositionLostError(
+            "the position has tagged GTIDs, which Lakefeed does not understand yet",
+            remedy="Use servers that assign no tags (gtid_next = AUTOMATIC).",
+        )
+    found = [struct.pack("<Q", len(position.intervals))]
+    for (server, _), intervals in position.intervals:
+        found += [uuid.UUID(server).bytes, struct.pack("<Q", len(intervals))]
+        found += [struct.pack("<QQ", low, high + 1) for low, high in intervals]
+    return b"".join(found)
