@@ -43,7 +43,7 @@ class MysqlActor:
         self.run("COMMIT")
 
     def rows(self, table: TableId) -> dict[int, str | None]:
-        return dict(self.run(f"SELECT id, name FROM {table}"))  # type: ignore[arg-type]  # two columns
+        return dict(self.run(f"SELECT id, name FROM {table}"))
 
     def close(self) -> None:
         self._connection.close()

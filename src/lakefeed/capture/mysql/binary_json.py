@@ -6,7 +6,12 @@ import base64
 import json
 import math
 import struct
+from decimal import Decimal
 
+import numpy as np
+
+from lakefeed.capture.mysql.columns import Field, packed_decimal, padded
+from lakefeed.capture.mysql.kind import Kind
 from lakefeed.errors import DecodeError
 
 _DEEPEST = 110  # the server's own limit is 100
@@ -91,23 +96,21 @@ def _quoted(text: str) -> str:
 
 
 def _double(value: float) -> str:
-    """The shortest digits that mean the number; a power of ten where the plain form has more than 17 places or so."""
+    """The shortest digits that mean the number; a power of ten where the point is more than 15 places off."""
     if not math.isfinite(value):
         raise DecodeError("a JSON number is not finite")
-    text = repr(value)
-    mantissa, mark, exponent = text.partition("e")
-    if not mark:
-        return text
-    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+    sign, digits, exponent = Decimal(repr(value)).as_tuple()
+    text = "".join(map(str, digits)).rstrip("0") or "0"
+    point = len(digits) + int(exponent) if value else 1
+    minus = "-" if sign else ""
+    if -15 < point <= 15:
+        whole, fraction = (text[:point].ljust(point, "0"), text[point:]) if point > 0 else ("0", "0" * -point + text)
+        return f"{minus}{whole}.{fraction or '0'}"
+    return f"{minus}{text[0]}{'.' + text[1:] if text[1:] else ''}e{point - 1}"
 
 
 def _opaque(kind: int, data: bytes) -> str:
     if kind == 246:  # a decimal: precision, scale, and as in a row
-        from lakefeed.capture.mysql.columns import Field, packed_decimal, padded
-        from lakefeed.capture.mysql.kind import Kind
-
-        import numpy as np
-
         field = Field(padded(data), np.array([2]), np.array([len(data) - 2]), np.array([True]))
         return str(packed_decimal(field, Kind("decimal", False, data[0], data[1]))[0].as_py())
     if kind in (7, 10, 11, 12) and len(data) == 8:

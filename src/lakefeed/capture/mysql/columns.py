@@ -47,6 +47,11 @@ def big_endian(data: Bytes, at: Ints, width: int) -> Ints:
     return found
 
 
+def _buffer(array: Any) -> pa.Buffer:
+    """Arrow's view of an array's memory, without a copy."""
+    return pa.py_buffer(array)
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """One column of many rows: ``data[start : start + length]`` for each; NULL where ``valid`` is False."""
@@ -65,7 +70,7 @@ class Field:
         offsets = np.empty(2 * count, np.int32)
         offsets[0::2] = self.starts
         offsets[1::2] = self.starts + self.lengths
-        buffers: Any = [None, pa.py_buffer(offsets), pa.py_buffer(self.data)]
+        buffers: Any = [None, _buffer(offsets), _buffer(self.data)]
         alternating = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
         wanted: Any = np.arange(0, 2 * count - 1, 2, dtype=np.int32)
         return alternating.take(pa.array(wanted, mask=None if self.valid.all() else ~self.valid))
@@ -97,8 +102,8 @@ def unsigned(field: Field, values: Any) -> Any:
 
 def _decimals(field: Field, halves: Any, precision: int, scale: int) -> Any:
     """Numbers of 128 bits in two halves, the lower first."""
-    validity = None if field.valid.all() else pa.py_buffer(np.packbits(field.valid, bitorder="little"))
-    buffers: Any = [validity, pa.py_buffer(np.ascontiguousarray(halves))]
+    validity = None if field.valid.all() else _buffer(np.packbits(field.valid, bitorder="little"))
+    buffers: Any = [validity, _buffer(np.ascontiguousarray(halves))]
     return pa.Array.from_buffers(pa.decimal128(precision, scale), len(halves), buffers)
 
 
@@ -258,11 +263,12 @@ def padded_binary(field: Field, size: int) -> Any:
     offsets = np.arange(size)
     inside = offsets < field.lengths[:, None]
     matrix = np.where(inside, field.data[np.minimum(field.starts[:, None] + offsets, len(field.data) - 1)], 0)
-    flat = pa.py_buffer(np.ascontiguousarray(matrix.astype(np.uint8)))
+    flat = _buffer(np.ascontiguousarray(matrix.astype(np.uint8)))
     fixed = pa.Array.from_buffers(pa.binary(size), len(matrix), [None, flat])
     return pc.if_else(pa.array(field.valid), fixed.cast(pa.binary()), pa.scalar(None, pa.binary()))
 
 
-def without_srid(raw: Any) -> Any:
+def without_srid(field: Field) -> Any:
     """A geometry as the server stores it is four bytes of its reference system and then WKB."""
-    return pc.binary_slice(raw, 4)
+    skipped = np.minimum(field.lengths, 4)
+    return Field(field.data, field.starts + skipped, field.lengths - skipped, field.valid).binary()

@@ -116,7 +116,7 @@ class Database:
             )  # fmt: skip
             connection = Connection(self, driver)
             try:
-                is_mariadb = "MariaDB" in driver.get_server_info()
+                is_mariadb = "MariaDB" in connection.driver.get_server_info()
                 if is_mariadb != (self.flavour == "mariadb"):
                     there = "mariadb" if is_mariadb else "mysql"
                     raise SourceSetupError(

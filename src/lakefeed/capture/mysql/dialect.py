@@ -229,7 +229,7 @@ class MysqlSession(Session):
                 with suppress(pymysql.err.Error, OSError):  # nothing was written
                     self.connection.run("ROLLBACK")
 
-    def _visible(self, least: Position | None) -> MysqlGtid | MariadbGtid:
+    def _visible(self, least: Position | None) -> Any:
         """The executed GTIDs, once they have ``least``."""
         until = time.monotonic() + _VISIBLE_SECONDS
         while True:

@@ -17,8 +17,14 @@ INTEGERS = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
 """Bytes of each."""
 TEMPORAL = ("date", "datetime", "timestamp")
 TEXTS = ("char", "varchar", "text", "enum", "set")
-_SIGNED = {1: pa.int8(), 2: pa.int16(), 3: pa.int32(), 4: pa.int32(), 8: pa.int64()}
-_UNSIGNED = {1: pa.int16(), 2: pa.int32(), 3: pa.int32(), 4: pa.int64(), 8: pa.decimal128(20, 0)}
+_SIGNED: dict[int, pa.DataType] = {1: pa.int8(), 2: pa.int16(), 3: pa.int32(), 4: pa.int32(), 8: pa.int64()}
+_UNSIGNED: dict[int, pa.DataType] = {
+    1: pa.int16(),
+    2: pa.int32(),
+    3: pa.int32(),
+    4: pa.int64(),
+    8: pa.decimal128(20, 0),
+}
 _PLAIN: dict[str, pa.DataType] = {
     "float": pa.float32(), "double": pa.float64(), "year": pa.int16(), "date": pa.date32(),
     "datetime": pa.timestamp("us"), "timestamp": pa.timestamp("us", tz="UTC"),

@@ -258,9 +258,9 @@ def _array(field: Field, code: int, kind: Kind, type_: pa.DataType, zero_dates: 
         return native if native.type == type_ else native.cast(type_)
     if code == _BIT:
         return bits(field, (kind.size + 7) // 8, kind)
-    raw = field.binary()
     if code == _GEOMETRY:
-        return without_srid(raw)
+        return without_srid(field)
+    raw = field.binary()
     if type_ == pa.binary():
         return raw
     text = raw.cast(pa.string())

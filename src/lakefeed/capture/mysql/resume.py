@@ -99,7 +99,11 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
                     remedy=f"Restore the server's log, or {_AGAIN}.",
                 )
             if not position <= now:
-                missing = position.without(now) if isinstance(position, MysqlGtid) else f"{position} (it has {now})"
+                missing = (
+                    position.without(now)
+                    if isinstance(position, MysqlGtid) and isinstance(now, MysqlGtid)
+                    else f"{position} (it has {now})"
+                )
                 raise PositionLostError(
                     f"{self._database} does not have the transactions that were captured up to {position}; it lacks "
                     f"{missing}",

@@ -5,6 +5,7 @@ by column: a column of variable length costs a few array operations for each ste
 from __future__ import annotations
 
 import ipaddress
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,9 +192,9 @@ def _array(field: Field, kind: Kind, column: WireColumn, zero_dates: ZeroDates) 
         return pa.array(texts, pa.string()).take(field.array(inverse.astype(np.int32), pa.int32()))
     if name == "binary":
         return padded_binary(field, kind.size)
-    raw = field.binary()
     if name == "geometry":
-        return without_srid(raw)
+        return without_srid(field)
+    raw = field.binary()
     if name == "json":
         return pa.array([None if one is None else json_text(one) for one in raw.to_pylist()], pa.string())
     if name in _ADDRESSES:
@@ -214,13 +215,7 @@ def _address(name: str, value: bytes) -> str:
     if name == "inet6":
         address = ipaddress.IPv6Address(value)
         return f"::ffff:{address.ipv4_mapped}" if address.ipv4_mapped else str(address)
-    # MariaDB stores the parts of a time-based uuid in another order, so that neighbours in time are neighbours in an
-    # index; later versions of uuid are stored as they are.
-    text = value.hex()
-    if not (value[8] >> 4 and 6 <= value[6] >> 4 <= 8 and value[8] & 0x80):
-        text = value[12:16].hex() + value[10:12].hex() + value[8:10].hex() + value[6:8].hex() + value[0:6].hex()
-        return f"{text[0:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:32]}"
-    return f"{text[0:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:32]}"
+    return str(uuid.UUID(bytes=value))
 
 
 def _moments(field: Field, kind: Kind, zero_dates: ZeroDates) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from pymysql.charset import charset_by_id
 
@@ -79,8 +80,8 @@ def read_table_map(body: bytes, *, counts_years: bool = False) -> TableMap:
     nulls = reader.take((count + 7) // 8)
     extras: dict[int, bytes] = {}
     while reader.at < len(body):
-        kind = reader.take(1)[0]
-        extras[kind] = reader.take(reader.number())
+        field = reader.take(1)[0]
+        extras[field] = reader.take(reader.number())
     for index, code in enumerate(codes):
         if code == 254 and meta[index][0] in (247, 248):  # enum and set hide behind a char
             codes[index] = meta[index][0]
@@ -178,6 +179,7 @@ def charset_name(collation: int) -> str:
     if 2048 <= collation <= 4096:  # MariaDB's uca1400 collations, by character set
         return {8: "utf8mb3", 9: "utf8mb4", 10: "ucs2", 11: "utf16", 12: "utf32"}.get(collation >> 8, "")
     try:
-        return charset_by_id(collation).name
+        found: Any = charset_by_id(collation)
+        return str(found.name)
     except (KeyError, AttributeError):
         return ""
