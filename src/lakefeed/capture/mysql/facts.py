@@ -37,6 +37,7 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
         self._dialect = dialect
         self._database = Database(dialect.dsn, dialect.flavour)
         self._newest: dict[TableId, tuple[SourceColumn, ...]] = {}
+        self._altered: dict[TableId, bool] = {}  # since its last shape; and whether with a default
 
     def recall(self, schemas: Sequence[TableSchema]) -> None:
         for schema in schemas:
@@ -99,6 +100,7 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
         )
         schema = TableSchema(table, columns, tuple(columns[index].name for index in found.key))
         delivered, announced = self.change(self._stated(schema))
+        self._altered.pop(table, None)
         return Resolved(Layout(delivered, found.columns, tuple(kinds)), announced)
 
     def apply(self, statement: Statement) -> Announced:
@@ -122,6 +124,8 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
         elif effect is Effect.ALTER:
             for table in statement.tables:
                 before = self.known(table)
+                with_default = bool({"default", "generated", "as", "not"} & set(statement.words))
+                self._altered[table] = self._altered.get(table, False) or with_default
                 again = _added(statement.words) & {name.lower() for name in before.schema.names} if before else set()
                 if again:
                     reason = f"the column {min(again)} was dropped and added again"
@@ -167,8 +171,11 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
             was, hints = set(before.schema.names), {one.name: one for one in self._newest.get(schema.table, ())}
             is_renamed = bool(was - set(schema.names))
             for name in schema.names:
-                hint = hints.get(name)
-                is_plain = hint is not None and hint.nullable and not hint.has_default and "GENERATED" not in hint.extra
+                hint, with_default = hints.get(name), self._altered.get(schema.table)
+                is_plain = with_default is False  # the catalog may be older than the log, or newer
+                if hint is not None:
+                    is_plain = hint.nullable and not (hint.has_default or with_default or "GENERATED" in hint.extra)
+                is_plain = is_plain and schema.column(name).nullable
                 if name not in was and (is_renamed or not is_plain):
                     not_known[name] = f"existing rows may have values in the new column {name}"
         return Stated(_life(schema.table), schema, not_known=not_known)
