@@ -8,6 +8,7 @@ import struct
 
 import pyarrow as pa
 import pytest
+from tests.mysql.test_mysql_types import COMMON, OWN, _fill, _table
 
 from lakefeed.capture.log import Announced
 from lakefeed.capture.mysql.binlog import BinlogDecoder, BinlogPiece, Gtid, Resolved
@@ -23,7 +24,6 @@ from lakefeed.change.mysql import MysqlGtid
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import DecodeError
 from lakefeed.testing.mysql_server import MysqlServer
-from tests.mysql.test_mysql_types import COMMON, OWN, _fill, _table
 
 
 def _resolve(found: TableMap) -> Resolved:
@@ -46,7 +46,7 @@ def _recorded(server: MysqlServer, database: str) -> tuple[Gtid, list[bytes]]:
         start: Gtid = executed(connection)
     table = _table(server, database, kinds := {**COMMON, **OWN[server.flavour]})
     _fill(server, table, {name: values[:2] for name, values in kinds.items()})
-    with server.connect() as connection, connection.cursor() as cursor:
+    with server.connect() as writer, writer.cursor() as cursor:
         cursor.execute(f"UPDATE {table} SET c0 = 1 WHERE id < 2")
         cursor.execute(f"DELETE FROM {table} WHERE id = 1")
     reader = BinlogReader(place, 4_000_000_001, start, lambda position: None)
@@ -109,7 +109,7 @@ def test_t15_a_compressed_transaction_is_decoded_as_if_it_stood_there(database: 
             body = pa.compress(inner, codec="zstd", asbytes=True)
             fields = (
                 b"\x02\x01\x00"
-                + b"\x03\x09\xfe"
+                b"\x03\x09\xfe"
                 + struct.pack("<Q", len(inner))
                 + b"\x01\x09\xfe"
                 + struct.pack("<Q", len(body))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.mysql.conftest import FLAVOURS
 
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.capture.mysql.source import Mysql
@@ -19,7 +20,6 @@ from lakefeed.change.table import TableId
 from lakefeed.errors import LakefeedError, PositionLostError, SourceSetupError
 from lakefeed.testing.capture_subject import changes, drain, ordered_rows
 from lakefeed.testing.mysql_server import Flavour, MysqlServer
-from tests.mysql.conftest import FLAVOURS
 
 
 class Play:

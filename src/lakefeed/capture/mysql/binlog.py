@@ -163,14 +163,14 @@ class BinlogDecoder:
                 self._table_map(data, body, end)
             elif code == XID:
                 self._commit()
-            elif code == QUERY or code == _EXECUTE_LOAD:
+            elif code in (QUERY, _EXECUTE_LOAD):
                 self._flush(view := padded(data) if view is None else view)
                 self._query(data, body, end, code)
             elif code in (_GTID, _TAGGED, _MARIADB_GTID):
                 self._begin(data, code, when, server, body, end)
             elif code == _XA_PREPARE:
                 self._commit()
-            elif code in _PLAIN_OF or code == _QUERY_COMPRESSED or code == _PAYLOAD:
+            elif code in (*_PLAIN_OF, _QUERY_COMPRESSED, _PAYLOAD):
                 self._flush(view := padded(data) if view is None else view)
                 self._inflate(data, code, at, body, end)
             elif code not in _HARMLESS and not flags & _IGNORABLE:
@@ -243,11 +243,11 @@ class BinlogDecoder:
         number = int.from_bytes(data[body : body + 6], "little")
         if number not in self._maps:
             if number == 0xFFFFFF:  # the end of a statement without rows
-                return
+                return None
             raise DecodeError(f"the binlog has rows of table {number} before its description")
         layout = self._maps[number][1]
         if layout is None:
-            return
+            return None
         table = layout.schema.table
         at = body + 8
         if code in _WITH_EXTRA:
@@ -303,7 +303,7 @@ class BinlogDecoder:
         effect = statement.effect
         if effect in (Effect.BEGIN, Effect.XA_START):
             self._in_group, self._is_xa = True, self._is_xa or effect is Effect.XA_START
-            return
+            return None
         if effect is Effect.COMMIT:
             return self._commit()
         if effect in (Effect.ROLLBACK, Effect.ROLLBACK_TO):
@@ -425,6 +425,6 @@ def _name(code: int) -> str:
 
 
 _REMEDY = (
-    "Correct the server's setting as `lakefeed check` tells, then move the pipeline's state directory away: every table "
-    "is copied again."
+    "Correct the server's setting as `lakefeed check` tells, then move the pipeline's state directory away: every "
+    "table is copied again."
 )

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from lakefeed.capture.base import Finding, Level
 from lakefeed.capture.log import Choose
 from lakefeed.capture.mysql.database import Connection, Database, quoted
-from lakefeed.capture.mysql.dialect import SourceColumn, read_columns, unknown_charset
-from lakefeed.capture.mysql.dialect import MysqlSession
+from lakefeed.capture.mysql.dialect import MysqlSession, SourceColumn, read_columns, unknown_charset
 from lakefeed.capture.mysql.kind import ZeroDates
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError
@@ -103,7 +102,8 @@ def _of_tables(
         for column in columns:
             fixed = "".join("_" if letter in _REFUSED_BY_DELTA else letter for letter in column.name)
             if fixed != column.name or column.name.lower().startswith("_lakefeed"):
-                remedy = f"ALTER TABLE {name} RENAME COLUMN {quoted(column.name)} TO {quoted(fixed.lstrip('_') or 'renamed')};"
+                better = quoted(fixed.lstrip("_") or "renamed")
+                remedy = f"ALTER TABLE {name} RENAME COLUMN {quoted(column.name)} TO {better};"
                 found.append((Level.ERROR, f"lake tables refuse the column name '{column.name}'", remedy))
         for level, problem, remedy in found:
             yield Finding(level=level, problem=f"{table}: {problem}", remedy=remedy, table=table)

@@ -224,5 +224,6 @@ def listed(texts: Sequence[str]) -> str:
 def _wrong(what: str) -> ConfigError:
     return ConfigError(
         f"source.dsn is not the address of a MySQL or MariaDB server: {what}",
-        remedy="Write it as mysql://lakefeed@db.example.org:3306/?ssl-mode=VERIFY_IDENTITY, with the password in MYSQL_PWD.",
+        remedy="Write it as mysql://lakefeed@db.example.org:3306/?ssl-mode=VERIFY_IDENTITY, with the password in "
+        "MYSQL_PWD.",
     )

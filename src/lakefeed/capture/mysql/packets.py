@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pymysql
 import pyarrow as pa
+import pymysql
 
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.mysql.columns import (

@@ -2,8 +2,8 @@
 own has the confirmed position, so that a server is never written to and never fills its disk for us.
 
 GTIDs tell whether a server has the history that the position belongs to. A replica that was promoted has, so the
-pipeline goes on there without a copy; a server whose GTIDs do not cover the position, and one that has purged what comes
-after it, is refused.
+pipeline goes on there without a copy; a server whose GTIDs do not cover the position, and one that has purged what
+comes after it, is refused.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
         """Those that were prepared."""
         return tuple(TableId.parse(name) for name in (self._load() or {}).get("tables", ()))
 
-    def origin(self, table: TableId, delivered: Gtid | None) -> Mapping[str, Any]:
+    def origin(self, table: TableId, delivered: Gtid | None) -> Mapping[str, Any]:  # noqa: ARG002  # all tables alike
         kept = self._load()
         if kept is None:
             raise StateError("nothing is prepared for the pipeline yet", remedy="Call prepare first.")
@@ -123,7 +123,7 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
             proves = False  # a MariaDB GTID names its server by server_id alone
         if not proves:
             raise SourceChangedError(
-                f"{self._database} is another server than before, and its GTIDs do not show that it has the same history"
+                f"{self._database} is another server than before, and its GTIDs do not prove the same history"
             )
 
     def _require_log(self, connection: Connection, position: Gtid) -> None:

@@ -36,8 +36,8 @@ class Mysql:
     """A MySQL (8.0 or newer) or MariaDB (10.6 or newer) server.
 
     ``dsn`` is ``mysql://user@host:port/?ssl-mode=VERIFY_IDENTITY`` and is not shown by ``repr``; the password may come
-    from MYSQL_PWD. ``tables`` are glob patterns over ``database.table``. ``zero_dates``: stop, null or text. ``state`` is
-    the directory of the resume point; a pipeline gives its own.
+    from MYSQL_PWD. ``tables`` are glob patterns over ``database.table``. ``zero_dates``: stop, null or text. ``state``
+    is the directory of the resume point; a pipeline gives its own.
     """
 
     dsn: str = field(repr=False)

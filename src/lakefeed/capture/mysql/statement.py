@@ -39,8 +39,8 @@ class Effect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """``tables`` are those that it is about; of RENAME, pairs one after another: from, to, from, to. ``names`` are all
-    names and words in it, in lower case: which columns an ALTER drops stands there."""
+    """``tables`` are those that it is about; of RENAME, pairs one after another: from, to, from, to. ``words`` are all
+    names and words in it, in lower case: which columns an ALTER adds stands there."""
 
     effect: Effect
     tables: tuple[TableId, ...] = ()
@@ -48,7 +48,7 @@ class Statement:
     database: str = ""
 
 
-def read_statement(sql: str, schema: str) -> Statement:
+def read_statement(sql: str, schema: str) -> Statement:  # noqa: C901  # one kind of statement after another
     """``schema`` is the default database of the statement."""
     tokens: list[tuple[str, bool]] = []  # and whether it is a name in quotes
     for match in _TOKEN.finditer(sql[:_LONGEST]):
@@ -62,10 +62,10 @@ def read_statement(sql: str, schema: str) -> Statement:
     start = 0
     while start < len(plain) and plain[start] == "(":
         start += 1
-    first, second = (plain[start : start + 2] + ["", ""])[:2]
+    first, second = [*plain[start : start + 2], "", ""][:2]
     if first == "SET" and second == "STATEMENT" and "FOR" in plain:  # MariaDB: for the time of one statement
         start = plain.index("FOR") + 1
-        first, second = (plain[start : start + 2] + ["", ""])[:2]
+        first, second = [*plain[start : start + 2], "", ""][:2]
     if first == "BEGIN" or (first == "START" and second == "TRANSACTION"):
         return Statement(Effect.BEGIN)
     if first == "COMMIT":
@@ -117,14 +117,9 @@ def read_statement(sql: str, schema: str) -> Statement:
             break
     if effect is Effect.ALTER:
         rest = plain[at:]
-        if "RENAME" in rest and rest[rest.index("RENAME") + 1 : rest.index("RENAME") + 2] not in (
-            ["COLUMN"],
-            ["INDEX"],
-            ["KEY"],
-        ):
-            effect = Effect.REPLACED  # the whole table gets another name
-        elif "PARTITION" in rest and {"DROP", "TRUNCATE", "EXCHANGE", "IMPORT", "CONVERT"} & set(rest):
-            effect = Effect.REPLACED
-        elif {"IMPORT", "DISCARD"} & set(rest) and "TABLESPACE" in rest:
-            effect = Effect.REPLACED
+        behind = rest[rest.index("RENAME") + 1 :][:1] if "RENAME" in rest else []
+        partitions = "PARTITION" in rest and {"DROP", "TRUNCATE", "EXCHANGE", "IMPORT", "CONVERT"} & set(rest)
+        tablespace = "TABLESPACE" in rest and {"IMPORT", "DISCARD"} & set(rest)
+        if (behind and behind[0] not in ("COLUMN", "INDEX", "KEY")) or partitions or tablespace:
+            effect = Effect.REPLACED  # another name for the whole table, or rows that the log does not have
     return Statement(effect, tuple(tables), words)

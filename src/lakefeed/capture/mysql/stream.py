@@ -149,8 +149,8 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
             if error.args[0] == FATAL:
                 raise PositionLostError(
                     f"{self._database}: the server cannot send its log after {self._after}: {error.args[1]}",
-                    remedy="If another reader has the same server id, stop it. If the log was purged or reset, move the "
-                    "pipeline's state directory away: every table is copied again.",
+                    remedy="If another reader has the same server id, stop it. If the log was purged or reset, move "
+                    "the pipeline's state directory away: every table is copied again.",
                 ) from error
             raise
 

@@ -95,7 +95,7 @@ def read_table_map(body: bytes, *, counts_years: bool = False) -> TableMap:
         called = names.take(names.number()).decode(errors="replace") if 4 in extras else ""
         collation = charsets[index] if charsets[index] is not None else member_sets[index]
         charset = charset_name(collation) if collation is not None else ""
-        listed = members[code].pop(0) if code in members and members[code] else ()
+        listed = members[code].pop(0) if members.get(code) else ()
         texts = tuple(one.decode(CODECS.get(charset, "latin1"), "replace") for one in listed)
         kind, width, prefix = _kind(code, meta[index], unsigned[index], collation, charset, texts)
         nullable = bool(nulls[index // 8] >> (index % 8) & 1)
@@ -151,7 +151,6 @@ def _flags(bitmap: bytes, chosen: list[bool]) -> list[bool]:
 
 def _charsets(default: bytes | None, each: bytes | None, chosen: list[bool]) -> list[int | None]:
     """The collation of each chosen column: a list of all, or a default and the exceptions."""
-    found: list[int | None] = []
     if each is not None:
         given = _Reader(each).numbers()
     else:
@@ -161,9 +160,7 @@ def _charsets(default: bytes | None, each: bytes | None, chosen: list[bool]) -> 
     if len(given) < sum(chosen):
         raise DecodeError("a table map has too few collations")
     numbers = iter(given)
-    for is_chosen in chosen:
-        found.append(next(numbers) if is_chosen else None)
-    return found
+    return [next(numbers) if is_chosen else None for is_chosen in chosen]
 
 
 def _members(data: bytes) -> list[tuple[bytes, ...]]:
