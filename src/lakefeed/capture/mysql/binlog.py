@@ -124,6 +124,8 @@ class BinlogDecoder:
         self._touched: set[TableId] = set()
         self._index: int | None = None
         self._has_checksums = False
+        self._data = b""
+        self._view: Bytes | None = None
         self._pending: dict[int, Lanes] = {}
         self._made: Decoded[Any] = Decoded()
 
@@ -147,7 +149,7 @@ class BinlogDecoder:
 
     def _events(self, data: bytes, spans: list[tuple[int, int]], *, inner: bool = False) -> None:
         """``inner``: what was compressed has no checksums of its own."""
-        view: Bytes | None = None
+        self._data, self._view = data, None
         for at, whole in spans:
             end = whole - 4 if self._has_checksums and not inner else whole
             if end - at < HEADER.size:
@@ -159,24 +161,22 @@ class BinlogDecoder:
             elif code in (30, 31, 32, 23, 24, 25):
                 self._rows(data, code, body, end)
             elif code == TABLE_MAP:
-                self._flush(view := padded(data) if view is None else view)
                 self._table_map(data, body, end)
             elif code == XID:
                 self._commit()
             elif code in (QUERY, _EXECUTE_LOAD):
-                self._flush(view := padded(data) if view is None else view)
                 self._query(data, body, end, code)
             elif code in (_GTID, _TAGGED, _MARIADB_GTID):
                 self._begin(data, code, when, server, body, end)
             elif code == _XA_PREPARE:
                 self._commit()
             elif code in (*_PLAIN_OF, _QUERY_COMPRESSED, _PAYLOAD):
-                self._flush(view := padded(data) if view is None else view)
+                self._flush()
                 self._inflate(data, code, at, body, end)
+                self._data, self._view = data, None
             elif code not in _HARMLESS and not flags & _IGNORABLE:
                 raise DecodeError(f"the binlog has {_name(code)}, which Lakefeed does not understand", remedy=_REMEDY)
-        if self._pending:
-            self._flush(padded(data) if view is None else view)
+        self._flush()
 
     def _begin(self, data: bytes, code: int, when: int, server: int, body: int, end: int) -> None:
         """A GTID begins a transaction. MySQL tells its commit in microseconds, MariaDB in seconds."""
@@ -235,6 +235,7 @@ class BinlogDecoder:
             layout = known[1]
             if layout is None or self._is_captured(layout.schema.table):
                 return
+        self._flush()  # what is announced comes behind the rows from before it
         resolved = self._resolve(read_table_map(raw, counts_years=isinstance(self._position, MariadbGtid)))
         self._maps[number] = (raw, resolved.layout)
         self._announce(resolved.announced)
@@ -282,11 +283,15 @@ class BinlogDecoder:
         self._made.width += 2 * (end - first) + 2
         return None
 
-    def _flush(self, data: Bytes) -> None:
-        """Decode the rows that were gathered, table by table."""
+    def _flush(self) -> None:
+        """Decode the rows that were gathered, table by table: the more at once, the faster."""
         pending, self._pending = self._pending, {}
+        if pending and self._view is None:
+            self._view = padded(self._data)
+        data = self._view
         for lanes in pending.values():
             try:
+                assert data is not None  # noqa: S101  # something is pending
                 self._made.items.append(decode_lanes(data, lanes, self._zero_dates, before_images=self._before_images))
             except MisfitError as error:
                 self._announce(Announced(notices=(error.blocked(lanes.layout.schema.table),)))
@@ -306,6 +311,7 @@ class BinlogDecoder:
             return None
         if effect is Effect.COMMIT:
             return self._commit()
+        self._flush()
         if effect in (Effect.ROLLBACK, Effect.ROLLBACK_TO):
             reason = "a transaction was rolled back whose changes are in the log"
             self._announce(Announced(notices=tuple(RecopyNeeded(one, reason) for one in sorted(self._touched))))
@@ -334,6 +340,7 @@ class BinlogDecoder:
         return None
 
     def _block(self, table: TableId, reason: str, remedy: str) -> None:
+        self._flush()  # rows from before it are delivered
         self._announce(Announced(notices=(TableBlocked(table, reason, remedy),)))
 
     def _announce(self, announced: Announced) -> None:
