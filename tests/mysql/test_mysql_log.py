@@ -177,6 +177,16 @@ def test_a_statement_event_that_changes_a_captured_table_blocks_it(play: Play) -
     assert _notices(play.drain()) == [(TableBlocked, play.table)]
 
 
+def test_a_table_that_is_prepared_beside_the_stream_is_delivered_from_there_on(play: Play) -> None:
+    play.run(
+        "CREATE TABLE u (id int PRIMARY KEY, a text)", "INSERT INTO u VALUES (1, 'a')", "INSERT INTO t VALUES (1, 'a')"
+    )
+    assert changes(play.drain()) == [(Operation.INSERT, 1)]
+    play.capture.prepare([TableId(play.database, "u")])
+    play.run("INSERT INTO u VALUES (2, 'b')")
+    assert changes(play.drain()) == [(Operation.INSERT, 2)]
+
+
 def test_rows_with_columns_left_out_block_their_table(play: Play) -> None:
     play.run("INSERT INTO t VALUES (1, 'a')", "SET SESSION binlog_row_image = 'MINIMAL'", "UPDATE t SET a = 'b'")
     found = play.drain()

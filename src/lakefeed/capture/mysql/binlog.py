@@ -117,7 +117,7 @@ class BinlogDecoder:
         self._zero_dates, self._before_images = zero_dates, before_images
         self._executed: Executed | None = None
         self._position: Gtid | None = None
-        self._maps: dict[int, tuple[bytes, Layout | None]] = {}
+        self._maps: dict[int, tuple[bytes, Layout | None, TableId]] = {}
         self._gtid: tuple[Any, ...] | None = None
         self._id, self._time_us = "", 0
         self._in_group = self._is_standalone = self._is_xa = False
@@ -231,13 +231,12 @@ class BinlogDecoder:
         number = int.from_bytes(data[body : body + 6], "little")
         raw = data[body + 8 : end]
         known = self._maps.get(number)
-        if known is not None and known[0] == raw:
-            layout = known[1]
-            if layout is None or self._is_captured(layout.schema.table):
-                return
+        if known is not None and known[0] == raw and (known[1] is not None) == self._is_captured(known[2]):
+            return  # else it was prepared or dropped since
+        found = read_table_map(raw, counts_years=isinstance(self._position, MariadbGtid))
         self._flush()  # what is announced comes behind the rows from before it
-        resolved = self._resolve(read_table_map(raw, counts_years=isinstance(self._position, MariadbGtid)))
-        self._maps[number] = (raw, resolved.layout)
+        resolved = self._resolve(found)
+        self._maps[number] = (raw, resolved.layout, found.table)
         self._announce(resolved.announced)
 
     def _rows(self, data: bytes, code: int, body: int, end: int) -> None:
@@ -328,7 +327,7 @@ class BinlogDecoder:
         return None
 
     def _truncate(self, table: TableId) -> None:
-        layout = next((one for _, one in self._maps.values() if one is not None and one.schema.table == table), None)
+        layout = next((one for _, one, _ in self._maps.values() if one is not None and one.schema.table == table), None)
         reason = "it was emptied"
         if layout is None:  # no row of it has come yet
             return self._announce(Announced(notices=(RecopyNeeded(table, reason),)))
