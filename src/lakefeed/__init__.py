@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lakefeed.capture.dialect import Session as Session
     from lakefeed.capture.poll.capture import Polling as Polling
     from lakefeed.capture.poll.rule import FullDiff as FullDiff
+    from lakefeed.capture.poll.rule import Pace as Pace
     from lakefeed.capture.poll.rule import SoftDelete as SoftDelete
     from lakefeed.capture.poll.rule import TableRule as TableRule
     from lakefeed.capture.poll.source import PollingSource as PollingSource
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from lakefeed.capture.poll.source import SqlitePolling as SqlitePolling
     from lakefeed.capture.poll.store import FileWatermarkStore as FileWatermarkStore
     from lakefeed.capture.poll.store import MemoryWatermarkStore as MemoryWatermarkStore
-    from lakefeed.capture.poll.stream import Pace as Pace
     from lakefeed.capture.postgres.source import Postgres as Postgres
     from lakefeed.capture.sqlite.source import Sqlite as Sqlite
     from lakefeed.change.batch import OP as OP
@@ -88,10 +88,9 @@ _HOMES = {
     "lakefeed.capture.base": "ChangeCapture Finding Lag",
     "lakefeed.capture.dialect": "DescribedTable Dialect Query Session",
     "lakefeed.capture.poll.capture": "Polling",
-    "lakefeed.capture.poll.rule": "FullDiff SoftDelete TableRule",
+    "lakefeed.capture.poll.rule": "FullDiff Pace SoftDelete TableRule",
     "lakefeed.capture.poll.source": "PollingSource PostgresPolling SqlitePolling",
     "lakefeed.capture.poll.store": "FileWatermarkStore MemoryWatermarkStore",
-    "lakefeed.capture.poll.stream": "Pace",
     "lakefeed.capture.postgres.source": "Postgres",
     "lakefeed.capture.sqlite.source": "Sqlite",
     "lakefeed.change.batch": "OP SEQ Operation",

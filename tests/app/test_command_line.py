@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.reading.journals import add_people, opened
 
 from lakefeed.app import cli
 from lakefeed.app.output import seconds_text, show_table
+from lakefeed.flow.pipeline import Pipeline
+from lakefeed.journal.journal import Journal
 
 COMMANDS = (
     "init", "check", "sync", "run", "status", "journal", "verify", "rebuild", "diff", "maintain", "uninstall", "demo",
@@ -43,6 +46,52 @@ def test_the_help_of_a_command_has_an_example_and_json(command: str, capsys: pyt
     text = capsys.readouterr().out
     assert f"Example: lakefeed {command}" in text
     assert "--json" in text
+
+
+def test_journal_beside_a_process_that_trims_lists_what_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "shop.yaml"
+    config.write_text(f"pipeline: shop\nsource: {{kind: sqlite, path: {tmp_path}/s.db}}\nlake: {{path: {tmp_path}}}\n")
+    with opened(tmp_path / "_lakefeed" / "shop", keep=1) as writer:
+        add_people(writer, range(1, 9))
+        read = Journal.read
+
+        def read_and_trim(root: Path) -> Journal:
+            journal = read(root)
+            writer.trim(8)
+            return journal
+
+        monkeypatch.setattr(Journal, "read", read_and_trim)
+        assert cli.execute(["journal", str(config), "--json"]) == 0
+    assert [one["number"] for one in json.loads(capsys.readouterr().out)["change_sets"]] == [8]
+
+
+class Exited(BaseException):
+    """The process has ended."""
+
+
+def test_run_does_not_wait_for_what_it_left_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An orderly exit of the interpreter would join the threads of a pool, and with them the job that hangs."""
+
+    class Left(Pipeline):
+        def run(self, for_seconds: float | None = None) -> None:
+            self.hanging = ("lakefeed-lake",)
+
+    def exited(code: int) -> None:
+        raise Exited(code)
+
+    config = tmp_path / "shop.yaml"
+    (tmp_path / "s.db").touch()
+    config.write_text(f"pipeline: shop\nsource: {{kind: sqlite, path: {tmp_path}/s.db}}\nlake: {{path: {tmp_path}}}\n")
+    monkeypatch.setattr("lakefeed.flow.pipeline.Pipeline", Left)
+    monkeypatch.setattr("os._exit", exited)
+    with pytest.raises(Exited) as left:
+        cli.execute(["run", str(config)])
+    assert left.value.args == (0,)
+    assert "Stopped. These did not end in time and were left: lakefeed-lake." in capsys.readouterr().err
 
 
 def test_no_command_shows_the_help_and_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

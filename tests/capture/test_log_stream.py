@@ -5,20 +5,17 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from lakefeed.capture.builder import Limits
-from lakefeed.capture.log import Announced, Decoded, LogReader, ResumePoint, Rows, SchemaFacts, Transaction
+from lakefeed.capture.builder import ChangeSetBuilder, Limits
+from lakefeed.capture.log import Announced, Decoded, LogReader, Rows, SchemaFacts, Transaction
 from lakefeed.capture.log_capture import _Stream
 from lakefeed.change.batch import Operation
 from lakefeed.change.change_set import ChangeSet, TableBlocked
 from lakefeed.change.position import SqliteSequence
-from lakefeed.change.table import TableId
 from lakefeed.testing.builders import table
 
 T = table("main.t", {"id": pa.int64()}, key=("id",))
@@ -48,35 +45,11 @@ class Decoder:
         return Decoded([Transaction(at(piece), piece)], [rows], width=1, reached=at(piece))
 
 
-class Resume(ResumePoint[SqliteSequence, int]):
-    def find(self) -> SqliteSequence | None:
-        return at(0)
-
-    def identity(self) -> str:
-        return "endless"
-
-    def create(self, tables: Sequence[TableId]) -> SqliteSequence:
-        return at(0)
-
-    def origin(self, table: TableId, delivered: SqliteSequence | None) -> Mapping[str, Any]:
-        return {}
-
-    def require(self, position: SqliteSequence) -> None: ...
-
-    def start(self, after: SqliteSequence) -> Endless:
-        return Endless()
-
-    def confirm(self, position: SqliteSequence) -> None: ...
-
-    def drop(self) -> tuple[str, ...]:
-        return ()
-
-
 @pytest.mark.parametrize("wait_seconds", [0.0, 0.1])
 def test_a_busy_log_of_a_blocked_table_is_answered_and_moves_on(wait_seconds: float) -> None:
     """Nothing came back as long as the log went on: no stop, no confirm, and every transaction kept in memory."""
-    limits = Limits(heartbeat_seconds=0.3)
-    stream = _Stream(Resume(), Decoder(), SchemaFacts(), at(0), limits)
+    builder = ChangeSetBuilder(at(0), Limits(heartbeat_seconds=0.3))
+    stream = _Stream(Endless(), Decoder(), builder, SchemaFacts(), lambda _low, _high: 0)
     stream.builder.announce(Announced(notices=(TableBlocked(T.table, "a reason", "a remedy"),)))
     stream.builder.cut()
     answers: list[ChangeSet | None] = []

@@ -66,12 +66,9 @@ def test_pieces_come_in_order_and_before_the_error() -> None:
     reader = ListReader(["a", "b"])
     reader.fail = PositionLostError("gone")
     background = BackgroundReader("test", reader)
-    taken: list[str] = []
-    while len(taken) < 2:
-        taken += background.take(5)
-    assert taken == ["a", "b"]
+    assert [background.read(5), background.read(5)] == ["a", "b"]
     with pytest.raises(PositionLostError):
-        background.take(5)
+        background.read(5)
     background.close()
 
 
@@ -80,8 +77,8 @@ def test_without_a_wait_none_means_that_the_log_has_no_more() -> None:
     background = BackgroundReader("test", reader)
     for number in range(50):
         reader.log.append(str(number))
-        assert background.take(0) == [str(number)]
-    assert background.take(0) == []
+        assert background.read(0) == str(number)
+    assert background.read(0) is None
     background.close()
 
 
@@ -101,10 +98,7 @@ def test_it_reads_no_further_than_there_is_room_and_keeps_the_connection_alive()
     background = BackgroundReader("test", reader, room_bytes=30)
     until(lambda: reader.beats > 0)
     assert len(reader.log) == 97
-    taken: list[str] = []
-    while len(taken) < 100:
-        taken += background.take(5)
-    assert taken == [str(number) for number in range(100)]
+    assert [background.read(5) for _ in range(100)] == [str(number) for number in range(100)]
     background.close()
 
 
@@ -116,7 +110,7 @@ def test_a_server_that_answers_nothing_is_left(hang: bool) -> None:
     background = BackgroundReader("test", reader, silence_seconds=0.2)
     began = time.monotonic()
     with pytest.raises(SourceUnavailableError, match="answered nothing"):
-        background.take(10)
+        background.read(10)
     background.close()
     assert time.monotonic() - began < 6
 
@@ -126,7 +120,7 @@ def test_an_unexpected_exception_becomes_a_source_that_may_be_tried_again() -> N
     reader.fail = ValueError("what")
     background = BackgroundReader("test", reader)
     with pytest.raises(SourceUnavailableError, match="what"):
-        background.take(5)
+        background.read(5)
     background.close()
 
 
@@ -134,5 +128,5 @@ def test_close_wakes_whoever_waits() -> None:
     background = BackgroundReader("test", ListReader([]))
     threading.Timer(0.1, background.close).start()
     began = time.monotonic()
-    assert background.take(30) == []
+    assert background.read(30) is None
     assert time.monotonic() - began < 5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 from pathlib import Path
 
@@ -10,11 +12,15 @@ from tests.poll.actors import iso, now_us
 
 from lakefeed import SqlitePolling
 from lakefeed.capture.base import ChangeCapture
+from lakefeed.capture.poll.capture import Polling
+from lakefeed.capture.poll.store import FileWatermarkStore
+from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.change.table import TableId
+from lakefeed.change.watermark import Mark
 from lakefeed.embed.options import IncrementalSnapshot, RuntimeOptions
 from lakefeed.embed.runtime import Runtime
 from lakefeed.embed.store import MemoryCheckpointStore
-from lakefeed.errors import SourceChangedError, SourceUnavailableError
+from lakefeed.errors import JournalFullError, SourceChangedError, SourceUnavailableError
 from lakefeed.testing.builders import at
 from lakefeed.testing.runtime_contract import ids, take_all, transactions
 from lakefeed.testing.scripted import CRASH, ScriptedCapture
@@ -105,3 +111,34 @@ def take_until_crash(runtime: Runtime) -> list[int]:
     except SourceUnavailableError:
         pass
     return taken
+
+
+def test_a_full_disk_under_the_watermark_store_is_said_and_nothing_is_lost(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store keeps what it had, in memory and on disk; once there is room, the same runtime goes on."""
+    path, fsync, full = tmp_path / "marks" / "w.json", os.fsync, list[Path]()
+
+    def no_room(descriptor: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr("lakefeed.durable.os.fsync", no_room)
+    store, kept = FileWatermarkStore(path), MemoryCheckpointStore()
+    options = RuntimeOptions(tables=(T,), wait_seconds=0)
+    runtime = Runtime(Polling(SqliteDialect(str(shop.path)), store=store), kept, key="k", options=options)
+    runtime.start()
+    shop.put(40, minutes_ago=30)
+    assert take_all(runtime) == [40]
+    before = path.read_bytes(), store.load("main.t")
+    shop.put(50, minutes_ago=20)
+    full.append(path)
+    with pytest.raises(JournalFullError, match=r"no room left to write .*w\.json"):
+        store.save("another", {"main.t": Mark(1, (1,))})
+    assert (path.read_bytes(), store.load("main.t")) == before
+    assert [one.name for one in path.parent.iterdir()] == ["w.json"], "and leaves no temporary file"
+    full.clear()
+    assert take_all(runtime) == [50]
+    assert store.load("main.t") != before[1]
+    runtime.stop()

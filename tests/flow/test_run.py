@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from lakefeed import Listener, Pipeline, PipelineOptions, Sqlite
-from lakefeed.capture.base import ChangeCapture, SnapshotPlan
+from lakefeed.capture.base import ChangeCapture, Lag, SnapshotPlan
 from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked
 from lakefeed.change.position import Position
 from lakefeed.change.segment import Window
@@ -25,7 +25,9 @@ from lakefeed.errors import (
     CommitFailedError,
     CommitUnknownError,
     JournalError,
+    LakeError,
     LakefeedError,
+    RebuildNeededError,
     SourceSetupError,
     StateError,
 )
@@ -552,6 +554,234 @@ def test_a_sync_applies_in_between_when_the_backlog_is_full(lake: MemoryLake) ->
             capture.append(insert(A, id=number, v="x"), COMMIT)
         assert pipeline.sync_once().counts.inserted == 3
         assert lake.commits == before + 3
+
+
+class Broken:
+    """Applying to some tables fails, each time, until they are mended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *tables: TableId) -> None:
+        self.tables = set(tables)
+        apply = MemoryLakeTable.apply
+
+        def broken(lake_table: MemoryLakeTable, window: Window, generation: int) -> Applied:
+            if lake_table.route.table in self.tables:
+                raise CommitFailedError("its directory is read-only", remedy="Make it writable.")
+            return apply(lake_table, window, generation)
+
+        monkeypatch.setattr(MemoryLakeTable, "apply", broken)
+        monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.02)
+
+
+FULL_AT_ONCE = replace(QUICK, max_backlog_bytes=20_000, journal=JournalOptions(fsync=False, keep_change_sets=1))
+"""Two small change sets are 16 KiB on disk, three are more than this."""
+
+
+def test_a_table_that_fails_does_not_stop_the_capture_of_the_others(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its changes fill the backlog: it is blocked, with reason and remedy, and the journal is trimmed to the others."""
+    broken = Broken(monkeypatch, A.table)
+    capture = scripted(a=1, b=1)
+    pipeline = pipeline_of(capture, lake, FULL_AT_ONCE)
+    pipeline.sync_once()
+    with running(pipeline):
+        for number in range(1, 20):
+            capture.append(insert(A, id=number, v="x"), insert(B, id=number, v="x"), COMMIT)
+            until(lambda number=number: number in ids(lake, "main.b"))  # type: ignore[misc]  # a default for the loop
+        status = pipeline.status()
+        assert (status.tables[A.table].state, status.tables[B.table].state) == ("blocked", "live")
+        error, remedy = status.tables[A.table].error, status.tables[A.table].remedy
+        assert error == "its directory is read-only. More than 20,000 bytes of changes waited for it: they are given up"
+        assert remedy == "Make it writable. Then start the pipeline again: it copies the table again."
+    with Journal.read(pipeline.root) as journal:
+        assert journal.trimmed >= journal.head - 1, "what the others have is trimmed"
+    broken.tables.clear()
+    capture.content.rows[A.table] = [{"id": n, "v": "x"} for n in range(20)]
+    with pipeline_of(capture, lake, FULL_AT_ONCE) as again:  # the remedy, as printed
+        again.sync_once()
+        assert again.status().tables[A.table].state == "live"
+    assert ids(lake, "main.a") == set(range(20))
+
+
+def test_while_no_table_can_be_written_capture_waits_and_nothing_is_given_up(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lake that is down is no table's own trouble."""
+    broken = Broken(monkeypatch, A.table, B.table)
+    capture = scripted(a=1, b=1)
+    pipeline = pipeline_of(capture, lake, FULL_AT_ONCE)
+    pipeline.sync_once()
+    for number in range(1, 9):
+        capture.append(insert(A, id=number, v="x"), insert(B, id=number, v="x"), COMMIT)
+    with running(pipeline):
+        until(lambda: pipeline.status().verdict == "stalled")
+        until(lambda: pipeline._opened is not None and pipeline._opened.lake.is_full)
+        opened = pipeline._open()
+        until(lambda: opened.errors._failed.get(A.table, (0, 0.0))[0] > 4)
+        assert {state.state for state in pipeline.status().tables.values()} == {"live"}
+        assert pipeline.status().journal_head < 8
+        broken.tables.clear()
+        until(lambda: ids(lake, "main.a") == ids(lake, "main.b") == set(range(9)))
+
+
+def test_a_table_that_fails_alone_for_long_does_not_stop_capture(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other table has changes, which could show that the lake works; the next one of them must come through."""
+    monkeypatch.setattr(retry, "_ALONE_SECONDS", 0.5)
+    Broken(monkeypatch, A.table)
+    capture = scripted(a=1, b=1)
+    pipeline = pipeline_of(capture, lake, FULL_AT_ONCE)
+    pipeline.sync_once()
+    with running(pipeline):
+        for number in range(1, 6):
+            capture.append(insert(A, id=number, v="x"), COMMIT)
+        capture.append(insert(B, id=7, v="x"), COMMIT)
+        until(lambda: 7 in ids(lake, "main.b"))
+        assert pipeline.status().tables[A.table].state == "blocked"
+
+
+def test_a_sync_with_a_full_backlog_goes_on_for_the_tables_that_work_or_says_why_not(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Broken(monkeypatch, A.table)
+    capture = scripted(a=1, b=1)
+    with pipeline_of(capture, lake, FULL_AT_ONCE) as pipeline:
+        pipeline.sync_once()
+        for number in range(1, 9):
+            capture.append(insert(A, id=number, v="x"), insert(B, id=number, v="x"), COMMIT)
+        errors = pipeline.sync_once().errors
+        assert [table for table in errors if "given up" in (errors[table].error or "")] == [A.table]
+        assert ids(lake, "main.b") == set(range(9))
+        broken.tables.add(B.table)
+        for number in range(9, 14):
+            capture.append(insert(B, id=number, v="x"), COMMIT)
+        with pytest.raises(
+            LakeError, match=r"capture has stopped: .* wait for 1 tables .*\(main.b\): its dir"
+        ) as raised:
+            pipeline.sync_once()
+        assert raised.value.remedy == "Make it writable."
+        broken.tables.clear()
+        pipeline.sync_once()
+    assert ids(lake, "main.b") == set(range(14))
+
+
+def test_a_table_that_cannot_catch_up_with_its_copy_is_copied_again_and_less_and_less_often(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one without a key that is changed while it is copied: it converges as soon as nobody writes."""
+    copies, apply, load = [], MemoryLakeTable.apply, MemoryLakeTable.load
+    capture = scripted(a=1)
+
+    def no_overlap(lake_table: MemoryLakeTable, window: Window, generation: int) -> Applied:
+        if not window.exact:
+            raise RebuildNeededError("what the copy has of these changes is unknown")
+        return apply(lake_table, window, generation)
+
+    def load_beside_a_writer(lake_table: MemoryLakeTable, copy: TableCopy, progress: Any) -> Any:
+        copies.append(copy.generation)
+        if is_written.is_set():
+            number = len(copies)
+            capture.content.rows[A.table].append({"id": number, "v": "x"})
+            capture.append(insert(A, id=number, v="x"), COMMIT)
+        return load(lake_table, copy, progress)
+
+    is_written = threading.Event()
+    is_written.set()
+    monkeypatch.setattr(MemoryLakeTable, "apply", no_overlap)
+    monkeypatch.setattr(MemoryLakeTable, "load", load_beside_a_writer)
+    monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(lake_side, "_RECOPY_SECONDS", (2.0, 2.0))
+    pipeline = pipeline_of(capture, lake)
+    with running(pipeline):
+        until(lambda: len(copies) >= 2)
+        second = time.monotonic()
+        until(lambda: pipeline.status().tables[A.table].error is not None)
+        until(lambda: len(copies) >= 3)
+        assert time.monotonic() - second > 1.5, "the first copy again comes at once, the next ones do not"
+        is_written.clear()
+        until(lambda: pipeline.status().verdict == "idle")
+        assert (pipeline.status().tables[A.table].state, pipeline.status().tables[A.table].error) == ("live", None)
+    assert ids(lake, "main.a") == set(range(len(capture.content.rows[A.table])))
+
+
+class Hung(ScriptedCapture):
+    """A server whose socket stays open and that answers nothing any more, not even to ``close``."""
+
+    def __init__(self, silent: threading.Event, let_go: threading.Event) -> None:
+        super().__init__(snapshot={A: [{"id": 0, "v": "x"}]}, waits=True)
+        self.silent, self.let_go = silent, let_go
+
+    def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
+        for change_set in super().live(after, wait_seconds=wait_seconds):
+            self._hang()
+            yield change_set
+
+    def close(self) -> None:
+        self._hang()
+        super().close()
+
+    def lag(self) -> Lag:
+        self._hang()
+        return super().lag()
+
+    def _hang(self) -> None:
+        if self.silent.is_set():
+            assert self.let_go.wait(60)
+
+
+def test_stop_returns_in_time_and_status_answers_whatever_hangs(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream, a merge, a group of chunks, maintenance and the closing of the source, all of them at once."""
+    silent, lake_silent, let_go, hung = threading.Event(), threading.Event(), threading.Event(), set[str]()
+
+    def hang(what: str) -> Callable[..., Any]:
+        method = getattr(MemoryLakeTable, what)
+
+        def hanging(lake_table: MemoryLakeTable, *arguments: Any) -> Any:
+            if lake_silent.is_set():
+                hung.add(what)
+                assert let_go.wait(60)
+            return method(lake_table, *arguments)
+
+        return hanging
+
+    for what in ("apply", "load", "maintain"):
+        monkeypatch.setattr(MemoryLakeTable, what, hang(what))
+    capture = Hung(silent, let_go)
+    pipeline = pipeline_of(capture, lake, replace(QUICK, maintenance_seconds=0.05))
+    pipeline.sync_once()
+    thread = threading.Thread(target=pipeline.run)
+    thread.start()
+    try:
+        until(lambda: pipeline.status().verdict == "idle")
+        lake_silent.set()
+        add_table_b(capture, 1)
+        capture.append(insert(A, id=1, v="x"), COMMIT)
+        until(lambda: hung == {"apply", "load", "maintain"})
+        silent.set()
+        started = time.monotonic()
+        assert pipeline.status().lag == Lag()
+        assert time.monotonic() - started < 2
+        started = time.monotonic()
+        pipeline.stop()
+        thread.join(30)
+        assert time.monotonic() - started < 10
+        names = ("lakefeed-capture", "lakefeed-copies", "lakefeed-lake", "maintenance")
+        assert pipeline.hanging == names
+        copying = TableStates(pipeline.root).get(B.table)
+    finally:
+        let_go.set()
+        thread.join(30)
+    until(lambda: not any(one.name == "lakefeed-copies" for one in threading.enumerate()))
+    assert copying is not None
+    assert TableStates(pipeline.root).get(B.table) == copying, "what was left behind writes no state without the lease"
+    silent.clear()
+    lake_silent.clear()
+    with pipeline_of(capture, lake) as again:
+        again.sync_once()
+    assert (ids(lake, "main.a"), ids(lake, "main.b")) == ({0, 1}, {0})
 
 
 def test_the_source_is_opened_and_asked_once(lake: MemoryLake) -> None:

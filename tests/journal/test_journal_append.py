@@ -299,6 +299,16 @@ def test_nothing_of_a_written_segment_stays_in_memory(journal: Journal) -> None:
     assert not [item for item in gc.get_objects() if type(item) is SegmentFile]
 
 
+def test_a_type_that_parquet_does_not_have_leaves_no_file_and_no_descriptor(journal: Journal, tmp_path: Path) -> None:
+    odd = table("main.odd", {"id": pa.int64(), "span": pa.month_day_nano_interval()}, key=("id",))
+    before = files(tmp_path), len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(pa.ArrowException):
+            SegmentFile(tmp_path / "odd.parquet", odd)
+    assert (files(tmp_path), len(list(Path("/proc/self/fd").iterdir()))) == before
+    assert journal.append(change_set(None, 10, people(1))).number == 1
+
+
 def test_the_journal_of_one_source_refuses_another(tmp_path: Path) -> None:
     with Journal.open(tmp_path, identity="db-1", options=FAST):
         pass
@@ -320,9 +330,15 @@ def test_table_names_that_no_file_system_takes_are_stored(journal: Journal) -> N
         assert [row["id"] for row in read_window(journal.window(schema.table, 0, 1))] == [place]
 
 
-def test_backlog_bytes_counts_what_is_above_a_number(journal: Journal) -> None:
-    sizes = [journal.append(change_set(place or None, place + 1, people(place))).bytes for place in range(3)]
-    assert [journal.backlog_bytes(after) for after in range(4)] == [sum(sizes[after:]) for after in range(4)]
+def test_backlog_bytes_counts_what_is_above_a_number_takes_on_disk(journal: Journal, tmp_path: Path) -> None:
+    """Small change sets most of all: the commit file and the file system's blocks are more than the changes."""
+    for place in range(3):
+        journal.append(change_set(place or None, place + 1, people(place)))
+    root = tmp_path / "journal"
+    for after in range(4):
+        files_above = [path for path in (root / "commits").iterdir() if int(path.stem) > after]
+        files_above += [path for path in (root / "segments").rglob("*.parquet") if int(path.name[:20]) > after]
+        assert journal.backlog_bytes(after) == sum(path.stat().st_blocks * 512 for path in files_above)
 
 
 def test_only_local_paths_are_taken(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_a_reader_reads_only_the_commit_files_that_a_question_needs(
             append(writer, number)
         monkeypatch.setattr(recovery, "load_commit", counted)
         reader = Journal.read(tmp_path)
-        assert (reader.head, reader.trimmed, read) == (300, 0, [])
+        assert (reader.head, reader.trimmed, len(read)) == (300, 0, 1)
         assert reader.end == at(300)
         assert reader.window(T.table, 300, 300).segments == ()
         assert len(read) == 1
@@ -172,13 +172,94 @@ def test_a_reader_reads_only_the_commit_files_that_a_question_needs(
         assert (reader.head, len(read)) == (301, len(set(read)) + 1)
 
 
+def test_a_writer_reads_only_the_newest_commit_files_when_it_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def counted(path: Path, root: Path) -> Commit:
+        read.append(path.name)
+        return load_commit(path, root)
+
+    other = table("main.other", {"id": pa.int64()}, key=("id",))
+    with Journal.open(tmp_path, options=FAST) as writer:
+        writer.append(change_set(None, 1, batch(other, [("insert", {"id": 1})])))
+        for number in range(2, 101):
+            append(writer, number)
+        size, commits = writer.backlog_bytes(0), list(writer.commits())
+        windows = [writer.window(name, 0, 100) for name in (T.table, other.table)]
+        versions = [writer.version_at(name, 101) for name in (T.table, other.table)]
+    monkeypatch.setattr(recovery, "load_commit", counted)
+    monkeypatch.setattr(recovery, "READ_AT_OPEN", 10)
+    with Journal.open(tmp_path, options=FAST) as writer:
+        assert len(read) == 10
+        assert (writer.head, writer.end, writer.backlog_bytes(0)) == (100, at(100), size)
+        assert len(writer.window(T.table, 95, 100).segments) == 5
+        append(writer, 101)
+        assert len(read) == 10, "what goes on with the newest reads no older one"
+        assert [writer.version_at(name, 100) for name in (T.table, other.table)] == versions
+        assert [writer.window(name, 0, 100) for name in (T.table, other.table)] == windows
+        assert (list(writer.commits(0, 100)), len(set(read)), len(read)) == (commits, 100, 100)
+    read.clear()
+    monkeypatch.setattr("lakefeed.journal.journal._TRIM_AT_ONCE", 7)
+    with Journal.open(tmp_path, options=FAST) as writer:
+        trimmed = writer.trim(50)
+        assert (trimmed.trimmed, trimmed.change_sets, len(read)) == (50, 50, 10 + 50)
+        assert writer.backlog_bytes(0) == sum(one.disk_bytes for one in writer.commits())
+        assert [writer.version_at(name, 50) for name in (T.table, other.table)] == versions
+    with Journal.open(tmp_path, options=FAST) as writer:
+        assert (writer.trimmed, writer.head, writer.verify()) == (50, 101, 51)
+
+
+def test_damage_in_an_old_commit_file_is_found_when_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Journal.open(tmp_path, options=FAST) as writer:
+        for number in range(1, 8):
+            append(writer, number)
+    monkeypatch.setattr(recovery, "READ_AT_OPEN", 3)
+    old, older = (tmp_path / "commits" / f"{number:020d}.json" for number in (2, 1))
+    content = old.read_bytes()
+    old.write_bytes(content[:-9])
+    with Journal.open(tmp_path, options=FAST) as writer:
+        assert len(writer.window(T.table, 4, 7).segments) == 3
+        for ask in (lambda: writer.window(T.table, 0, 7), lambda: writer.trim(7), lambda: list(writer.commits())):
+            with pytest.raises(JournalDamagedError, match=old.name):
+                ask()
+        append(writer, 8)
+    old.write_bytes(content)
+    older.unlink()
+    with pytest.raises(JournalDamagedError, match=older.name):
+        Journal.open(tmp_path, options=FAST)
+
+
+def test_what_a_reader_asks_beside_a_trim_is_answered_with_what_is_left(tmp_path: Path) -> None:
+    """No "read again": what it has in memory and what is still there is the answer."""
+    two = table("main.t", {"id": pa.int64(), "name": pa.string()}, key=("id",))
+    with Journal.open(tmp_path, options=FAST) as writer:
+        for number in range(1, 8):
+            append(writer, number)
+        writer.append(change_set(7, 8, batch(two, [("insert", {"id": 8})])))
+        readers = [Journal.read(tmp_path) for _ in range(4)]
+        writer.trim(8)
+        assert writer.trimmed == 6
+        assert [commit.number for commit in readers[0].commits()] == [7, 8]
+        assert readers[1].window(T.table, 7, 8).target.version == 2
+        assert readers[2].latest_schema(T.table) == writer.latest_schema(T.table)
+        assert readers[2].position(3) is None
+        for number in range(9, 15):
+            append(writer, number)
+        writer.trim(14)
+        assert [commit.number for commit in readers[3].commits()] == [8], "the newest of its time is in memory"
+
+
 def test_a_reader_that_is_overtaken_by_a_trim_is_told_so(tmp_path: Path) -> None:
     with Journal.open(tmp_path, options=FAST) as writer:
         for number in range(1, 8):
             append(writer, number)
         reader = Journal.read(tmp_path)
         writer.trim(7)
-        with pytest.raises(JournalError, match="was trimmed"):
+        with pytest.raises(JournalError, match="3 to 5 have been trimmed"):
             reader.window(T.table, 2, 7)
         reader.refresh()
         assert reader.window(T.table, 5, 7) == writer.window(T.table, 5, 7)

@@ -89,7 +89,7 @@ def test_a_failure_in_the_middle_leaves_litter_that_the_next_open_removes(tmp_pa
 
 def test_backlog_bytes_after_a_trim_counts_what_is_left(tmp_path: Path) -> None:
     with filled(tmp_path, keep=0) as journal:
-        sizes = {commit.number: commit.bytes for commit in journal.commits()}
+        sizes = {commit.number: commit.disk_bytes for commit in journal.commits()}
         journal.trim(3)
         assert journal.backlog_bytes(0) == journal.backlog_bytes(3) == sizes[4] + sizes[5] + sizes[6]
         assert journal.backlog_bytes(5) == sizes[6]

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, transaction
+from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError as Refused
 
 from lakefeed.change.table import TableSchema
@@ -59,7 +59,7 @@ def other(place: Path) -> DeltaStore:
 def stamp(number: int, after: int | None = None) -> Stamp:
     sets = {"after": number - 1 if after is None else after, "upto": number}
     metadata = {"pipeline": "shop", "generation": 1, "change_sets": sets, "position": None, "schema_version": 1}
-    return Stamp(generation=1, number=number, metadata=metadata)
+    return Stamp(generation=1, number=number, found=sets["after"], metadata=metadata)
 
 
 def append(store: DeltaStore, number: int, after: int | None = None) -> Applied:
@@ -123,15 +123,15 @@ def test_the_first_commit_of_a_copy_is_done_again_where_somebody_commits_beside_
     store: DeltaStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tried again by deltalake it left old rows beside new ones: 11 of 60 copies beside a compaction."""
-    real, tries = transaction.create_table_with_add_actions, []
+    real, tries = DeltaTable.create_write_transaction, []
 
-    def refused_once(*arguments: Any, **named: Any) -> None:
+    def refused_once(self: DeltaTable, *arguments: Any, **named: Any) -> None:
         tries.append(named["commit_properties"].max_commit_retries)
         if len(tries) == 1:
             raise Refused("a compaction came first")
-        real(*arguments, **named)
+        real(self, *arguments, **named)
 
-    monkeypatch.setattr(transaction, "create_table_with_add_actions", refused_once)
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", refused_once)
     chunk = ListChunk.of(SCHEMA, [{"id": 9, "v": "1"}], read_at=1, marks=tmp_path)
     copy = TableCopy(schema=SCHEMA, generation=2, base=0, position=at(1), chunks=[chunk])
     store.load(copy, Mirror(), lambda: UNUSED, lambda _: None)

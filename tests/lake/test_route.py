@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import pytest
+from deltalake import DeltaTable
+
+from lakefeed import Delta, Pipeline, Sqlite
+from lakefeed.capture.base import Level
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError
 from lakefeed.lake.mode import Append, Mirror, Temporal
-from lakefeed.lake.route import Route, Routes, Rule
+from lakefeed.lake.route import Route, Routes, Rule, settled
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ORDERS, PEOPLE = TableId("main", "orders"), TableId("main", "people")
 
@@ -37,3 +48,54 @@ def test_two_rules_for_one_lake_table_are_refused() -> None:
     routes = Routes(Mirror(), [Rule("orders", Temporal(), "x"), Rule("*", Append(), "x")])
     with pytest.raises(ConfigError, match=r"two rules make the lake table main\.x, as temporal and append"):
         routes.of(ORDERS)
+
+
+def _nothing() -> SparkSession:
+    raise AssertionError("copies of a few rows need no Spark")
+
+
+@pytest.mark.parametrize(
+    ("name", "tables", "clashing"),
+    [("history", ("orders", "people"), "history"), ("{table}_log", ("orders", "orders_log"), "orders_log")],
+)
+def test_two_source_tables_of_one_lake_table_are_named_and_the_first_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, tables: tuple[str, str], clashing: str
+) -> None:
+    source, lake = tmp_path / "shop.db", tmp_path / "lake"
+    with closing(sqlite3.connect(source, isolation_level=None)) as writer:
+        writer.execute("PRAGMA journal_mode=WAL")
+        writer.execute(f"CREATE TABLE {tables[0]} (id INTEGER PRIMARY KEY)")
+        writer.execute(f"INSERT INTO {tables[0]} VALUES (1)")
+
+        def made() -> Pipeline:
+            rules = [Rule("*", Append(), name)] if name == "history" else [Rule("orders", Append(), name)]
+            return Pipeline(Sqlite(source), Delta(_nothing, lake, rules=rules), name="p")
+
+        with made() as pipeline:
+            assert pipeline.check() == ()
+            pipeline.sync_once()
+            writer.execute(f"CREATE TABLE {tables[1]} (id INTEGER PRIMARY KEY, other TEXT)")
+            writer.execute(f"INSERT INTO {tables[1]} VALUES (2, 'x')")
+        with made() as pipeline:
+            (finding,) = pipeline.check()
+            assert finding.level is Level.ERROR
+            assert all(f"main.{one}" in finding.problem for one in (*tables, clashing))
+            pipeline.sync_once()
+            pipeline.sync_once()
+        assert sum("both to feed" in record.message for record in caplog.records) == 1, "told once, not in every cycle"
+    first = DeltaTable(str(lake / "main" / clashing)).to_pyarrow_table()
+    assert first.column("id").to_pylist() == [1], "what was there goes on as it was"
+    assert "other" not in first.column_names
+    if clashing != tables[1]:  # its own lake table does not suffer
+        assert DeltaTable(str(lake / "main" / tables[1])).to_pyarrow_table().column("id").to_pylist() == [2]
+
+
+def test_of_two_new_tables_the_one_of_that_name_feeds_it() -> None:
+    log = TableId("main", "orders_log")
+    routes = Routes(Mirror(), [Rule("orders", Append(), "{table}_log")])
+    found, (clash,) = settled([*routes.of(ORDERS), *routes.of(log)], {})
+    assert found[log] == Route.same(log)
+    assert (clash.first.source, clash.second.source) == (log, ORDERS)
+    assert "makes main.orders_log of main.orders," in clash.remedy
+    kept, (clash,) = settled([*routes.of(ORDERS), *routes.of(log)], {log: ORDERS})
+    assert (kept[log].source, clash.second.source) == (ORDERS, log)

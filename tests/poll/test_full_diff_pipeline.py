@@ -16,7 +16,7 @@ from tests.compare import compare_postgres_table, compare_sqlite_table
 from tests.poll.actors import iso, now_us
 
 from lakefeed import Delta, FullDiff, Iceberg, Pipeline, PipelineOptions, PostgresPolling, SqlitePolling, TableRule
-from lakefeed.capture.poll.stream import Pace
+from lakefeed.capture.poll.rule import Pace
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakeError, LeaseError
 from lakefeed.flow import full_diff as flow

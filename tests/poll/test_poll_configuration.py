@@ -14,9 +14,8 @@ from lakefeed.app.build import build_pipeline
 from lakefeed.app.cli import execute
 from lakefeed.app.config import Config, load_config
 from lakefeed.capture.poll.config import FullDiffConfig, PollRuleConfig
-from lakefeed.capture.poll.rule import FullDiff, NullPolicy, SoftDelete, TableRule
+from lakefeed.capture.poll.rule import FullDiff, NullPolicy, Pace, SoftDelete, TableRule
 from lakefeed.capture.poll.source import PostgresPolling, SqlitePolling
-from lakefeed.capture.poll.stream import Pace
 from lakefeed.errors import ConfigError
 
 SQLITE = """\

@@ -9,9 +9,8 @@ import pytest
 from tests.poll.actors import PostgresPlainActor, SqliteSoftActor
 
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.rule import SoftDelete, TableRule
+from lakefeed.capture.poll.rule import Pace, SoftDelete, TableRule
 from lakefeed.capture.poll.store import FileWatermarkStore
-from lakefeed.capture.poll.stream import Pace
 from lakefeed.capture.postgres.dialect import PostgresDialect
 from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.testing.capture_contract import CaptureContract

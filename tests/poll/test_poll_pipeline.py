@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from tests.poll.actors import iso, now_us
 
 from lakefeed import Pipeline, PipelineOptions
-from lakefeed.capture.poll.rule import SoftDelete, TableRule
+from lakefeed.capture.dialect import Query
+from lakefeed.capture.poll import capture as poll_capture
+from lakefeed.capture.poll.rule import Pace, SoftDelete, TableRule
 from lakefeed.capture.poll.source import SqlitePolling
 from lakefeed.capture.poll.store import FileWatermarkStore
-from lakefeed.capture.poll.stream import Pace
+from lakefeed.capture.sqlite.dialect import SqliteSession
 from lakefeed.change.table import TableId
 from lakefeed.change.watermark import Mark
 from lakefeed.errors import CheckpointDamagedError, JournalFullError
@@ -167,3 +172,28 @@ def test_a_watermark_that_cannot_be_saved_does_not_stop_the_pipeline(
             running.sync_once()
         assert refused
         assert set(values(lake)) == {1, 2, 3, 4, 5}
+
+
+def test_a_sync_of_tables_that_are_written_to_all_the_time_ends_with_what_was_there_before_it(
+    tmp_path: Path, lake: MemoryLake, database: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poll_capture, "BUSY_SECONDS", 0.2)
+    read, keys = SqliteSession.read, itertools.count(1_000)
+
+    def write_first(self: SqliteSession, query: Query, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        with closing(sqlite3.connect(tmp_path / "s.db", timeout=30)) as writer, writer:
+            writer.execute(f"INSERT INTO t VALUES ({next(keys)}, 'later', '{at()}', NULL)")
+        return read(self, query, schema)
+
+    with pipeline(tmp_path, lake) as running:
+        running.sync_once()
+        for table in ("t", "u"):
+            database.executemany(
+                f"INSERT INTO {table} VALUES (?, 'before', '{at()}', NULL)", [(key,) for key in range(10, 60)]
+            )
+        monkeypatch.setattr(SqliteSession, "read", write_first)
+        began = time.monotonic()
+        running.sync_once()
+        assert time.monotonic() - began < 20
+        for table in ("main.t", "main.u"):
+            assert set(range(10, 60)) <= set(values(lake, table))

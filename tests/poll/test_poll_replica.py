@@ -12,8 +12,7 @@ import psycopg
 import pytest
 
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.rule import TableRule
-from lakefeed.capture.poll.stream import Pace
+from lakefeed.capture.poll.rule import Pace, TableRule
 from lakefeed.capture.postgres.dialect import PostgresDialect
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId

@@ -22,9 +22,8 @@ from tests.poll.world import QUICK, TABLE, Clock, T, clocked, made
 
 from lakefeed.capture.base import Level
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.rule import FullDiff, SoftDelete, TableRule
+from lakefeed.capture.poll.rule import FullDiff, Pace, SoftDelete, TableRule
 from lakefeed.capture.poll.source import PollingSource, PostgresPolling, SqlitePolling
-from lakefeed.capture.poll.stream import Pace
 from lakefeed.capture.postgres.dialect import PostgresDialect
 from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.change.batch import METADATA

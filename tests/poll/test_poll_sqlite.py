@@ -11,7 +11,7 @@ from tests.poll.world import QUICK, SECOND, Clock, T, World, clocked, made
 from lakefeed.capture.poll import poller
 from lakefeed.capture.poll.capture import Polling
 from lakefeed.capture.poll.rule import NullPolicy, SoftDelete, TableRule
-from lakefeed.capture.sqlite import dialect, fetch
+from lakefeed.capture.sqlite import dialect, values
 from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked
 from lakefeed.errors import ConfigError, Retry, SourceUnavailableError, TableStoppedError
@@ -137,7 +137,7 @@ def large(world: World, clock: Clock) -> None:
 def test_large_values_are_read_in_batches_that_are_cut_by_bytes(
     tmp_path: Path, clock: Clock, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "PORTION_BYTES", 5_000)
+    monkeypatch.setattr(values, "PORTION_BYTES", 5_000)
     monkeypatch.setattr(dialect, "MEMORY_BYTES", 5_000)
     monkeypatch.setattr(poller, "BATCH_BYTES", 10_000)
     with sqlite3.connect(tmp_path / "s.db") as setup:

@@ -14,8 +14,7 @@ from tests.poll.world import TABLE, made
 
 from lakefeed.capture.dialect import Query
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.rule import TableRule
-from lakefeed.capture.poll.stream import Pace
+from lakefeed.capture.poll.rule import Pace, TableRule
 from lakefeed.capture.postgres.dialect import PostgresDialect
 from lakefeed.capture.sqlite.dialect import SqliteDialect, SqliteSession
 from lakefeed.change.change_set import ChangeSet

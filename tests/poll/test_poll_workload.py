@@ -22,8 +22,7 @@ from tests.poll.actors import iso, now_us
 
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.rule import SoftDelete, TableRule
-from lakefeed.capture.poll.stream import Pace
+from lakefeed.capture.poll.rule import Pace, SoftDelete, TableRule
 from lakefeed.capture.postgres.dialect import PostgresDialect
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.capture.sqlite.dialect import SqliteDialect

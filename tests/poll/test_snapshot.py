@@ -17,7 +17,7 @@ import pytest
 from lakefeed.capture.dialect import Dialect
 from lakefeed.capture.postgres import dialect as postgres_dialect
 from lakefeed.capture.postgres.dialect import PostgresDialect, PostgresSession
-from lakefeed.capture.postgres.snapshot import SnapshotOrigin
+from lakefeed.capture.postgres.slot import SnapshotOrigin
 from lakefeed.capture.snapshot import TableChunk, TableChunkReader, plan_chunks
 from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.change.lsn import PostgresLsn
@@ -185,13 +185,13 @@ def test_an_exported_snapshot_makes_a_chunk_exact_and_its_loss_gives_it_a_bracke
         keeper.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         row = keeper.execute("SELECT pg_export_snapshot(), pg_current_snapshot()::text").fetchone()
         assert row is not None
-        origin = SnapshotOrigin(row[0], row[1], PostgresLsn(77))
-        chunk = replace(planned(PostgresDialect(dsn), 100)[0], origin=origin.to_json())
+        origin = SnapshotOrigin(row[0], row[1], PostgresLsn(77).text())
+        chunk = replace(planned(PostgresDialect(dsn), 100)[0], origin=origin._asdict())
         writer.execute("INSERT INTO t VALUES (2)")
         assert rows_of(chunk) == [(1,)]
         with chunk.open() as reader:
             assert reader.low == reader.high == PostgresLsn(77)
-        other = replace(chunk, origin=replace(origin, content="1:1:").to_json())  # a name that was used again
+        other = replace(chunk, origin=origin._replace(content="1:1:")._asdict())  # a name that was used again
         assert rows_of(other) == [(1,), (2,)]
         keeper.execute("ROLLBACK")
     with chunk.open() as reader:

@@ -13,9 +13,8 @@ from tests.poll.actors import iso, now_us
 
 from lakefeed.capture.dialect import Horizon
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.rule import TableRule
+from lakefeed.capture.poll.rule import Pace, TableRule
 from lakefeed.capture.poll.store import WatermarkStore
-from lakefeed.capture.poll.stream import Pace
 from lakefeed.capture.sqlite.dialect import SqliteDialect, SqliteSession
 from lakefeed.change.batch import OP, SEQ, Operation
 from lakefeed.change.change_set import ChangeSet, TableNotice

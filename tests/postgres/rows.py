@@ -82,3 +82,9 @@ def walsender_of(capture: PostgresLog) -> Walsender:
     reader = reader_of(capture)._reader
     assert isinstance(reader, Walsender)
     return reader
+
+
+def head(writer: Any) -> PostgresLsn:
+    """How far the log is flushed."""
+    (flushed,) = writer.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+    return PostgresLsn.parse(flushed)

@@ -17,31 +17,31 @@ from hypothesis import strategies as st
 from tests.postgres.rows import copied, opened
 
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.postgres import binary
-from lakefeed.capture.postgres.binary import decimals, form_of, make_rows, read_copy
 from lakefeed.capture.postgres.database import Database
 from lakefeed.capture.postgres.source import Postgres
-from lakefeed.capture.postgres.values import Slices, SourceType
+from lakefeed.capture.postgres.values import (
+    Reader,
+    Slices,
+    SourceType,
+    arrow_type,
+    as_messages,
+    copied_columns,
+    decimals,
+    form_of,
+)
+from lakefeed.capture.postgres.wire import read_copy
 from lakefeed.change.table import TableId
 from lakefeed.errors import DecodeError
 
 T = TableId("public", "t")
-READERS = (
-    binary.booleans,
-    binary.small_integers,
-    binary.plain_integers,
-    binary.big_integers,
-    binary.oids,
-    binary.reals,
-    binary.doubles,
-    binary.dates,
-    binary.timestamps,
-    binary.zoned_timestamps,
-    binary.octets,
-    binary.texts,
-    binary.jsonb,
-    binary.uuids,
-)
+OIDS = (16, 17, 19, 20, 21, 23, 25, 26, 114, 700, 701, 1042, 1043, 1082, 1114, 1184, 2950, 3802)
+"""Types that are copied in binary form, beside numeric."""
+
+
+def reader_of(oid: int) -> Reader:
+    sql, read = form_of("c", arrow_type(SourceType(oid)), SourceType(oid))
+    assert sql == "c"
+    return read
 
 
 def row(values: Sequence[bytes | None]) -> bytes:
@@ -50,7 +50,7 @@ def row(values: Sequence[bytes | None]) -> bytes:
 
 
 def column(values: Sequence[bytes | None]) -> Slices:
-    (found,) = make_rows([row([value]) for value in values]).columns(1)
+    (found,) = copied_columns(as_messages([row([value]) for value in values]), 1)
     return found
 
 
@@ -115,8 +115,8 @@ def test_rows_of_a_copy_come_whole_in_pieces_of_any_size(dsn: str) -> None:
             found: list[Any] = []
             for piece in read_copy(connection, query, piece_bytes=size, piece_rows=rows):
                 assert 1 <= len(piece) <= rows
-                numbers, texts = piece.columns(2)
-                found += zip(binary.plain_integers(numbers).to_pylist(), binary.texts(texts).to_pylist(), strict=True)
+                numbers, texts = copied_columns(piece, 2)
+                found += zip(reader_of(23)(numbers).to_pylist(), reader_of(25)(texts).to_pylist(), strict=True)
             assert found == [(i, "x" * i if i % 3 else None) for i in range(1, 51)]
         assert list(read_copy(connection, "SELECT 1 WHERE false", piece_bytes=100, piece_rows=100)) == []
 
@@ -145,21 +145,21 @@ def test_a_column_whose_type_was_changed_since_the_plan_is_read_as_printed(dsn: 
 
 def test_t20_a_nan_is_one_nan_whatever_its_bits_are() -> None:
     strange = bytes.fromhex("fff8000000000001")
-    (value,) = binary.doubles(column([strange])).to_pylist()
+    (value,) = reader_of(701)(column([strange])).to_pylist()
     assert struct.pack(">d", value) == struct.pack(">d", float("nan"))
 
 
 def test_only_a_type_that_gives_the_columns_arrow_type_is_read_in_binary_form() -> None:
-    assert form_of("c", pa.int32(), SourceType(23)).sql == '"c"'
-    assert "format" in form_of("c", pa.string(), SourceType(23)).sql  # kept as printed by wish of the user
-    assert "format" in form_of("c", pa.int32(), SourceType(20)).sql  # it was changed to bigint
-    assert "format" in form_of("c", pa.string(), SourceType(1186)).sql  # interval
-    assert "format" in form_of("c", pa.decimal128(20, 5), SourceType(1700, (20 << 16) + 5 + 4)).sql  # more than 64 bits
+    assert form_of("c", pa.int32(), SourceType(23))[0] == "c"
+    assert "format" in form_of("c", pa.string(), SourceType(23))[0]  # kept as printed by wish of the user
+    assert "format" in form_of("c", pa.int32(), SourceType(20))[0]  # it was changed to bigint
+    assert "format" in form_of("c", pa.string(), SourceType(1186))[0]  # interval
+    assert "format" in form_of("c", pa.decimal128(20, 5), SourceType(1700, (20 << 16) + 5 + 4))[0]  # more than 64 bits
 
 
 def test_mutated_rows_give_arrow_or_decode_error_and_nothing_else() -> None:
     source = random.Random(4)
-    kinds = [lambda values: decimals(values, pa.decimal128(18, 4)), *READERS]
+    kinds = [lambda values: decimals(values, pa.decimal128(18, 4)), *map(reader_of, OIDS)]
     good = [b"\1", b"\0\1", b"\0\0\0\1", b"\0" * 8, b"\0" * 4, sent(Decimal("12.5")), b"\1{}", b"\0" * 16, b"abc", None]
     outcomes = set()
     for _ in range(5_000):
@@ -171,7 +171,7 @@ def test_mutated_rows_give_arrow_or_decode_error_and_nothing_else() -> None:
                 changed[source.randrange(len(changed))] = source.choice((0, 1, 2, 127, 128, 255, source.randrange(256)))
             rows[at] = bytes(changed[: source.randint(0, len(changed))] if source.random() < 0.3 else changed)
         try:
-            for values in make_rows(rows).columns(3):
+            for values in copied_columns(as_messages(rows), 3):
                 source.choice(kinds)(values).validate(full=True)
             outcomes.add("arrow")
         except (DecodeError, MisfitError) as error:

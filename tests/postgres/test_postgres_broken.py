@@ -18,7 +18,7 @@ from tests.postgres.rows import changes, drain, opened, reader_of, walsender_of
 from tests.postgres.test_postgres_resume import read_through
 
 from lakefeed.capture.builder import Spill
-from lakefeed.capture.postgres.database import Database, require
+from lakefeed.capture.postgres.database import Database, run
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.table import TableId
 from lakefeed.errors import JournalFullError, Retry, SourceSetupError, SourceUnavailableError
@@ -65,7 +65,7 @@ def test_a_connection_that_is_lost_inside_a_query_is_tried_again(server: Postgre
         connection = database.connect("test")
         proxy.cut_after(100)
         with pytest.raises(SourceUnavailableError) as caught, database.errors():
-            require(connection, "SELECT repeat('x', 100000)")
+            run(connection, "SELECT repeat('x', 100000)")
         connection.close()
     assert isinstance(caught.value.__cause__, psycopg.Error)
     assert caught.value.__cause__.sqlstate is None

@@ -11,10 +11,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres.rows import drain, facts_of, opened
+from tests.postgres.rows import drain, facts_of, head, opened
 
 from lakefeed import Pipeline, PipelineOptions, Postgres
-from lakefeed.capture.postgres.slot import head
 from lakefeed.change.change_set import RecopyNeeded, TableDropped, TableNotice
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId
@@ -256,7 +255,7 @@ def test_a_schema_that_waits_for_the_end_of_its_transaction_is_told_after_a_brea
         capture.discover()
         stream = capture._stream
         assert stream is not None
-        stream.builder.advance(head(writer))
+        stream.builder.reached = head(writer)
         stream.builder.in_transaction = True  # a large one, of which a part has come
         assert next(capture.live(start, wait_seconds=0.1)).is_heartbeat
         assert not stream.builder.is_empty

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from deltalake import DeltaTable
+from tests.compare import compare_postgres_table
 
 from lakefeed.capture.postgres.source import Postgres
+from lakefeed.change.table import TableId
 from lakefeed.flow.pipeline import Pipeline
 from lakefeed.flow.status import TableStatus
 from lakefeed.lake.delta import Delta
@@ -89,3 +91,26 @@ def test_acceptance_10_each_choice_decides_what_becomes_of_a_changed_table(
     assert read(tmp_path, "widened_history") == sorted(kept, key=str), "it goes on, and begins no new one"
     assert read(tmp_path, "widened_log") == sorted(kept, key=str)
     assert read(tmp_path, "rekeyed_log") == [(1, 10), (1, 11), (2, 20)]
+
+
+def test_ddl_that_changes_rows_without_a_row_in_the_log_is_in_the_delta_table_after_the_next_sync(
+    dsn: str, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Also VACUUM FULL, which makes a new schema version without a difference."""
+    table = TableId("public", "t")
+    with psycopg.connect(dsn, autocommit=True) as writer:
+        writer.execute("CREATE TYPE mood AS ENUM ('sad', 'happy')")
+        writer.execute("CREATE TABLE t (id int PRIMARY KEY, c int, m mood); INSERT INTO t VALUES (1, 5, 'sad')")
+        with Pipeline(Postgres(dsn), Delta(spark, str(tmp_path)), name="p") as pipeline:
+            pipeline.sync_once()
+            for statement in (
+                "VACUUM FULL t",
+                "INSERT INTO t VALUES (2, 6, 'sad')",
+                "ALTER TABLE t ALTER c TYPE int USING c + 1",
+                "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'",
+                "UPDATE t SET c = 9 WHERE id = 2",
+            ):
+                writer.execute(statement)
+                for _ in range(2):
+                    assert not pipeline.sync_once().errors
+                assert compare_postgres_table(dsn, table, tmp_path / "public" / "t").equal, statement

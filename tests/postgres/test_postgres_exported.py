@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from tests.postgres.rows import copied, drain, opened
 
-from lakefeed.capture.postgres import snapshot
+from lakefeed.capture.postgres import slot
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.table import TableId
 
@@ -78,13 +78,13 @@ def test_a_copy_that_was_given_up_is_still_readable_under_snapshots_of_its_own(d
 
 
 def test_a_snapshot_that_nobody_reads_from_is_let_go(dsn: str, writer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(slot, "CHECK_SECONDS", 0.1)
     with opened(Postgres(dsn)) as capture:
         capture.prepare([T])
         with capture.snapshot(T).chunks[0].open():
             time.sleep(0.5)
-            monkeypatch.setattr(snapshot, "IDLE_SECONDS", 2.0)
+            monkeypatch.setattr(slot, "IDLE_SECONDS", 2.0)
             time.sleep(2.5)
             assert held_in_the_end(writer, 2)  # the reader's own transaction, and the snapshot that it was given
-        monkeypatch.setattr(snapshot, "IDLE_SECONDS", 0.2)
+        monkeypatch.setattr(slot, "IDLE_SECONDS", 0.2)
         assert held_in_the_end(writer, 0)

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from tests.postgres.rows import changes, copied, drain, opened, reader_of, resume_of
 
-from lakefeed.capture.postgres import database, facts, snapshot, walsender
+from lakefeed.capture.postgres import database, facts, slot, walsender
 from lakefeed.capture.postgres.catalog import CatalogFacts, SourceTable, read_facts, read_tables
 from lakefeed.capture.postgres.database import Connection, Database
 from lakefeed.capture.postgres.source import Postgres
@@ -52,7 +52,9 @@ def in_thread(work: Any) -> Iterator[dict[str, float]]:
 
 def test_every_session_has_limits_on_purpose(dsn: str, writer: Any) -> None:
     """Whatever the role or the server has set."""
-    for name in ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout"):
+    names = ["lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout"]
+    names += ["transaction_timeout"] if writer.info.server_version >= 170_000 else []
+    for name in names:
         writer.execute(f"ALTER ROLE CURRENT_USER IN DATABASE {writer.info.dbname} SET {name} = '7h'".encode())
     kinds = (database.CATALOG, database.READING, database.KEEPING, database.SLOT, database.STREAM)
     for timeouts in kinds:
@@ -74,7 +76,7 @@ def test_the_transaction_that_keeps_a_snapshot_has_no_lock_on_any_table_or_catal
         capture.prepare([T, U])
         for table in (T, U):
             capture.snapshot(table)
-        time.sleep(3 * snapshot.CHECK_SECONDS)
+        time.sleep(3 * slot.CHECK_SECONDS)
         keepers = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in trans%'"
         (keeper,) = writer.execute(keepers).fetchone()
         query = "SELECT count(*) FROM pg_locks WHERE pid = %s AND locktype = 'relation'"
@@ -164,7 +166,7 @@ def test_an_unlogged_partition_is_refused(dsn: str, writer: Any) -> None:
 def test_an_open_transaction_delays_neither_the_stream_nor_the_copy_of_another_table(
     dsn: str, writer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot, "WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(slot, "WAIT_SECONDS", 1.0)
     with opened(Postgres(dsn)) as capture, psycopg.connect(dsn) as slow:
         start = capture.prepare([T])
         drain(capture, start)
@@ -191,7 +193,7 @@ def test_a_transaction_that_wrote_to_a_table_before_it_was_published_is_waited_f
     dsn: str, writer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stream does not have it, so the copy must."""
-    monkeypatch.setattr(snapshot, "WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(slot, "WAIT_SECONDS", 0.5)
     monkeypatch.setattr("lakefeed.capture.postgres.resume.WRITERS_SECONDS", 0.5)
     with opened(Postgres(dsn)) as capture, psycopg.connect(dsn) as slow:
         capture.prepare([T])

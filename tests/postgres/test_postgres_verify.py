@@ -13,8 +13,8 @@ from deltalake import write_deltalake
 from tests.compare import compare_postgres_table
 
 from lakefeed.app.cli import execute
-from lakefeed.capture.postgres import verify as verify_postgres
-from lakefeed.capture.postgres.verify import PostgresVerifyReader
+from lakefeed.capture.postgres import dialect
+from lakefeed.capture.postgres.dialect import PostgresVerifyReader
 from lakefeed.change.table import TableId
 from lakefeed.flow.table_state import TableStates
 from lakefeed.lake.route import Route
@@ -27,7 +27,7 @@ ROWS = 3_000
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_bucket, "BUCKET_ROWS", 100)
-    monkeypatch.setattr(verify_postgres, "_RUN_ROWS", 250)
+    monkeypatch.setattr(dialect, "_RUN_ROWS", 250)
 
 
 def columns(**types: pa.DataType) -> pa.Schema:

@@ -17,8 +17,7 @@ from tests.postgres.rows import changes, drain, opened
 from lakefeed.capture.postgres import walsender
 from lakefeed.capture.postgres.database import Connection
 from lakefeed.capture.postgres.source import Postgres
-from lakefeed.capture.postgres.walsender import LibpqWire, SocketWire, Wire, open_wire
-from lakefeed.capture.postgres.wire import Inbox, error_of
+from lakefeed.capture.postgres.wire import Inbox, LibpqWire, SocketWire, Wire, error_of, open_wire
 from lakefeed.change.table import TableId
 from lakefeed.errors import DecodeError
 from lakefeed.testing.postgres_server import PostgresServer
@@ -50,7 +49,7 @@ def test_frames_come_whole_wherever_the_bytes_are_cut(pair: tuple[socket.socket,
         at += size
         inbox.fill(ours)
         frames = inbox.take()
-        found += [frames.body(index) for index in range(len(frames))]
+        found += [frames.message(index)[5:] for index in range(len(frames))]
     assert found == sent
 
 
@@ -66,7 +65,7 @@ def test_a_frame_larger_than_the_room_comes_whole(pair: tuple[socket.socket, soc
             left = left[theirs.send(left[: 1 << 16]) :]
         inbox.fill(ours)
         frames = inbox.take()
-        found += [frames.body(index) for index in range(len(frames))]
+        found += [frames.message(index)[5:] for index in range(len(frames))]
     assert found == [body, b"next"]
 
 
@@ -76,7 +75,7 @@ def test_a_closed_connection_is_told_after_what_came_before_it(pair: tuple[socke
     theirs.close()
     inbox = Inbox()
     inbox.fill(ours)
-    assert inbox.take().body(0) == b"last"
+    assert inbox.take().message(0)[5:] == b"last"
     inbox.fill(ours)
     assert len(inbox.take()) == 0
     assert inbox.closed

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.sqlite.world import World, made, table
 
-from lakefeed.capture.sqlite import dialect, fetch
+from lakefeed.capture.sqlite import dialect, values
 
 DOCUMENTS = "CREATE TABLE t (id INTEGER PRIMARY KEY, doc TEXT, raw BLOB, n INT)"
 BOUND = 10_000
@@ -18,7 +18,7 @@ ROWS = 3_000
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "PORTION_BYTES", BOUND)
+    monkeypatch.setattr(values, "PORTION_BYTES", BOUND)
     monkeypatch.setattr(dialect, "MEMORY_BYTES", 5 * BOUND)
 
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from tests.sqlite.world import made, table
 
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.sqlite.catalog import SourceTable
-from lakefeed.capture.sqlite.shape import mixed_columns
+from lakefeed.capture.sqlite.table import mixed_columns
 from lakefeed.capture.sqlite.values import arrow_type, lenient_text, text_form, to_arrow
 from lakefeed.change.change_set import RecopyNeeded
 from lakefeed.errors import TableStoppedError
@@ -121,8 +120,8 @@ def test_a_value_of_another_type_that_is_written_while_the_table_is_prepared_is_
     """After the scan, which follows the triggers: the log has it, so the copy that stumbles on it is made again."""
     with made(tmp_path / "x.db", "CREATE TABLE t (id INTEGER PRIMARY KEY, n INT)") as world:
 
-        def scan_then_write(connection: sqlite3.Connection, source: SourceTable) -> frozenset[str]:
-            found = mixed_columns(connection, source)
+        def scan_then_write(connection: sqlite3.Connection, name: str) -> frozenset[str]:
+            found = mixed_columns(connection, name)
             world.sql("INSERT OR IGNORE INTO t VALUES (1, 'n/a')")
             return found
 

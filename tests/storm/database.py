@@ -45,11 +45,13 @@ class Relation:
 
 
 class StatementError(Exception):
-    """The database refused a statement. ``ours``: what Lakefeed made in the database is the reason."""
+    """The database refused a statement. ``ours``: what Lakefeed made in the database is the reason; ``passes``: until
+    Lakefeed notices."""
 
-    def __init__(self, text: str, *, ours: bool) -> None:
+    def __init__(self, text: str, *, ours: bool, passes: bool = False) -> None:
         super().__init__(text)
         self.ours = ours
+        self.passes = passes
 
 
 class ConnectionLostError(Exception):

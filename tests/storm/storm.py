@@ -31,6 +31,8 @@ from tests.storm.postgres.database import PostgresStorm
 from tests.storm.profile import PROFILES, Profile
 from tests.storm.watch import Heartbeat, LockWatcher
 
+REFUSED_SECONDS = 15.0
+"""How long a table that lost its key or identity may stay published."""
 PRELUDE = ("create_table", "create_table", "create_partitioned")
 """What each session makes before Lakefeed starts."""
 
@@ -72,6 +74,7 @@ class Result:
     kills: int = 0
     restarts: int = 0
     longest_wait: float = 0
+    longest_refusal: float = 0
     freshness: str = ""
     findings: list[tuple[str, str]] = field(default_factory=list)
 
@@ -86,6 +89,7 @@ class Result:
                 f"{self.not_followed} cannot be followed and are named"
             ),
             f"heartbeats: {self.freshness}; longest wait of the application for lakefeed: {self.longest_wait:.1f} s",
+            f"longest refusal of a change to a table that has just lost its identity: {self.longest_refusal:.1f} s",
         ]
         lines += [f"FOUND {kind}: {text}" for kind, text in self.findings]
         if self.findings:
@@ -221,6 +225,7 @@ class Storm:
             pause = chance.expovariate(self.profile.actions_per_second / self.profile.sessions)
             action = model.action(kind, chance)
             count += 1
+            refused_at: float | None = None
             while not self._over.is_set():
                 try:
                     self._perform(session, number, kind, action)
@@ -229,7 +234,15 @@ class Storm:
                     continue
                 except StatementError as error:
                     if error.ours:
-                        self.report("application fails", f"{kind}: {error}")
+                        # A key or an identity that the application has just taken away is noticed by polling the
+                        # catalog: until then PostgreSQL refuses changes to what is still published.
+                        refused_at = refused_at or time.monotonic()
+                        refused = time.monotonic() - refused_at
+                        self.result.longest_refusal = max(self.result.longest_refusal, refused)
+                        if error.passes and refused < REFUSED_SECONDS:
+                            self._over.wait(0.5)
+                            continue
+                        self.report("application fails", f"{kind}, for {refused:.0f} s: {error}")
                     self.result.failed += not error.ours
                     if action.table is not None:
                         model.forget(action.table)

@@ -19,7 +19,7 @@ from lakefeed.capture.base import Capabilities, ChangeCapture, Lag
 from lakefeed.capture.dialect import Bracket, DescribedTable, Dialect, Horizon, Query, Refusal, Session
 from lakefeed.capture.log import Decoded, LogReader, ResumePoint, Rows, Transaction
 from lakefeed.capture.log_capture import LogCapture
-from lakefeed.change.position import Position, number, order
+from lakefeed.change.position import Position, number
 from lakefeed.change.table import Column, TableId, TableSchema, type_from_text
 from lakefeed.change.watermark import KeyValue
 from lakefeed.errors import CheckpointError, PositionLostError
@@ -42,8 +42,9 @@ class ToyLine(Position):
             raise CheckpointError(f"'{text}' is not a line of a toy log; it must be a number")
         return cls(lsn)
 
-    def _compare(self, other: ToyLine) -> int | None:
-        return order(self.lsn, other.lsn)
+    @property
+    def rank(self) -> int:
+        return self.lsn
 
 
 @dataclass(frozen=True, slots=True)

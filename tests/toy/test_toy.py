@@ -12,9 +12,8 @@ from tests.toy.database import ToyActor
 from tests.toy.source import ToyDialect, ToyLine, toy
 
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.rule import TableRule
+from lakefeed.capture.poll.rule import Pace, TableRule
 from lakefeed.capture.poll.store import FileWatermarkStore
-from lakefeed.capture.poll.stream import Pace
 from lakefeed.change.position import position_kinds
 from lakefeed.errors import PositionLostError
 from lakefeed.testing.capture_contract import CaptureContract

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -21,30 +21,34 @@ from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import SourceSetupError
 
+if TYPE_CHECKING:
+    from lakefeed.capture.poll.rule import FullDiff
+
 
 class Continuity(Enum):
-    """What the source says of a position: can capture go on from it without a gap?"""
+    """Can capture go on from a position without a gap? FRESH: there is no resume point; the lake's copies are stale."""
 
     RESUMED = "resumed"
     FRESH = "fresh"
-    """There is no resume point yet: every copy that the lake has is stale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a mechanism can see. Data, so that callers decide by looking and not by trying."""
+    """What a mechanism can see. Data, so that callers decide by looking and not by trying.
 
-    deletes: bool
-    before_images: bool
-    """Rows as they were before an update or delete come along, where they are known. Mechanisms have to be asked to."""
-    transactions: bool
-    schema_changes: bool
-    exact_snapshot: bool
-    snapshot_resume: bool
+    ``before_images``: rows as they were before an update or delete come along, if they are asked for. ``every_change``:
+    each change of a row is delivered, and not only what it has come to since the last poll. ``current_chunks``: a
+    chunk, however old its plan, has the rows as they are when it is read, never older than what ``live`` gave.
+    """
+
+    deletes: bool = True
+    before_images: bool = False
+    transactions: bool = True
+    schema_changes: bool = False
+    exact_snapshot: bool = False
+    snapshot_resume: bool = False
     every_change: bool = True
-    """Each change of a row is delivered, and not only what it has come to since the last look."""
     current_chunks: bool = False
-    """A chunk has the rows as they are when it is read, however old its plan: never older than what ``live`` gave."""
 
 
 class Level(Enum):
@@ -64,10 +68,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
-    """How far the confirmed position trails the source. Never negative; None where there is no such notion.
-
-    ``source`` is what else this kind of source says about the log that it keeps for us, by the source's own names.
-    """
+    """How far the confirmed position trails the source. Never negative; None where there is no such notion. ``source``
+    is what else this kind of source says about the log that it keeps for us, by the source's own names."""
 
     rows: int | None = None
     bytes: int | None = None
@@ -75,24 +77,16 @@ class Lag:
     source: Mapping[str, int | str | None] = field(default_factory=dict)
 
 
-class ChunkReader(Protocol):
+class ChunkReader(AbstractContextManager["ChunkReader"], Protocol):
     """An open chunk: iterate once for its rows as Arrow, then ask for the bracket.
 
     Batches have the table's own columns (``TableSchema.arrow``), no metadata. All rows of one chunk come from states
     of the table between ``low`` and ``high``; where the two are equal, the chunk is exact.
     """
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
     def __iter__(self) -> Iterator[pa.RecordBatch]: ...
-
     @property
     def low(self) -> Position: ...
-
     @property
     def high(self) -> Position: ...
 
@@ -102,9 +96,7 @@ class Chunk(Protocol):
 
     @property
     def table(self) -> TableId: ...
-
     def open(self) -> ChunkReader: ...
-
     def to_json(self) -> Mapping[str, Any]:
         """What ``ChangeCapture.chunk`` turns back into an equal chunk after a restart."""
 
@@ -150,14 +142,7 @@ class ChangeCapture(ABC):
     kind: str
     """The source's name in positions and checkpoints: sqlite, postgres, mysql, mariadb, or one's own."""
 
-    capabilities = Capabilities(
-        deletes=True,
-        before_images=False,
-        transactions=True,
-        schema_changes=False,
-        exact_snapshot=False,
-        snapshot_resume=False,
-    )
+    capabilities = Capabilities()
 
     def keep_state(self, directory: Path) -> None:  # noqa: B027
         """Called once, before ``open``, with the pipeline's own directory: for a source that keeps no resume point."""
@@ -173,20 +158,15 @@ class ChangeCapture(ABC):
         return self.kind
 
     def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:  # noqa: ARG002
-        """Can live capture of ``tables`` go on strictly after ``position``?
-
-        RESUMED or FRESH (nothing was prepared, or the source has forgotten that it was). Raises PositionLostError
-        if the source has moved back, lost its log or is behind ``position``: never a silent fresh start. A table in
-        ``tables`` whose own resume point is missing is not an error here; ``live`` reports it as RecopyNeeded.
-        """
+        """Can live capture of ``tables`` go on strictly after ``position``? FRESH: nothing was prepared, or the source
+        has forgotten that it was. PositionLostError if the source has moved back, lost its log or is behind it: never a
+        silent fresh start. A table whose own resume point is missing is no error: ``live`` reports RecopyNeeded."""
         return Continuity.RESUMED
 
     def recall(self, schemas: Sequence[TableSchema]) -> None:  # noqa: B027
-        """The newest schemas that earlier change sets and copies were delivered with, one per captured table.
-
-        Called after ``open`` and before ``live``, and again for a table that is copied: so a mechanism that keeps no
-        record in the source still notices what changed while no process ran. One that does may ignore it.
-        """
+        """The newest schemas that earlier change sets and copies were delivered with, one per captured table. Called
+        before ``live``, and again for a table that is copied: so a mechanism that keeps no record in the source still
+        notices what changed while no process ran. One that does may ignore it."""
 
     def discover(self) -> tuple[TableSchema, ...]:
         """The tables the configured patterns match, as they are now. ConfigError for a pattern that matches none."""
@@ -213,17 +193,13 @@ class ChangeCapture(ABC):
 
     @abstractmethod
     def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
-        """Change sets strictly after ``after``, for ever, each starting where the one before ended.
-
-        Each ``next`` answers within about ``wait_seconds`` (at once if something is there): a heartbeat tells that
-        nothing was. ``wait_seconds=0`` never waits. None as ``after`` means: from the resume point of ``prepare``.
-        """
+        """Change sets strictly after ``after`` (None: the resume point), for ever, each starting where the one before
+        ended. Each ``next`` answers within about ``wait_seconds``, at once if something is there: a heartbeat tells
+        that nothing was. ``wait_seconds=0`` never waits."""
 
     def end(self) -> Position | None:
-        """Where the source's log ends now: everything that is committed lies at or before it. None: not known.
-
-        A drain stops there. Without it, a drain of a source that is written to all the time stops after a minute.
-        """
+        """Where the source's log ends now: all that is committed lies at or before it. A drain stops there. None: not
+        known; a drain of a source that is written to all the time then stops after a minute."""
         return None
 
     def confirm(self, position: Position) -> None:  # noqa: B027
@@ -240,6 +216,29 @@ class ChangeCapture(ABC):
     def uninstall(self) -> tuple[str, ...]:
         """Remove everything that ``prepare`` made. Returns the names of what was removed; leaves no trace."""
         return ()
+
+
+@runtime_checkable
+class Comparable(Protocol):
+    """What a capture adds if its source can be compared with the lake in full. Polling does; a log and triggers deliver
+    every delete and have nothing to compare. Any thread, beside the stream, and before ``open``."""
+
+    def keep_state(self, directory: Path) -> None:
+        """Called once, before ``open``, with the pipeline's own directory: what must outlive the process goes there."""
+
+    def full_diff(self, table: TableId) -> FullDiff | None:
+        """How the table is to be compared, and how often; None if it is only on demand."""
+
+    def differences(self, table: TableId) -> Path | None:
+        """The directory from which the capture takes what a comparison of ``table`` found; None if there is none."""
+
+    def keys(
+        self, table: TableId, *, known: TableSchema | None = None, chunk_rows: int = 1_000_000, whole_rows: bool = False
+    ) -> SnapshotPlan:
+        """The plan of a comparison: chunks of the table's keys, or of whole rows. ``known``: as it was delivered."""
+
+    def chunk(self, data: Mapping[str, Any]) -> Chunk:
+        """A planned chunk back from its JSON."""
 
 
 class Source(Protocol):

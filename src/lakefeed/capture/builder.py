@@ -1,9 +1,8 @@
 """ChangeSetBuilder: what a decoder gives → change sets that end at a commit. The same for every log source.
 
 ``add`` takes pieces as they come, also in the middle of a transaction; ``cut`` hands out what is complete. The builder
-numbers the changes (``_lakefeed_seq`` grows with the log; there are gaps), adds the metadata columns, and moves what is
-too much for memory to a temporary file. A change set that was cut keeps its own data: it can be iterated again and
-outlives ``confirm`` and the builder.
+numbers the changes (``_lakefeed_seq`` grows with the log; there are gaps), adds the metadata columns, and spills what
+is too much for memory. A change set keeps its own data: it can be iterated again, and outlives ``confirm`` and builder.
 """
 
 from __future__ import annotations
@@ -12,38 +11,28 @@ import errno
 import tempfile
 import time
 import weakref
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.log import Announced, Decoded, Rows, Transaction
+from lakefeed.capture.log import Announced, Decoded, P, Transaction
 from lakefeed.change.batch import METADATA, ChangeBatch, change_schema
 from lakefeed.change.change_set import ChangeSet, TableBlocked, TableNotice
-from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import JournalFullError
 
-P = TypeVar("P", bound=Position)
-
 MEMORY_BYTES = 64 << 20
-_TIMES = 1000
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _ABSENT = pa.list_(pa.string())
 _TIME = METADATA.field("_lakefeed_time").type
-_PART = pa.schema(
-    [
-        ("op", pa.int8()),
-        ("seq", pa.int64()),
-        ("transaction", pa.int32()),
-        ("absent", _ABSENT),
-        ("time", pa.int64()),  # NULL: the transaction's
-    ]
+_PART = pa.schema(  # a time of NULL is the transaction's
+    [("op", pa.int8()), ("seq", pa.int64()), ("transaction", pa.int32()), ("absent", _ABSENT), ("time", pa.int64())]
 )
 
 
@@ -58,64 +47,52 @@ class Limits:
     heartbeat_bytes: int = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Spilled:
-    offset: int
-    size: int
-
-
 class Spill:
     """Arrow batches, in memory while they are few and in a temporary file when not. Append, then iterate as often as
-    wanted, from one thread at a time. The file has no name: it is gone with the last reference or with the process.
-    """
+    wanted, from one thread at a time. The file has no name: it is gone with the last reference or with the process."""
 
     def __init__(self, *, memory_bytes: int = MEMORY_BYTES) -> None:
         self._memory_bytes = memory_bytes
-        self._in_memory = 0
-        self._items: list[pa.RecordBatch | _Spilled] = []
+        self._items: list[pa.RecordBatch | tuple[int, int]] = []  # or offset and size in the file
         self._file: Any = None
-
-    @property
-    def spilled(self) -> bool:
-        return self._file is not None
 
     def append(self, batch: pa.RecordBatch) -> None:
         """JournalFullError, which is retried as the journal's own is, if the disk has no room for the file."""
-        if self._in_memory + batch.nbytes <= self._memory_bytes:
-            self._in_memory += batch.nbytes
+        if batch.nbytes <= self._memory_bytes:
+            self._memory_bytes -= batch.nbytes
             self._items.append(batch)
             return
+        file = self._file
         try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="lakefeed-")  # noqa: SIM115  # lives as long as the object
-                weakref.finalize(self, _close, self._file)
-            offset = self._file.seek(0, 2)
-            with pa.ipc.new_stream(pa.PythonFile(self._file, mode="w"), batch.schema) as writer:
+            if file is None:
+                file = tempfile.TemporaryFile(prefix="lakefeed-")  # noqa: SIM115  # lives as long as the object
+            offset = file.seek(0, 2)
+            with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), batch.schema) as writer:
                 writer.write_batch(batch)
-            self._file.flush()  # a full disk must be known now
-            self._items.append(_Spilled(offset, self._file.tell() - offset))
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
+            file.flush()  # a full disk must be known now
+        except BaseException as error:
+            if file is not None and self._file is None:
+                _close(file)  # nothing is in it: it must not stay open for as long as the change set is tried again
+            if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
                 raise
             raise JournalFullError(
                 f"no room left in {tempfile.gettempdir()} for the temporary file of a large transaction: "
                 f"{error.strerror}",
                 remedy="Free space there, or set TMPDIR to a larger disk; Lakefeed goes on by itself.",
             ) from error
-
-    def __len__(self) -> int:
-        return len(self._items)
+        if self._file is None:
+            self._file = file
+            weakref.finalize(self, _close, file)
+        self._items.append((offset, file.tell() - offset))
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for item in self._items:
             if isinstance(item, pa.RecordBatch):
                 yield item
-                continue
-            assert self._file is not None  # noqa: S101  # something was spilled into it
-            self._file.seek(item.offset)
-            with pa.ipc.open_stream(pa.py_buffer(self._file.read(item.size))) as reader:
-                batch = reader.read_next_batch()
-            yield batch
+            else:
+                self._file.seek(item[0])
+                with pa.ipc.open_stream(pa.py_buffer(self._file.read(item[1]))) as reader:
+                    yield reader.read_next_batch()
 
 
 def _close(file: Any) -> None:
@@ -143,16 +120,12 @@ class Batches:
             times: Any = pa.array([one.time_us for one in chosen], pa.int64()).take(indices)
             if own_times.null_count < len(own_times):
                 times = pc.coalesce(own_times, times)
-            meta = [
-                operations,
-                seqs,
-                pa.DictionaryArray.from_arrays(indices, pa.array([one.end.encode() for one in chosen], pa.string())),
-                times.cast(_TIME),
-                pa.DictionaryArray.from_arrays(indices, pa.array([one.id for one in chosen], pa.string())),
-                absent,
-            ]
-            batch = pa.RecordBatch.from_arrays([*part.columns[:width], *meta], schema=change_schema(schema))
-            yield ChangeBatch(schema, batch)
+            ends, ids = (
+                pa.DictionaryArray.from_arrays(indices, pa.array(texts, pa.string()))
+                for texts in ([one.end.encode() for one in chosen], [one.id for one in chosen])
+            )
+            arrays = [*part.columns[:width], operations, seqs, ends, times.cast(_TIME), ids, absent]
+            yield ChangeBatch(schema, pa.RecordBatch.from_arrays(arrays, schema=change_schema(schema)))
 
 
 @dataclass(slots=True)
@@ -174,19 +147,19 @@ class ChangeSetBuilder(Generic[P]):
     """See the module. ``position`` is where the last change set ended; ``reached`` may be further.
 
     Belongs to the stream's thread; ``unblock`` may be called from any. Rows of a table that a TableBlocked notice has
-    named are left out until ``unblock``, and the notice is given once.
+    named are not taken in until ``unblock``, and the notice is given once.
     """
 
     def __init__(self, position: P, limits: Limits | None = None, *, memory_bytes: int = MEMORY_BYTES) -> None:
         self.position = position
         self.reached = position
         self.in_transaction = False
-        self.limits = limits or Limits()
+        self._limits = limits or Limits()
         self._memory_bytes = memory_bytes
         self._blocked: set[TableId] = set()
         self._draft = _Draft(Spill(memory_bytes=memory_bytes))
         self._cut_at = time.monotonic()
-        self._times: OrderedDict[str, float] = OrderedDict()
+        self._times: deque[tuple[P, float]] = deque(maxlen=1000)
 
     @property
     def is_empty(self) -> bool:
@@ -194,23 +167,13 @@ class ChangeSetBuilder(Generic[P]):
         draft = self._draft
         return not (draft.rows or draft.notices or draft.schemas)
 
-    @property
-    def rows(self) -> int:
-        return self._draft.rows
-
-    @property
-    def bytes(self) -> int:
-        """Of Arrow's memory."""
-        return self._draft.bytes
-
     def unblock(self, table: TableId) -> None:
         """The table was prepared again: its rows are delivered from here on."""
         self._blocked.discard(table)
 
     def add(self, decoded: Decoded[P]) -> None:
-        """Take in a piece."""
-        draft = self._draft
-        base = len(draft.transactions)
+        """Take in a piece. The end that it has reached counts once no transaction is open: its commit is to come."""
+        draft, base = self._draft, len(self._draft.transactions)
         if decoded.continues:
             base -= 1
             draft.transactions.pop()  # the piece has it again, with its end if that is known by now
@@ -218,16 +181,33 @@ class ChangeSetBuilder(Generic[P]):
         for item in decoded.items:
             if isinstance(item, Announced):
                 self.announce(item)
-            elif item.schema.table not in self._blocked:
-                self._keep(item, base)
+                continue
+            count = len(item.operations)
+            if not count or item.schema.table in self._blocked:
+                continue
+            order, codes = np.asarray(item.order) + draft.next_seq, np.asarray(item.transactions) + base
+            absent = pa.nulls(count, _ABSENT) if item.absent is None else item.absent
+            times = pa.nulls(count, pa.int64()) if item.times is None else item.times
+            given = [*item.columns, item.operations, order, codes, absent, times]
+            fields = [*(pa.field(column.name, column.type) for column in item.schema.columns), *_PART]
+            arrays = [
+                values if isinstance(values, pa.Array) else pa.array(values, kind.type)
+                for values, kind in zip(given, fields, strict=True)
+            ]
+            batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+            draft.parts.append(batch)
+            draft.tables.append(item.schema)
+            draft.rows += count
+            draft.bytes += batch.nbytes
+            draft.began_at = draft.began_at or time.monotonic()
         draft.next_seq += decoded.width
+        ends: list[Any] = [one.end for one in decoded.transactions[-1:]]  # a decoder's positions are of one kind
         if decoded.transactions:
             self.in_transaction = decoded.open
-            complete = decoded.transactions[: -1 if decoded.open else None]
-            if complete:
-                self.advance(complete[-1].end)  # type: ignore[arg-type]  # a decoder's positions are of one kind
         if decoded.reached is not None:
-            self.advance(decoded.reached)
+            ends.append(decoded.reached)
+        if not self.in_transaction:
+            self.reached = max([self.reached, *ends])
 
     def announce(self, announced: Announced) -> None:
         """Report a table's new shape, or a notice, with the next change set."""
@@ -240,20 +220,24 @@ class ChangeSetBuilder(Generic[P]):
         self._draft.schemas += announced.schemas
         self._draft.began_at = self._draft.began_at or time.monotonic()
 
-    def advance(self, reached: P) -> None:
-        """The source has nothing more up to ``reached``. Ignored inside a transaction: its commit is to come."""
-        if not self.in_transaction and reached > self.reached:
-            self.reached = reached
+    def due(self, *, more: bool, is_over: bool = False, ahead_bytes: int = 0) -> ChangeSet | None:
+        """The change set to hand out now; None between two.
 
-    def is_ready(self, *, more: bool) -> bool:
-        """Whether to cut now: there is something, it ends at a commit, and nothing more has come, it has enough rows
-        or bytes, or its first change has waited long enough."""
-        draft, limits = self._draft, self.limits
-        if self.is_empty or self.in_transaction:
-            return False
-        full = draft.rows >= limits.rows or draft.bytes >= limits.bytes
-        waited = time.monotonic() - draft.began_at if draft.began_at is not None else 0.0
-        return full or not more or waited >= limits.linger_seconds
+        One that has something is cut at a commit, as soon as nothing ``more`` has come, it has enough rows or bytes, or
+        its first change has waited long enough. Where nothing for the lake has come, a heartbeat moves the position, by
+        time or because the source is ``ahead_bytes`` further: an idle source keeps no log for us, a busy one gets few
+        heartbeats. ``is_over``: the caller's wait is, so there is an answer, be it a heartbeat that moves nothing.
+        """
+        draft, limits, now = self._draft, self._limits, time.monotonic()
+        if self.is_empty:
+            late = now - self._cut_at >= limits.heartbeat_seconds
+            is_due = self.reached > self.position and (late or ahead_bytes >= limits.heartbeat_bytes)
+        else:
+            full = draft.rows >= limits.rows or draft.bytes >= limits.bytes
+            is_due = full or not more or now - (draft.began_at or now) >= limits.linger_seconds
+        if is_due and not self.in_transaction:
+            return self.cut()
+        return ChangeSet(self.position, self.position) if is_over else None
 
     def cut(self) -> ChangeSet:
         """Everything since the last cut. Only between transactions."""
@@ -262,44 +246,10 @@ class ChangeSetBuilder(Generic[P]):
         self._draft = _Draft(Spill(memory_bytes=self._memory_bytes))
         self.position, self._cut_at = self.reached, time.monotonic()
         if draft.transactions:
-            self._times[self.position.encode()] = draft.transactions[-1].time_us / 1e6
-            if len(self._times) > _TIMES:
-                self._times.popitem(last=False)
+            self._times.append((self.position, draft.transactions[-1].time_us / 1e6))
         batches = Batches(draft.parts, tuple(draft.tables), tuple(draft.transactions))
         return ChangeSet(start, self.reached, batches, draft.rows, tuple(draft.schemas), tuple(draft.notices))
 
-    def is_idle_too_long(self, ahead_bytes: int = 0) -> bool:
-        """Nothing for the lake has come, and the position should move all the same: by time, or because the source is
-        ``ahead_bytes`` further. So an idle source keeps no log for us, and a busy one gets few heartbeats."""
-        late = time.monotonic() - self._cut_at >= self.limits.heartbeat_seconds
-        is_due = late or ahead_bytes >= self.limits.heartbeat_bytes
-        return self.is_empty and not self.in_transaction and self.reached > self.position and is_due
-
-    def heartbeat(self, ahead_bytes: int = 0) -> ChangeSet:
-        """A change set with nothing in it. It moves the position only if that is due."""
-        return self.cut() if self.is_idle_too_long(ahead_bytes) else ChangeSet(self.position, self.position)
-
-    def time_of(self, position: Position) -> float | None:
-        """When the last transaction up to the end of a recent change set was committed, by the source's clock."""
-        return self._times.get(position.encode())
-
-    def _keep(self, rows: Rows, base: int) -> None:
-        draft = self._draft
-        absent = rows.absent if rows.absent is not None else pa.nulls(len(rows.operations), _ABSENT)
-        times = rows.times if rows.times is not None else pa.nulls(len(rows.operations), pa.int64())
-        meta = [rows.operations, rows.order, rows.transactions, absent, times]
-        fields = [*(pa.field(column.name, column.type) for column in rows.schema.columns), *_PART]
-        if draft.next_seq or base:
-            meta[1] = np.asarray(rows.order) + draft.next_seq
-            meta[2] = np.asarray(rows.transactions) + base
-        arrays = [
-            values if isinstance(values, pa.Array) else pa.array(values, kind.type)
-            for values, kind in zip([*rows.columns, *meta], fields, strict=True)
-        ]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-        if batch.num_rows:
-            draft.parts.append(batch)
-            draft.tables.append(rows.schema)
-            draft.rows += batch.num_rows
-            draft.bytes += batch.nbytes
-            draft.began_at = draft.began_at or time.monotonic()
+    def time_of(self, position: P) -> float | None:
+        """When the last transaction up to ``position`` was committed, by the source's clock, if it was a recent one."""
+        return next((seconds for end, seconds in reversed(self._times) if end <= position), None)

@@ -1,7 +1,5 @@
-"""The seam to a database that answers SELECT. A user's own database adds one Dialect and one Session and nothing else.
-
-A dialect says where the database is and how its SQL is written; a session is a connection that answers queries. Polling
-needs both and nothing more; a log source uses them for its catalog and its snapshots.
+"""The seam to a database that answers SELECT: a dialect says where it is and how its SQL is written, a session is a
+connection that answers queries. Polling needs nothing more; a log source uses them for its catalog and its snapshots.
 """
 
 from __future__ import annotations
@@ -9,8 +7,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, field
-from datetime import date, datetime
+from dataclasses import dataclass, field, fields
+from datetime import date
 from decimal import Decimal
 from typing import Any, NamedTuple, Self
 
@@ -35,8 +33,7 @@ class Refusal(NamedTuple):
     remedy: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Ordering:
+class Ordering(NamedTuple):
     """The operators, as SQL, of the order in which the database itself sorts a column's values."""
 
     before: str = "<"
@@ -69,43 +66,29 @@ class DescribedTable:
         return self.schema.table
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": self.schema.to_json(),
-            "origin": self.origin,
-            "sql_names": dict(self.sql_names),
-            "unordered": dict(self.unordered),
-            "misfits": dict(self.misfits),
-            "orderings": {name: [one.before, one.equal, one.after] for name, one in self.orderings.items()},
-        }
+        return {one.name: getattr(self, one.name) for one in fields(self)} | {"schema": self.schema.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         orderings = {name: Ordering(*operators) for name, operators in data["orderings"].items()}
-        schema = TableSchema.from_json(data["schema"])
-        return cls(schema, data["origin"], data["sql_names"], data["unordered"], data["misfits"], orderings)
+        return cls(**{**data, "schema": TableSchema.from_json(data["schema"]), "orderings": orderings})
 
 
-@dataclass(frozen=True, slots=True)
-class Horizon:
-    """The source's time, and up to which time nothing can become visible any more; microseconds since 1970.
-
-    ``settled_us`` has not been lowered by the safety lag yet. None: nothing is known to be settled now.
-    """
+class Horizon(NamedTuple):
+    """The source's time, and until when nothing can become visible any more, or None; microseconds since 1970."""
 
     now_us: int
     settled_us: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Bracket:
+class Bracket(NamedTuple):
     """Which commits a consistent read sees: all up to ``low``, none after ``high``. Equal: it is exact."""
 
     low: Position
     high: Position
 
 
-@dataclass(frozen=True, slots=True)
-class Cuts:
+class Cuts(NamedTuple):
     """Keys that divide a table into ranges of about equal size, in order, and about how many rows it has."""
 
     keys: tuple[Key, ...]
@@ -148,10 +131,8 @@ class Dialect(ABC):
 
     @abstractmethod
     def bound(self, column: Column, value: KeyValue, query: Query) -> str:
-        """SQL for a value of ``column``'s own type: a literal, or a placeholder whose value goes to ``query``.
-
-        Comparing it with the column must be exact, to the last digit of a second.
-        """
+        """SQL for a value of ``column``'s own type: a literal, or a placeholder whose value goes to ``query``. Compared
+        with the column it must be exact, to the last digit of a second."""
 
     def described(self, table: TableId) -> DescribedTable:
         """One table as the catalog has it now, on a connection of its own. SourceSetupError if it is not there."""
@@ -165,15 +146,11 @@ class Dialect(ABC):
 
     def after(self, left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering]) -> str:
         """SQL that is true where the tuple ``left`` comes after the tuple ``right``, in the order of ORDER BY."""
-        if all(one == PLAIN for one in orderings):
-            return f"({', '.join(left)}) > ({', '.join(right)})"
-        return _written_out(left, right, orderings, strict=True)
+        return _compared(left, right, orderings, is_after=True)
 
     def up_to(self, left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering]) -> str:
         """SQL that is true where ``left`` is ``right`` or comes before it."""
-        if all(one == PLAIN for one in orderings):
-            return f"({', '.join(left)}) <= ({', '.join(right)})"
-        return _written_out(left, right, orderings, strict=False)
+        return _compared(left, right, orderings, is_after=False)
 
 
 class Session(ABC):
@@ -201,16 +178,13 @@ class Session(ABC):
 
     @abstractmethod
     def consistent(self, origin: Mapping[str, Any] | None = None) -> AbstractContextManager[Bracket | None]:
-        """Reads inside see one state of the database.
-
-        ``origin`` is what a snapshot's plan recorded for its reads (JSON-able, of the source's own making), such as the
-        name of an exported snapshot. With it, a database that has a log yields between which positions the state is;
-        without it, or without a log, None.
-        """
+        """Reads inside see one state of the database. ``origin`` is what a snapshot's plan recorded for its reads, as
+        JSON of the source's own making: the name of an exported snapshot, say. With it, a database that has a log
+        yields between which positions the state is; without it, or without a log, None."""
 
     def cuts(self, table: DescribedTable, where: Sequence[str], key: Sequence[Column], rows: int) -> Cuts | None:  # noqa: ARG002
         """Cuts for ranges of about ``rows`` rows, where the database has a cheaper way than to count and to walk the
-        index; None where it has not. ``where`` are conditions on the alias ``t``."""
+        index, else None. ``where`` are conditions on the alias ``t``."""
         return None
 
     @abstractmethod
@@ -235,22 +209,21 @@ def key_value(value: Any) -> KeyValue:
             return value
         case float():
             return Decimal(repr(value))
-        case datetime():
-            return value.isoformat(" ")
-        case date():
-            return value.isoformat()
+        case date():  # or datetime
+            return str(value)
     raise TypeError(f"{value!r} cannot be part of a key")
 
 
-def _written_out(left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering], *, strict: bool) -> str:
-    """Column by column: operators of different schemas cannot stand between two tuples.
+def _compared(left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering], *, is_after: bool) -> str:
+    """Two tuples, or column by column: operators of different schemas cannot stand between two tuples.
 
     The condition on the first column follows from the rest, and lets the database begin or end in its index.
     """
-    *before, last = list(zip(left, right, orderings, strict=True))
-    a, b, one = last
-    sql = f"{a} {one.after} {b}" if strict else f"NOT ({a} {one.after} {b})"
+    if all(one == PLAIN for one in orderings):
+        return f"({', '.join(left)}) {'>' if is_after else '<='} ({', '.join(right)})"
+    *before, (a, b, one) = zip(left, right, orderings, strict=True)
+    sql = f"{a} {one.after} {b}" if is_after else f"NOT ({a} {one.after} {b})"
     for a, b, one in reversed(before):
-        beyond, within = (one.after, one.before) if strict else (one.before, one.after)
+        beyond, within = (one.after, one.before) if is_after else (one.before, one.after)
         sql = f"NOT ({a} {within} {b}) AND ({a} {beyond} {b} OR ({a} {one.equal} {b} AND {sql}))"
     return f"({sql})"

@@ -1,12 +1,9 @@
 """A value that does not fit its column: one error, one rule, for every source.
 
-The rule: a value is never rounded, cut or replaced by NULL. A decoder that meets one it cannot hold raises MisfitError.
-What follows depends on the source alone:
-
-- Columns hold values of any type (SQLite): the column becomes text for good, with the exact text form of every value.
-  A column that rows are ordered by cannot change its type, so there the table stops.
-- The user decides (PostgreSQL: ``infinity``, BC, NaN in a numeric): the table stops, and ``remedy`` says how the column
-  is kept as text.
+A value is never rounded, cut or replaced by NULL. A decoder that meets one it cannot hold raises MisfitError. Where
+columns hold values of any type (SQLite), the column then becomes text for good, with the exact text form of each value;
+one that rows are ordered by cannot, so there the table stops. Elsewhere the user decides (PostgreSQL: ``infinity``, BC,
+NaN in a numeric): the table stops, and ``remedy`` says how the column is kept as text.
 """
 
 from __future__ import annotations
@@ -17,11 +14,9 @@ from lakefeed.errors import TableStoppedError
 
 
 class MisfitError(Exception):
-    """A value that its column's type cannot hold exactly. Internal to captures.
-
-    ``column`` is empty where a column is decoded by itself; ``of`` adds the name. ``remedy`` may contain ``{column}``,
-    which stands for ``schema.table.column``; None means that the column may become text without asking anybody.
-    """
+    """Internal to captures. ``column`` is empty where a column is decoded by itself; ``of`` adds the name. ``remedy``
+    may contain ``{column}``, which stands for ``schema.table.column``, ``{table}`` and ``{name}`` (of the column); None
+    means that the column may become text without asking anybody."""
 
     def __init__(self, reason: str = "", *, column: str = "", remedy: str | None = None) -> None:
         super().__init__(reason)
@@ -35,17 +30,12 @@ class MisfitError(Exception):
 
     def stopped(self, table: TableId) -> TableStoppedError:
         """The error that stops ``table``. Without a remedy of its own it is about a column that rows are ordered by."""
-        if self.remedy is None:
-            return TableStoppedError(
-                f"{table}: the column {self.column} holds values of several types, so that rows cannot be put in order",
-                table=str(table),
-                remedy="Correct the values in the source, then sync again.",
-            )
-        return TableStoppedError(
-            f"{table}: a value does not fit its column exactly: {self.column}: {self.reason}",
-            table=str(table),
-            remedy=self.remedy.format(column=f"{table}.{self.column}"),
-        )
+        problem = f"the column {self.column} holds values of several types, so that rows cannot be put in order"
+        remedy = "Correct the values in the source, then sync again."
+        if self.remedy is not None:
+            problem = f"a value does not fit its column exactly: {self.column}: {self.reason}"
+            remedy = self.remedy.format(column=f"{table}.{self.column}", table=table, name=self.column)
+        return TableStoppedError(f"{table}: {problem}", table=str(table), remedy=remedy)
 
     def blocked(self, table: TableId) -> TableBlocked:
         """The same as a notice, for a stream that goes on without ``table``."""

@@ -1,18 +1,10 @@
-"""The seams that one log source fills in. ``LogCapture`` is the ChangeCapture that is built from them.
-
-    Dialect, Session    how SQL is written, how rows become Arrow                      (``dialect``)
-    ResumePoint         what the source keeps so that capture can go on
-    LogReader           raw pieces of the log, strictly after a position
-    Decoder             raw pieces → rows and announcements; pure and total
-    SchemaFacts         what the catalog knows of a table and the log does not have
-    check               preflight findings, each with the statement that repairs it
+"""The seams that one log source fills in, beside Dialect and Session (``dialect``): ResumePoint, LogReader, Decoder,
+SchemaFacts and a Check. ``LogCapture`` is the ChangeCapture that is built from them.
 
 The flow is one way: the reader's pieces go through the decoder into the change set builder, which cuts change sets at
 commits. Nothing asks the database in the middle of decoding: what the decoder needs of the catalog travels in the
-piece.
-
-Two threads work beside each other. The *stream side* reads, decodes and confirms; the *catalog side* discovers,
-prepares and plans copies. Each has connections of its own. A docstring says "any thread" where both may call.
+piece. Two threads work beside each other, on connections of their own: the *stream side* reads, decodes and confirms,
+the *catalog side* discovers, prepares and plans copies. What no docstring gives to one side may be called by both.
 """
 
 from __future__ import annotations
@@ -21,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from lakefeed.capture.base import Finding, Lag
 from lakefeed.capture.dialect import DescribedTable, Refusal, Session
@@ -30,13 +22,11 @@ from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 
 P = TypeVar("P", bound=Position)
-"""The source's own kind of position."""
-At = TypeVar("At", bound=Position, contravariant=True)
-"""The same, where it is only taken."""
+"""The source's own kind of position. ``At`` is the same, where it is only taken."""
 Piece = TypeVar("Piece")
-"""What the reader gives and the decoder takes: bytes, a run of messages, rows of a log table."""
+"""What the reader gives and the decoder takes: bytes, a run of messages, rows of a log table. ``Raw`` is the same."""
+At = TypeVar("At", bound=Position, contravariant=True)
 Raw = TypeVar("Raw", contravariant=True)
-"""The same, where it is only taken."""
 
 Choose = Callable[[Mapping[TableId, Refusal | None]], tuple[TableId, ...]]
 """Tables of a catalog (``SchemaFacts.tables``) → those that the patterns match. ConfigError as in ``select``."""
@@ -44,8 +34,7 @@ Check = Callable[[Choose], tuple[Finding, ...]]
 """Preflight, on a connection of its own. Any thread, also before ``open``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transaction:
+class Transaction(NamedTuple):
     """One committed transaction: where it ends in the log, when it was committed (microseconds since 1970), its id."""
 
     end: Position
@@ -58,11 +47,9 @@ class Rows:
     """Changes of one table, column by column, in the order of the log.
 
     ``columns`` are those of ``schema``. ``operations`` (int8) are values of ``Operation``; a truncate is a row of
-    NULLs. ``order`` (int64, growing) are offsets in the piece that was decoded, so that changes of several tables keep
-    their order; ``width`` in ``Decoded`` says how many offsets the whole piece has used. ``transactions`` (int32) are
-    indices into ``Decoded.transactions``. ``absent`` lists, for each row, columns that the source did not send; None
-    where it sent all of all. ``times`` (int64, microseconds since 1970) are the rows' own times, where the log has
-    them; None means the transaction's.
+    NULLs. ``order`` (int64, growing) are offsets in the piece, over all its tables; it uses ``Decoded.width`` of them.
+    ``transactions`` (int32) are indices into ``Decoded.transactions``. ``absent`` lists, for each row, columns that the
+    source did not send; None: it sent all. ``times`` (int64, microseconds since 1970): None means the transaction's.
     """
 
     schema: TableSchema
@@ -88,8 +75,8 @@ class Decoded(Generic[P]):
 
     ``transactions`` are those that begin in the piece, and, first, the one that was open before it if it goes on
     (``continues``): that one replaces what the piece before has given for it. ``open``: the last of them is not
-    committed yet; its end and time may be placeholders. ``reached``: the source has nothing more up to here that is
-    not in the piece; None inside a transaction.
+    committed yet; its end and time may be placeholders. ``reached``: all that the source has up to here is in the
+    pieces so far; None inside a transaction.
     """
 
     transactions: list[Transaction] = field(default_factory=list)
@@ -101,31 +88,30 @@ class Decoded(Generic[P]):
 
 
 class LogReader(Protocol[At, Piece]):
-    """The log strictly after a position, as raw pieces. ``read`` belongs to the stream side, the others to any thread.
+    """The log strictly after a position, as raw pieces. ``read`` belongs to the stream side.
 
-    A source whose server wants answers while the consumer is busy wraps its reader in a BackgroundReader. For that one,
-    and for nobody else, are ``size``, ``beat``, ``wake`` and ``in_burst``.
+    A source whose server wants answers while the consumer is busy wraps its reader in a BackgroundReader. That one
+    alone uses ``size``, ``beat``, ``wake`` and ``in_burst``: a backlog is read in gulps, so that nothing comes for a
+    moment does not mean that nothing is there.
     """
 
     in_burst: bool = False
-    """A backlog is read in gulps: that nothing comes for a moment does not mean that nothing is there."""
 
     def read(self, wait_seconds: float) -> Piece | None:
-        """The next piece; None if nothing has come within about ``wait_seconds``, or sooner if the source can only be
-        polled. Without a wait, None means that nothing more was in the log at the time of the call: the source itself
-        has answered that. SourceUnavailableError where the connection is lost or the source answers nothing for longer
-        than its deadline. None after ``close``."""
+        """The next piece; None if nothing has come within about ``wait_seconds``, sooner if the source can only be
+        polled, or after ``close``. Without a wait, None means that the source itself has answered that nothing more was
+        in the log at the time of the call. SourceUnavailableError where the connection is lost or silent too long."""
 
     def size(self, piece: Piece) -> int:  # noqa: ARG002
         """About how many bytes of memory a piece needs: the background reader waits while too many are unread."""
         return 0
 
     def beat(self) -> None:
-        """Keep the connection alive while nobody reads: called every moment while too many pieces are unread."""
+        """Keep the connection alive: called every moment while too many pieces are unread."""
         return
 
     def wake(self) -> None:
-        """Make a ``read`` that waits return now. Any thread."""
+        """Make a ``read`` that waits return now."""
         return
 
     def confirm(self, position: At) -> None:
@@ -139,7 +125,8 @@ class ResumePoint(ABC, Generic[P, Piece]):
     """What the source keeps for one pipeline: a replication slot, a change log with a mark, a retained binlog.
 
     Each call is short, bounded in time and safe to repeat. ``create``, ``origin``, ``copied`` and ``drop`` belong to
-    the catalog side, ``start`` and ``confirm`` to the stream side; the others to any thread.
+    the catalog side, ``start`` and ``confirm`` to the stream side. ``end`` and ``lag`` have connections of their own;
+    ``lag`` works also while this is closed.
     """
 
     def keep_state(self, directory: Path) -> None:
@@ -170,7 +157,7 @@ class ResumePoint(ABC, Generic[P, Piece]):
         handed out. StateError for a table that had to be prepared first and was not."""
 
     def copied(self, table: TableId) -> None:
-        """The copy of ``table`` is over: what was kept open for ``origin`` may go. Catalog side; idempotent."""
+        """See ``ChangeCapture.copied``: what was kept open for ``origin`` may go."""
 
     @abstractmethod
     def require(self, position: P) -> None:
@@ -189,15 +176,12 @@ class ResumePoint(ABC, Generic[P, Piece]):
         return 0
 
     def end(self) -> P | None:
-        """Where the source's log ends now, on a connection of its own. Any thread. None: not known."""
+        """See ``ChangeCapture.end``."""
         return None
 
     def lag(self, confirmed_at: float | None) -> Lag:  # noqa: ARG002
-        """How far the confirmed position trails the source, on a connection of its own, also while this is closed.
-
-        ``confirmed_at``: when the newest confirmed transaction was committed (seconds since 1970, the source's clock),
-        if this process has delivered it.
-        """
+        """How far the confirmed position trails the source. ``confirmed_at``: when the newest confirmed transaction was
+        committed (seconds since 1970, the source's clock), if this process has delivered it."""
         return Lag()
 
     @abstractmethod
@@ -208,8 +192,8 @@ class ResumePoint(ABC, Generic[P, Piece]):
 class Decoder(Protocol[P, Raw]):
     """Raw pieces → rows. Pure and total: no I/O, no catalog; Arrow or DecodeError for whatever bytes there are.
 
-    It keeps what a log describes once and refers to later (table maps, relations). A value that its column cannot hold
-    blocks that table by a notice and never the stream. There is one for each stream.
+    There is one for each stream. It keeps what a log describes once and refers to later (table maps, relations). A
+    value that its column cannot hold blocks that table by a notice and never the stream.
     """
 
     def decode(self, piece: Raw) -> Decoded[P]: ...
@@ -220,8 +204,7 @@ class SchemaFacts(Generic[P]):
 
     One that finds something beside the stream (a table that was dropped, a column with no row since) keeps it until the
     stream has passed the moment of the finding: ``due`` gives it then. ``tables``, ``discover``, ``snapshot`` and
-    ``prepared`` belong to the catalog side, ``due``, ``delivered`` and ``rewind`` to the stream side; the others to any
-    thread.
+    ``prepared`` belong to the catalog side, ``due``, ``delivered`` and ``rewind`` to the stream side.
     """
 
     def tables(self, session: Session) -> Mapping[TableId, Refusal | None]:
@@ -232,14 +215,14 @@ class SchemaFacts(Generic[P]):
         """Whether ``table`` is delivered by this pipeline. Refused now, it is reported by ``due``; it stops nobody."""
         return False
 
-    def discover(self, session: Session, tables: Sequence[TableId]) -> tuple[TableSchema, ...]:
-        """Those of ``tables`` that are there, as the catalog shows them now. What differs from what was delivered is
-        due later."""
-        return tuple(one.schema for one in session.describe(tables).values())
+    def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:
+        """The tables that ``choose`` takes of those that are there, as the catalog shows them now. What differs from
+        what was delivered is due later."""
+        return tuple(one.schema for one in session.describe(choose(self.tables(session))).values())
 
     def snapshot(self, session: Session, table: TableId) -> tuple[DescribedTable, TableSchema] | None:
-        """What a copy of ``table`` is read from, and the shape that it is delivered with: what the log states later is
-        compared with that. None: there is no such table."""
+        """What a copy of ``table`` is read from, and the schema that it is delivered with, which counts as delivered
+        from now on. None: there is no such table."""
         described = session.describe([table]).get(table)
         return None if described is None else (described, described.schema)
 
@@ -258,6 +241,11 @@ class SchemaFacts(Generic[P]):
 
     def delivered(self, position: P) -> None:
         """What was due so far has been handed out, with a change set that ended at ``position`` at the latest."""
+
+    def begins_again(self) -> bool:
+        """Whether the stream has to be left and begun again at the same position, since the log reports something only
+        to a new connection. True once; asked by the stream side when everything was handed out."""
+        return False
 
     def rewind(self, position: P) -> None:
         """A stream begins after ``position``: what was handed out there or later is due again."""

@@ -3,13 +3,9 @@
     ResumePoint.start → LogReader → Decoder → ChangeSetBuilder → change sets, cut at commits
                                      SchemaFacts.due ↗
 
-A change set is cut at a commit as soon as one of these holds: nothing more has come, it has enough rows or bytes, or
-its first change has waited long enough. A transaction of any size passes: it is decoded piece by piece, and the builder
-spills what is too much for memory. A change set that was cut can be read for as long as somebody refers to it, whatever
-was confirmed, trimmed or closed meanwhile.
-
-Threads: see ChangeCapture. The catalog side has one session, which is used by one call at a time; ``close`` cancels
-what runs on it. The stream side has the reader. Neither waits for the other.
+When a change set is cut: ``ChangeSetBuilder.due``. A transaction of any size passes, decoded piece by piece. Threads:
+see ChangeCapture. The catalog side has one session, which one call at a time uses and ``close`` cancels; the stream
+side has the reader. Neither waits for the other.
 """
 
 from __future__ import annotations
@@ -19,13 +15,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic
 
 from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
 from lakefeed.capture.builder import ChangeSetBuilder, Limits
 from lakefeed.capture.dialect import Dialect, Refusal, Session
-from lakefeed.capture.log import Check, Decoder, P, Piece, ResumePoint, SchemaFacts
+from lakefeed.capture.log import Check, Decoder, LogReader, P, Piece, ResumePoint, SchemaFacts
 from lakefeed.capture.select import is_literal, is_wanted, match_tables
 from lakefeed.capture.snapshot import TableChunk, plan_chunks
 from lakefeed.change.change_set import ChangeSet
@@ -60,6 +58,8 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         self.capabilities = capabilities
         self._position = position
         self._patterns = tuple(tables)
+        self._match = partial(match_tables, default_schema=dialect.default_schema, folds_case=dialect.folds_case)
+        self._is_wanted = partial(is_wanted, default_schema=dialect.default_schema, folds_case=dialect.folds_case)
         self._dialect = dialect
         self._resume = resume
         self._decoder = decoder
@@ -90,10 +90,8 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
     def close(self) -> None:
         with self._lock:
             session, self._session = self._session, None
-            stream, self._stream = self._stream, None
         try:
-            if stream is not None:
-                stream.close()
+            self._end_stream()
         finally:
             if session is not None:
                 session.cancel()
@@ -128,12 +126,10 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
 
     def discover(self) -> tuple[TableSchema, ...]:
         with self._catalog() as session:
-            return self._facts.discover(session, self.choose(self._facts.tables(session)))
+            return self._facts.discover(session, self.choose)
 
     def wants(self, table: TableId) -> bool:
-        return is_wanted(
-            self._patterns, table, default_schema=self._dialect.default_schema, folds_case=self._dialect.folds_case
-        )
+        return self._is_wanted(self._patterns, table)
 
     def choose(self, there: Mapping[TableId, Refusal | None]) -> tuple[TableId, ...]:
         """The tables of a catalog that the patterns match, without those that are refused.
@@ -141,16 +137,15 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         ConfigError for one that is named and cannot be captured, unless it was captured before: that one is reported as
         blocked, and must not stop the others. One that a pattern matches is left out, with a warning, once.
         """
-        folds, schema = self._dialect.folds_case, self._dialect.default_schema
         refused = {table: refusal for table, refusal in there.items() if refusal is not None}
-        for pattern in filter(is_literal, self._patterns):
-            for table, refusal in refused.items():
-                is_named = is_wanted([pattern], table, default_schema=schema, folds_case=folds)
-                if is_named and table not in self._seen and not self._facts.is_captured(table):
+        for table, refusal in refused.items():
+            if table in self._seen or self._facts.is_captured(table):
+                continue
+            for pattern in filter(is_literal, self._patterns):
+                if self._is_wanted([pattern], table):
                     raise ConfigError(f"'{pattern}' cannot be captured: {refusal.reason}", remedy=refusal.remedy)
-        for_good = {table for table, refusal in refused.items() if not refusal.remedy}
-        usable = there.keys() - for_good
-        found = match_tables(self._patterns, usable, default_schema=schema, folds_case=folds, seen=self._seen)
+        usable = [table for table, refusal in there.items() if refusal is None or refusal.remedy]
+        found = self._match(self._patterns, usable, seen=self._seen)
         self._seen |= set(found) - refused.keys()
         for table in found:
             if table in refused and self._left_out.get(table) != refused[table]:
@@ -198,30 +193,37 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
             )
         stream = self._stream
         if stream is None or stream.builder.position != start:
-            if stream is not None:
-                self._stream = None  # whatever fails below, nobody reads on from a stream that is closed
-                stream.close()
+            self._end_stream()  # whatever fails below, nobody reads on from it
             self._resume.require(start)
             self._facts.rewind(start)
-            stream = _Stream(self._resume, self._decoder(), self._facts, start, self._limits)
-            with self._lock:
-                is_open, self._stream = self._session is not None, stream
-            if not is_open:  # closed meanwhile, by another thread
-                stream.close()
+            stream = self._begin(start)
         return self._change_sets(stream, wait_seconds)
+
+    def _begin(self, start: P) -> _Stream[P, Piece]:
+        decoder, builder = self._decoder(), ChangeSetBuilder(start, self._limits)
+        stream = _Stream(self._resume.start(start), decoder, builder, self._facts, self._resume.ahead_bytes)
+        with self._lock:
+            is_open, self._stream = self._session is not None, stream
+        if not is_open:  # closed meanwhile, by another thread
+            stream.close()
+        return stream
 
     def _change_sets(self, stream: _Stream[P, Piece], wait_seconds: float) -> Iterator[ChangeSet]:
         try:
-            while (change_set := stream.next(wait_seconds)) is not None:
+            while True:
+                if stream.builder.is_empty and self._facts.begins_again():
+                    stream.close()
+                    stream = self._begin(stream.builder.position)
+                if (change_set := stream.next(wait_seconds)) is None:
+                    return
                 if stream.builder.is_empty:
                     self._facts.delivered(stream.builder.position)
                 yield change_set
         except GeneratorExit:
             raise
         except BaseException:
-            with self._lock:  # the next call of ``live`` starts again
-                self._stream = None if self._stream is stream else self._stream
-            stream.close()
+            if self._stream is stream:  # else it is closed already
+                self._end_stream()
             raise
 
     def confirm(self, position: Position) -> None:
@@ -243,23 +245,26 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
 
     def uninstall(self) -> tuple[str, ...]:
         with self._catalog():
-            with self._lock:
-                stream, self._stream = self._stream, None
-            if stream is not None:
-                stream.close()
+            self._end_stream()
             return self._resume.drop()
 
-    def _require_open(self) -> None:
-        if self._session is None:
+    def _end_stream(self) -> None:
+        """The next call of ``live`` starts another one."""
+        with self._lock:
+            stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+    def _require_open(self) -> Session:
+        session = self._session
+        if session is None:
             raise StateError("the capture is not open", remedy="Call open first.")
+        return session
 
     @contextmanager
     def _catalog(self) -> Iterator[Session]:
         with self._catalog_lock:
-            session = self._session
-            if session is None:
-                raise StateError("the capture is not open", remedy="Call open first.")
-            yield session
+            yield self._require_open()
 
     def _own(self, position: Position) -> P:
         if not isinstance(position, self._position):
@@ -267,46 +272,41 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         return position
 
 
+@dataclass(slots=True)
 class _Stream(Generic[P, Piece]):
     """One reader with its decoder and builder. ``close`` may come from any thread."""
 
-    def __init__(
-        self,
-        resume: ResumePoint[P, Piece],
-        decoder: Decoder[P, Piece],
-        facts: SchemaFacts[P],
-        start: P,
-        limits: Limits,
-    ) -> None:
-        self.reader = resume.start(start)
-        self.builder = ChangeSetBuilder(start, limits)
-        self._resume = resume
-        self._decoder = decoder
-        self._facts = facts
-        self._closed = threading.Event()
+    reader: LogReader[P, Piece]
+    decoder: Decoder[P, Piece]
+    builder: ChangeSetBuilder[P]
+    facts: SchemaFacts[P]
+    ahead_bytes: Callable[[P, P], int]
+    closed: threading.Event = field(default_factory=threading.Event)
 
     def close(self) -> None:
-        self._closed.set()
+        self.closed.set()
         self.reader.close()
 
     def next(self, wait_seconds: float) -> ChangeSet | None:
         """What comes next, a heartbeat if nothing does in time, None once the stream is closed."""
         builder, until = self.builder, time.monotonic() + wait_seconds
-        while not self._closed.is_set():
+        while not self.closed.is_set():
             wait = 0.0
             if wait_seconds > 0:
                 is_waiting = builder.is_empty and not builder.in_transaction
                 wait = max(until - time.monotonic(), 0.001) if is_waiting else _MORE_SECONDS
             piece = self.reader.read(wait)
             if piece is not None:
-                builder.add(self._decoder.decode(piece))
-            for announced in self._facts.due(builder.reached):
+                builder.add(self.decoder.decode(piece))
+            for announced in self.facts.due(builder.reached):
                 builder.announce(announced)
-            if builder.is_ready(more=piece is not None):
-                return builder.cut()
             # A log that never pauses may have nothing for the lake: changes of a blocked table, say.
-            ahead_bytes = self._resume.ahead_bytes(builder.position, builder.reached)
             is_over = piece is None or (wait_seconds > 0 and builder.is_empty)
-            if (is_over and time.monotonic() >= until) or builder.is_idle_too_long(ahead_bytes):
-                return builder.heartbeat(ahead_bytes)
+            change_set = builder.due(
+                more=piece is not None,
+                is_over=is_over and time.monotonic() >= until,
+                ahead_bytes=self.ahead_bytes(builder.position, builder.reached),
+            )
+            if change_set is not None:
+                return change_set
         return None

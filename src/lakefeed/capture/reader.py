@@ -10,14 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import TypeVar
 
-from lakefeed.capture.log import LogReader
-from lakefeed.change.position import Position
+from lakefeed.capture.log import LogReader, P, Piece
 from lakefeed.errors import LakefeedError, SourceUnavailableError
-
-At = TypeVar("At", bound=Position)
-Piece = TypeVar("Piece")
 
 ROOM_BYTES = 64 << 20
 SILENCE_SECONDS = 30.0
@@ -27,20 +22,18 @@ _FULL_SECONDS = 0.1
 _BURST_SECONDS = 0.25
 
 
-class BackgroundReader(LogReader[At, Piece]):
-    """A LogReader over another one, which it owns from here on. ``read`` and ``take`` belong to one thread at a time;
-    ``close`` may be called from any and returns within CLOSE_SECONDS, whatever hangs.
+class BackgroundReader(LogReader[P, Piece]):
+    """A LogReader over another one, which it owns from here on. ``read`` belongs to one thread at a time; ``close`` may
+    be called from any and returns within CLOSE_SECONDS, whatever hangs.
 
     The reader below must return within about a second. One that does not know yet whether the log has more, when it is
-    read without a wait, returns a piece of no size.
-
-    ``silence_seconds``: None for a log that answers every read by itself (a file, a table).
+    read without a wait, returns a piece of no size. A log that answers by itself (a file) has no ``silence_seconds``.
     """
 
     def __init__(
         self,
         name: str,
-        reader: LogReader[At, Piece],
+        reader: LogReader[P, Piece],
         *,
         room_bytes: int = ROOM_BYTES,
         silence_seconds: float | None = SILENCE_SECONDS,
@@ -57,50 +50,46 @@ class BackgroundReader(LogReader[At, Piece]):
         self._error: LakefeedError | None = None
         self._stopping = False
         self._asked = self._answered = 0  # reads that must say whether there is more
-        self.is_drained = False
-        """The last ``take(0)`` has everything that was in the log when it was called."""
+        self._is_drained = False  # what was taken is everything that was in the log when it was asked for
         self._thread = threading.Thread(target=self._work, name=f"lakefeed-{name}", daemon=True)
         self._thread.start()
 
     def read(self, wait_seconds: float) -> Piece | None:
-        """See ``LogReader.read``."""
-        if not self._taken:
-            if self.is_drained and wait_seconds <= 0:
-                self.is_drained = False
-                return None
-            self._taken.extend(self.take(wait_seconds))
-            if not self._taken:
-                self.is_drained = False  # this None says it; the next read without a wait asks again
-        return self._taken.popleft() if self._taken else None
+        """See ``LogReader.read``. What came before an error is handed out before the error is raised.
 
-    def take(self, wait_seconds: float) -> list[Piece]:
-        """The pieces that have come, in order; none if nothing does within ``wait_seconds``. What came before an
-        error is handed out before the error is raised. With ``wait_seconds`` 0 it waits for as long as it takes to
-        know: either pieces with something in them (``size``) have come, or ``is_drained`` is set."""
+        Without a wait it waits until it knows: pieces with something in them (``size``) have come, or the reader below
+        has said that there is no more.
+        """
+        must_know = wait_seconds <= 0
+        if self._taken:
+            return self._taken.popleft()
+        if self._is_drained and must_know:
+            self._is_drained = False  # this None says it; the next read without a wait asks again
+            return None
         with self._changed:
-            if wait_seconds <= 0:
+            if must_know:
                 self._asked += 1
                 self._reader.wake()
             least_wait = _BURST_SECONDS if self._reader.in_burst else 0.0
             asked, until = self._asked, time.monotonic() + max(wait_seconds, least_wait)
-            self.is_drained = False
+            self._is_drained = False
             while self._error is None and not self._stopping:
-                left = until - time.monotonic() if wait_seconds > 0 else _READ_SECONDS
-                if left <= 0 or self._unread_bytes or (wait_seconds > 0 and self._pieces):
+                left = _READ_SECONDS if must_know else until - time.monotonic()
+                if left <= 0 or self._unread_bytes or (self._pieces and not must_know):
                     break
-                if wait_seconds <= 0 and self._answered >= asked:
-                    self.is_drained = True
+                if must_know and self._answered >= asked:
+                    self._is_drained = bool(self._pieces)  # of no size: the next read says that there is no more
                     break
                 self._changed.wait(min(left, _READ_SECONDS))
                 self._check_silence()  # also where the thread hangs in a call
             if not self._pieces and self._error is not None:
                 raise self._error
-            pieces, self._pieces, self._unread_bytes = self._pieces, [], 0
+            self._taken.extend(self._pieces)
+            self._pieces, self._unread_bytes = [], 0
             self._changed.notify_all()
-            return pieces
+        return self._taken.popleft() if self._taken else None
 
-    def confirm(self, position: At) -> None:
-        """Tell the server in-band, soon."""
+    def confirm(self, position: P) -> None:
         self._reader.confirm(position)
 
     def close(self) -> None:
@@ -113,6 +102,7 @@ class BackgroundReader(LogReader[At, Piece]):
         self._reader.close()
 
     def _work(self) -> None:
+        error: LakefeedError
         try:
             while not self._stopping:
                 if self._unread_bytes >= self._room_bytes:
@@ -125,21 +115,24 @@ class BackgroundReader(LogReader[At, Piece]):
                 piece = self._reader.read(0.0 if asked > self._answered else _READ_SECONDS)
                 with self._changed:
                     if piece is not None:
-                        self._heard_at = time.monotonic()
                         self._pieces.append(piece)
                         self._unread_bytes += self._reader.size(piece)
-                        self._changed.notify_all()
                     elif asked > self._answered:
-                        self._heard_at, self._answered = time.monotonic(), asked
-                        self._changed.notify_all()
+                        self._answered = asked
                     else:
                         self._check_silence()
-        except LakefeedError as error:
-            self._fail(error)
-        except BaseException as error:  # noqa: BLE001  # handed to the consumer, who would wait without an end otherwise
-            failed = SourceUnavailableError(f"{self._name}: reading the log failed: {error!r}")
-            failed.__cause__ = error
-            self._fail(failed)
+                        continue
+                    self._heard_at = time.monotonic()
+                    self._changed.notify_all()
+            return
+        except LakefeedError as known:
+            error = known
+        except BaseException as unknown:  # noqa: BLE001  # handed to the consumer, who would wait without an end otherwise
+            error = SourceUnavailableError(f"{self._name}: reading the log failed: {unknown!r}")
+            error.__cause__ = unknown
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
 
     def _check_silence(self) -> None:
         """Under the condition's lock."""
@@ -150,9 +143,4 @@ class BackgroundReader(LogReader[At, Piece]):
                 remedy="Lakefeed connects again by itself. If this stays, check the server and what is in between.",
             )
             self._stopping = True
-            self._changed.notify_all()
-
-    def _fail(self, error: LakefeedError) -> None:
-        with self._changed:
-            self._error = self._error or error
             self._changed.notify_all()

@@ -1,11 +1,8 @@
 """The one registry of sources. A new source adds a line to SOURCES, and no file of ``app/`` changes.
 
-    section = source_config("postgres")     # the class; what it imports beyond pydantic it imports when it is used
-    section.template                        # what `lakefeed init --source postgres` writes
-    section(**yaml).source()                # what a pipeline binds
-
-Whatever an entry names is a ``SourceConfig`` (``capture.poll.config``): the section ``source`` of a configuration file,
-with the template, the Source, the Dialect, further checks and the verify reader of that kind of database.
+An entry names a ``SourceConfig`` (``capture.poll.config``): the section ``source`` of a configuration file, with the
+template of ``lakefeed init``, the Source that a pipeline binds, the Dialect, further checks and the verify reader of
+that kind of database. What it imports beyond pydantic it imports when it is used.
 """
 
 from __future__ import annotations
@@ -39,11 +36,8 @@ def source_config(kind: str) -> type[SourceConfig]:
 
 
 class VerifyReader(Protocol):
-    """One table of a source, for ``lakefeed verify``: values as the driver gives them, not as the capture decodes them.
-
-    The capture's decoder would make the same mistake on both sides of the comparison. So a verify reader takes names
-    and keys from the kit's Session, and reads values by plain SQL and the driver's own conversions.
-    """
+    """One table of a source, for ``lakefeed verify``: values as the driver gives them, by plain SQL. The decoder of the
+    capture would make the same mistake on both sides; only names and keys come from the kit's Session."""
 
     def columns(self) -> Sequence[str]:
         """Its columns, as the source's schema has them. SourceSetupError if there is no such table."""

@@ -10,34 +10,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple
 
-from lakefeed.capture.log import Announced, SchemaFacts
+from lakefeed.capture.log import Announced, P, SchemaFacts
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
-from lakefeed.change.position import Position
 from lakefeed.change.schema_change import AddColumn, diff
 from lakefeed.change.table import TableId, TableSchema
-
-P = TypeVar("P", bound=Position)
-
-CREATED_AGAIN = "the table was dropped and created again"
-
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """What a table was last delivered as. ``life`` is another one after DROP and CREATE (an oid, a table id)."""
-
-    life: int
-    schema: TableSchema
 
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """A table as the log or the catalog states it now.
+    """A table as the log or the catalog states it, or as it was last delivered.
 
-    ``refusal``: why it cannot be captured any more, and the statement that repairs it. ``stale_reason``: why any row
-    that was delivered before may hold something else now. ``not_known``: of columns, by id, why nobody can tell without
-    reading them what existing rows hold there; a column that is not named has its default, or NULL.
+    ``life`` is another one after DROP and CREATE (an oid, a table id). Of what is stated now, ``refusal`` is why it
+    cannot be captured any more, with the statement that repairs it; ``stale_reason`` why any row that was delivered
+    before may hold something else now; ``not_known``, by column id, why nobody can tell without reading them what
+    existing rows hold in a column: one that is not named has its default there, or NULL; ``altered``, of columns that
+    were delivered before, why existing rows may hold other values there now. A schema without a fingerprint has the one
+    that was known before.
     """
 
     life: int
@@ -45,10 +35,10 @@ class Stated:
     refusal: tuple[str, str] | None = None
     stale_reason: str | None = None
     not_known: Mapping[str, str] = field(default_factory=dict)
+    altered: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Due(Generic[P]):
+class _Due(NamedTuple, Generic[P]):
     """``reported``: where the change set ended that had the notice; None if it was not handed out yet."""
 
     at: P
@@ -56,10 +46,9 @@ class _Due(Generic[P]):
     reported: P | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Observed(Generic[P]):
+class _Observed(NamedTuple, Generic[P]):
     at: P
-    before: Delivered
+    before: Stated
     stated: Stated
 
 
@@ -68,20 +57,24 @@ class DeliveredSchemas(SchemaFacts[P]):
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._known: dict[TableId, Delivered] = {}
-        self._settled: dict[TableId, Delivered] = {}
+        self._known: dict[TableId, Stated] = {}
+        self._settled: dict[TableId, Stated] = {}
         self._due: dict[TableId, _Due[P]] = {}
         self._reported: dict[TableId, _Due[P]] = {}
         self._observed: dict[TableId, _Observed[P]] = {}
 
-    def known(self, table: TableId) -> Delivered | None:
+    def known(self, table: TableId) -> Stated | None:
         return self._known.get(table)
 
     def learn(self, table: TableId, life: int, schema: TableSchema) -> None:
-        """A table as it is when it is prepared or copied, or was delivered by an earlier process: what is stated next
-        is compared with this."""
+        """What is stated next is compared with this: as it is copied now, or was delivered by an earlier process."""
         with self._lock:
-            self._known[table] = self._settled[table] = Delivered(life, schema)
+            self._known[table] = self._settled[table] = Stated(life, schema)
+
+    def deliver(self, life: int, schema: TableSchema) -> None:
+        """The stream delivers a table with this schema from now on."""
+        with self._lock:
+            self._known[schema.table] = Stated(life, schema)
 
     def begin(self, table: TableId) -> None:
         """It is copied from now on: nothing of before is to be reported about it."""
@@ -92,25 +85,20 @@ class DeliveredSchemas(SchemaFacts[P]):
     def change(self, stated: Stated) -> tuple[TableSchema, Announced]:
         """Take in a table as it is stated. Returns the schema to deliver it with, and what to report beside it."""
         with self._lock:
-            table = stated.schema.table
+            table, schema = stated.schema.table, stated.schema
             before = self._known.get(table)
-            renamed: list[TableId] = []
+            notices: list[TableNotice] = []
             if before is None or before.life != stated.life:
-                renamed = [name for name, one in self._known.items() if one.life == stated.life]
-            for name in renamed:
-                del self._known[name]
-            dropped: tuple[TableNotice, ...] = tuple(map(TableDropped, renamed))
-            if before is None:
-                self._known[table] = Delivered(stated.life, stated.schema)
-                return stated.schema, Announced(notices=dropped)
-            schema = _with_known_defaults(before.schema, stated.schema)
-            self._known[table] = Delivered(stated.life, schema)
-            if before.life != stated.life:
-                return schema, Announced((schema,), (*dropped, RecopyNeeded(table, CREATED_AGAIN)))
-            if before.schema.same_shape(schema) and stated.refusal is None:
-                return schema, Announced(notices=dropped)
-            notice = _judge(before.schema, schema, stated)
-            return schema, Announced((schema,), (*dropped, *((notice,) if notice is not None else ())))
+                for name in [name for name, one in self._known.items() if one.life == stated.life]:
+                    del self._known[name]  # it was renamed
+                    notices.append(TableDropped(name))
+            if before is not None:
+                schema = _with_known_defaults(before.schema, schema)
+            self._known[table] = Stated(stated.life, schema)
+            if before is None or not _differs(before, stated):
+                return schema, Announced(notices=tuple(notices))
+            notice = _judge(before, schema, stated)
+            return schema, Announced((schema,), (*notices, *([notice] if notice is not None else [])))
 
     def later(self, at: P, notice: TableDropped | RecopyNeeded) -> None:
         """Report ``notice`` once the stream has reached ``at``."""
@@ -127,10 +115,7 @@ class DeliveredSchemas(SchemaFacts[P]):
             for one in stated:
                 table = one.schema.table
                 before = self._known.get(table)
-                if before is None or table in self._due:
-                    continue
-                same_life = one.refusal is None and before.life == one.life
-                if same_life and before.schema.same_shape(_with_known_defaults(before.schema, one.schema)):
+                if before is None or table in self._due or not _differs(before, one):
                     continue
                 old = earlier.get(table)
                 if old is None or (old.before, old.stated) != (before, one):
@@ -148,7 +133,7 @@ class DeliveredSchemas(SchemaFacts[P]):
         with self._lock:
             for table, due in list(self._due.items()):
                 if reached >= due.at:
-                    self._reported[table] = replace(self._due.pop(table), reported=None)
+                    self._reported[table] = self._due.pop(table)._replace(reported=None)
                     if isinstance(due.notice, TableDropped):
                         self._known.pop(table, None)
                     found.append(Announced(notices=(due.notice,)))
@@ -165,22 +150,17 @@ class DeliveredSchemas(SchemaFacts[P]):
     def delivered(self, position: P) -> None:
         with self._lock:
             self._settled = dict(self._known)
-            self._reported = {
-                table: replace(one, reported=one.reported or position) for table, one in self._reported.items()
-            }
+            for table, one in self._reported.items():
+                self._reported[table] = one._replace(reported=one.reported or position)
 
     def rewind(self, position: P) -> None:
-        """What was not handed out before must be reported again.
-
-        Also what was handed out at ``position`` itself: a change set of notices alone moves no position, so that nobody
-        can tell whether it became durable.
-        """
+        """What was not handed out before ``position`` is due again. Also what was handed out at ``position`` itself: a
+        change set of notices alone moves no position, so that nobody can tell whether it became durable."""
         with self._lock:
             self._known = dict(self._settled)
-            again = {
-                table: one for table, one in self._reported.items() if one.reported is None or one.reported >= position
-            }
-            self._due, self._reported = {**again, **self._due}, {}
+            reported, self._reported = self._reported.items(), {}
+            again = {table: one for table, one in reported if one.reported is None or one.reported >= position}
+            self._due = again | self._due
 
 
 def _with_known_defaults(before: TableSchema, after: TableSchema) -> TableSchema:
@@ -188,22 +168,29 @@ def _with_known_defaults(before: TableSchema, after: TableSchema) -> TableSchema
     settled when it was added; a catalog forgets it when the table is rewritten."""
     was = {column.id: column.default for column in before.columns}
     columns = tuple(replace(one, default=was[one.id]) if one.id in was else one for one in after.columns)
-    return replace(after, columns=columns)
+    return replace(after, columns=columns, fingerprint=after.fingerprint or before.fingerprint)
 
 
-def _judge(before: TableSchema, after: TableSchema, stated: Stated) -> RecopyNeeded | TableBlocked | None:
-    """What has to be reported beside the new schema; None if the lake can follow it as it is."""
+def _differs(before: Stated, now: Stated) -> bool:
+    if now.refusal is not None or now.life != before.life:
+        return True
+    return not before.schema.same_shape(_with_known_defaults(before.schema, now.schema))
+
+
+def _judge(delivered: Stated, after: TableSchema, stated: Stated) -> RecopyNeeded | TableBlocked | None:
+    """What has to be reported beside the new schema ``after``; None if the lake can follow it as it is."""
+    before = delivered.schema
+    if delivered.life != stated.life:
+        return RecopyNeeded(after.table, "the table was dropped and created again")
     if stated.refusal is not None:
         return TableBlocked(after.table, *stated.refusal)
     reasons: list[tuple[str, str | None]] = []  # and in which column; None for the key
     was = {column.id: column for column in before.columns}
-    renamed = {column.name: was[column.id].name for column in after.columns if column.id in was}
+    kept = [(was[column.id], column) for column in after.columns if column.id in was]
+    renamed = {column.name: old.name for old, column in kept}
     if tuple(renamed.get(name) for name in after.key) != before.key:
         reasons.append((f"its key changed from ({', '.join(before.key)}) to ({', '.join(after.key)})", None))
-    for column in after.columns:
-        old = was.get(column.id)
-        if old is None:
-            continue
+    for old, column in kept:
         # Existing values may print otherwise now. A longer varchar does not rewrite anything.
         bases = {text.partition("(")[0] for text in (old.source_type, column.source_type)}
         if old.type != column.type or len(bases) > 1:
@@ -211,8 +198,11 @@ def _judge(before: TableSchema, after: TableSchema, stated: Stated) -> RecopyNee
             if old.source_type == column.source_type:
                 reason = f"source.text_columns says otherwise than before about {column.name}"
             reasons.append((reason, column.name))
+        elif (altered := stated.altered.get(column.id or "")) is not None:
+            reasons.append((altered, column.name))
     added = [change.column for change in diff(before, after) if isinstance(change, AddColumn)]
-    unread = [(stated.not_known.get(one.id or ""), one.name) for one in added if one.default is None]
+    unknown = {**stated.altered, **stated.not_known}
+    unread = [(unknown.get(one.id or ""), one.name) for one in added if one.default is None]
     reasons += [(reason, name) for reason, name in unread if reason is not None]
     if stated.stale_reason is not None:  # any row may differ
         return RecopyNeeded(after.table, reasons[0][0] if reasons else stated.stale_reason)

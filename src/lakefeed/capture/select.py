@@ -1,10 +1,8 @@
 """Table patterns: which tables a pipeline captures. The one place where names are matched.
 
-Rules, for every source:
 - A pattern is a glob (``*``, ``?``, ``[abc]``) over ``schema.table``. Without a dot it means a table of the source's
   default schema; ``orders`` and ``main.orders`` are the same for SQLite.
-- Case folds exactly where the database folds it. SQLite and MySQL on a folding file system compare table names without
-  case, so ``folds_case=True`` there; PostgreSQL stores names as they are, so there ``Orders`` is not ``orders``.
+- Case folds exactly where the database folds it: in SQLite, in MySQL on a folding file system, not in PostgreSQL.
 - Order and repetition do not matter; a table that two patterns match is taken once.
 - A pattern that matches nothing is an error: a list that matches nothing looks like an idle database.
 """
@@ -29,18 +27,18 @@ def match_tables(
     folds_case: bool,
     seen: Iterable[TableId] = (),
 ) -> tuple[TableId, ...]:
-    """The tables that at least one pattern matches, sorted. ConfigError for a pattern that matches none.
-
-    ``seen`` are tables that were there before: a pattern that matches one of them is right, and the table was dropped,
-    which is that table's matter alone.
-    """
-    there = sorted(tables)
-    found: set[TableId] = set()
+    """The tables that at least one pattern matches, sorted. ConfigError for a pattern that matches none, and none that
+    was ``seen`` before: one of those was dropped, which is that table's matter alone."""
+    there, found = sorted(tables), set[TableId]()
     for pattern in patterns:
         matcher = _matcher(pattern, default_schema, folds_case)
         matched = [table for table in there if matcher.match(str(table))]
         if not matched and not any(matcher.match(str(table)) for table in seen):
-            raise ConfigError(f"the table pattern '{pattern}' matches no table; {_choices(there)}")
+            choices = "there are no tables that can be captured"
+            if there:
+                more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
+                choices = f"there are {', '.join(map(str, there[:_SHOWN]))}{more}"
+            raise ConfigError(f"the table pattern '{pattern}' matches no table; {choices}")
         found.update(matched)
     return tuple(sorted(found))
 
@@ -58,10 +56,3 @@ def is_literal(pattern: str) -> bool:
 def _matcher(pattern: str, default_schema: str, folds_case: bool) -> re.Pattern[str]:
     text = pattern if "." in pattern else f"{default_schema}.{pattern}"
     return re.compile(translate(text), re.IGNORECASE if folds_case else 0)
-
-
-def _choices(there: Sequence[TableId]) -> str:
-    if not there:
-        return "there are no tables that can be captured"
-    more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
-    return f"there are {', '.join(map(str, there[:_SHOWN]))}{more}"

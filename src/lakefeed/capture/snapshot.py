@@ -1,9 +1,7 @@
 """The snapshot of one table, for every database that has a Dialect: key ranges that any process can read on its own.
 
-Contract:
-- Together, the chunks of a plan cover every key that exists or will exist, without overlap.
-- Ranges are over the key, in the order of the key's own operators, and not over physical places: a row that moves
-  would be in two chunks that are read at different times, or in none.
+- Together, the chunks of a plan cover every key that exists or will exist, without overlap: over the key, in the order
+  of its own operators. A row that moves would be in two physical ranges that are read at different times, or in none.
 - A chunk is read in one consistent read. ``low`` and ``high`` say which commits that has, where the database has a log.
 - A NULL in the key, a value that its column cannot hold, and a table that changed since the plan stop this one table
   (TableStoppedError). The flow then plans its copy again.
@@ -15,24 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
-from lakefeed.capture.dialect import (
-    PLAIN,
-    Bracket,
-    Cuts,
-    DescribedTable,
-    Dialect,
-    Key,
-    Ordering,
-    Query,
-    Session,
-    TableChangedError,
-    key_rows,
-)
+from lakefeed.capture.dialect import PLAIN, DescribedTable, Dialect, Key, Query, Session, TableChangedError, key_rows
 from lakefeed.capture.fit import MisfitError
 from lakefeed.change.position import Position
 from lakefeed.change.table import Column, TableId, TableSchema
@@ -41,6 +26,8 @@ from lakefeed.errors import DecodeError, Retry, SourceError, StateError, TableSt
 
 NUMBER = pa.schema([pa.field("n", pa.int64())])
 """Of queries that count."""
+_REMEDY = "Run `lakefeed sync` again: it plans the copy of this table again."
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +54,6 @@ class TableChunk:
     def table(self) -> TableId:
         return self.schema.table
 
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """What is read, with the types that it is delivered in."""
-        own = self.schema.names
-        return tuple(
-            self.schema.column(name) if name in own else self.source.schema.column(name) for name in self.names or own
-        )
-
     def open(self) -> TableChunkReader:
         return TableChunkReader(self)
 
@@ -83,8 +62,8 @@ class TableChunk:
         return {
             "source": self.source.to_json(),
             "schema": self.schema.to_json(),
-            "low": None if self.low is None else [tag_value(value) for value in self.low],
-            "high": None if self.high is None else [tag_value(value) for value in self.high],
+            "low": self.low and [tag_value(value) for value in self.low],
+            "high": self.high and [tag_value(value) for value in self.high],
             "names": list(self.names),
             "where": list(self.where),
             "exact": sorted(self.exact),
@@ -95,29 +74,25 @@ class TableChunk:
     def from_json(cls, dialect: Dialect, data: Mapping[str, Any]) -> Self:
         """DecodeError for a plan that another version of Lakefeed made: the flow then plans the table again."""
         try:
-            low, high = (
-                None if data[name] is None else tuple(untag_value(value) for value in data[name])
-                for name in ("low", "high")
-            )
+            low, high = (data[end] and tuple(untag_value(value) for value in data[end]) for end in ("low", "high"))
             source, schema = DescribedTable.from_json(data["source"]), TableSchema.from_json(data["schema"])
             names, where, exact = tuple(data["names"]), tuple(data["where"]), frozenset(data["exact"])
             return cls(dialect, source, schema, low, high, names, where, exact, data["origin"])
         except (KeyError, TypeError, ValueError) as error:
-            raise DecodeError(
-                f"the plan of a copy cannot be read ({type(error).__name__}: {error})",
-                remedy="Run `lakefeed sync` again: it plans the copy of this table again.",
-            ) from error
+            problem = f"the plan of a copy cannot be read ({type(error).__name__}: {error})"
+            raise DecodeError(problem, remedy=_REMEDY) from error
 
     def query(self) -> Query:
         """The rows of the chunk; of a table without columns, their number."""
         query = Query(exact=self.exact, source=self.source, ends_read=True)
-        key, orderings = _key(self)
+        key = [sql_name(self.dialect, self.source, name) for name in self.schema.key]
+        orderings = [self.source.orderings.get(name, PLAIN) for name in self.schema.key]
         conditions = [f"({one})" for one in self.where]
-        if self.low is not None:
-            conditions.append(self.dialect.after(key, _bound(self, self.low, query), orderings))
-        if self.high is not None:
-            conditions.append(self.dialect.up_to(key, _bound(self, self.high, query), orderings))
-        listed = select_list(self.dialect, self.source, [column.name for column in self.columns])
+        for compare, edge in ((self.dialect.after, self.low), (self.dialect.up_to, self.high)):
+            if edge is not None:
+                pairs = zip(_key_columns(self), edge, strict=True)
+                conditions.append(compare(key, [self.dialect.bound(*pair, query) for pair in pairs], orderings))
+        listed = select_list(self.dialect, self.source, self.names or self.schema.names)
         query.sql = f"SELECT {listed or 'count(*) AS n'} {from_where(self.source, conditions)}"
         return query
 
@@ -129,7 +104,7 @@ class TableChunkReader:
         self._chunk = chunk
         self._stack = ExitStack()
         self._session: Session | None = None
-        self._bracket: Bracket | None = None
+        self._bracket: tuple[Position, Position] | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -138,31 +113,26 @@ class TableChunkReader:
             self._session, self._stack = session, stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._session = None
-        self._stack.__exit__(kind, error, trace)
+        self._stack.__exit__(*error)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        if self._session is None:
-            raise StateError("a chunk is read inside its with block", remedy="Enter the reader first.")
-        chunk = self._chunk
-        columns = [chunk.schema.arrow.field(c.name) if c.name in chunk.schema.names else pa.field(c.name, c.type)
-                   for c in chunk.columns]  # fmt: skip
+        chunk, session, own = self._chunk, _entered(self._session), self._chunk.schema.arrow
+        names = chunk.names or chunk.schema.names
+        further = {column.name: pa.field(column.name, column.type) for column in chunk.source.schema.columns}
+        given = pa.schema([own.field(name) if name in own.names else further[name] for name in names])
+        read = pa.schema([pa.field(one.name, one.type) for one in given])
         try:
-            if not columns:  # a table of no columns can have rows
-                count = read_number(self._session, chunk.query())
-                rows: Any = pa.array([{}] * count, pa.struct([]))
+            if not names:  # a table of no columns can have rows
+                rows: Any = pa.array([{}] * read_number(session, chunk.query()), pa.struct([]))
                 yield pa.RecordBatch.from_struct_array(rows)
                 return
-            key = [name for name in chunk.schema.key if name in {column.name for column in columns}]
-            read = pa.schema([pa.field(column.name, column.type) for column in columns])
-            for batch in self._session.read(chunk.query(), read):
-                for name in key:
-                    if batch.column(name).null_count:
+            for batch in session.read(chunk.query(), read):
+                for name in chunk.schema.key:
+                    if name in names and batch.column(name).null_count:
                         raise self._stopped(f"there is a NULL in the key column {name}")
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(columns))
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=given)
         except MisfitError as error:
             if error.remedy is not None or error.column in chunk.exact:
                 raise error.stopped(chunk.table) from error
@@ -176,16 +146,11 @@ class TableChunkReader:
 
     @property
     def low(self) -> Position:
-        return self._read().low
+        return _entered(self._bracket)[0]
 
     @property
     def high(self) -> Position:
-        return self._read().high
-
-    def _read(self) -> Bracket:
-        if self._bracket is None:
-            raise StateError("a chunk has a bracket once it is open", remedy="Enter the reader first.")
-        return self._bracket
+        return _entered(self._bracket)[1]
 
     def _has_changed(self) -> bool:
         """Whether the catalog of now has the columns that were planned, asked on a connection of its own."""
@@ -198,8 +163,13 @@ class TableChunkReader:
 
     def _stopped(self, what: str) -> TableStoppedError:
         table = self._chunk.table
-        remedy = "Run `lakefeed sync` again: it plans the copy of this table again."
-        return TableStoppedError(f"{table}: {what} while it was copied", table=str(table), remedy=remedy)
+        return TableStoppedError(f"{table}: {what} while it was copied", table=str(table), remedy=_REMEDY)
+
+
+def _entered(kept: _T | None) -> _T:
+    if kept is None:
+        raise StateError("a chunk is read inside its with block", remedy="Enter the reader first.")
+    return kept
 
 
 def plan_chunks(session: Session, whole: TableChunk, chunk_rows: int) -> tuple[tuple[TableChunk, ...], int]:
@@ -208,54 +178,35 @@ def plan_chunks(session: Session, whole: TableChunk, chunk_rows: int) -> tuple[t
     A table without a key, and one whose keys cannot be given exactly, is one chunk. TableStoppedError if rows have NULL
     in the key: no range has them. Never writes to the source.
     """
+    key, where = whole.schema.key, [f"({one})" for one in whole.where]
+    names = [sql_name(whole.dialect, whole.source, name) for name in key]
+    columns = _key_columns(whole)
     with session.consistent():
-        _refuse_null_key(session, whole)
-        cuts = session.cuts(whole.source, whole.where, _key_columns(whole), chunk_rows)
-        if cuts is None:
-            cuts = _walked(session, whole, chunk_rows)
-    edges: list[Key | None] = [None, *cuts.keys, None]
-    return tuple(replace(whole, low=low, high=high) for low, high in pairwise(edges)), cuts.rows
-
-
-def _refuse_null_key(session: Session, whole: TableChunk) -> None:
-    key = whole.schema.key
-    if not any(whole.source.schema.column(name).nullable for name in key):
-        return
-    nulls = " OR ".join(f"{sql_name(whole.dialect, whole.source, name)} IS NULL" for name in key)
-    query = Query(
-        f"SELECT 1 AS n {from_where(whole.source, [*(f'({one})' for one in whole.where), f'({nulls})'])} LIMIT 1"
-    )
-    if any(batch.num_rows for batch in session.read(query, NUMBER)):
-        raise TableStoppedError(
-            f"{whole.table} has rows with NULL in its key ({', '.join(key)})",
-            table=str(whole.table),
-            remedy=f"DELETE {from_where(whole.source, [nulls])}; or give these rows a key; then sync again.",
-        )
-
-
-def _walked(session: Session, whole: TableChunk, chunk_rows: int) -> Cuts:
-    """Count, then go from cut to cut through the index, which is faster than to number rows."""
-    where = [f"({one})" for one in whole.where]
-    rows = read_number(session, Query(f"SELECT count(*) AS n {from_where(whole.source, where)}"))
-    if not whole.schema.key:
-        return Cuts((), rows)
-    key, orderings = _key(whole)
-    schema = pa.schema([pa.field(column.name, column.type) for column in _key_columns(whole)])
-    listed = select_list(whole.dialect, whole.source, whole.schema.key)
-    cuts: list[Key] = []
-    for _ in range((rows - 1) // chunk_rows):
-        query = Query(exact=frozenset(whole.schema.key))
-        after = [whole.dialect.after(key, _bound(whole, cuts[-1], query), orderings)] if cuts else []
-        query.sql = (
-            f"SELECT {listed} {from_where(whole.source, [*where, *after])}"
-            f" ORDER BY {', '.join(key)} LIMIT 1 OFFSET {chunk_rows - 1}"
-        )
-        try:
-            found = combined(session.read(query, schema), schema)
-        except MisfitError:
-            return Cuts((), rows)
-        cuts += key_rows(found, whole.schema.key)
-    return Cuts(tuple(cuts), rows)
+        if any(whole.source.schema.column(name).nullable for name in key):
+            nulls = " OR ".join(f"{name} IS NULL" for name in names)
+            query = Query(f"SELECT 1 AS n {from_where(whole.source, [*where, f'({nulls})'])} LIMIT 1")
+            if any(batch.num_rows for batch in session.read(query, NUMBER)):
+                raise TableStoppedError(
+                    f"{whole.table} has rows with NULL in its key ({', '.join(key)})",
+                    table=str(whole.table),
+                    remedy=f"DELETE {from_where(whole.source, [nulls])}; or give these rows a key; then sync again.",
+                )
+        edges: list[Key | None] = [None]
+        if (cuts := session.cuts(whole.source, whole.where, columns, chunk_rows)) is not None:
+            edges, rows = [None, *cuts.keys], cuts.rows
+        else:  # count, then go from cut to cut through the index, which is faster than to number rows
+            rows = read_number(session, Query(f"SELECT count(*) AS n {from_where(whole.source, where)}"))
+            schema = pa.schema([pa.field(column.name, column.type) for column in columns])
+            rest = replace(whole, names=key, exact=frozenset(key))
+            try:
+                for _ in range((rows - 1) // chunk_rows if key else 0):
+                    query = replace(rest.query(), source=None, ends_read=False)
+                    query.sql += f" ORDER BY {', '.join(names)} LIMIT 1 OFFSET {chunk_rows - 1}"
+                    edges += key_rows(combined(session.read(query, schema), schema), key)
+                    rest = replace(rest, low=edges[-1])
+            except MisfitError:
+                edges = [None]
+    return tuple(replace(whole, low=low, high=high) for low, high in pairwise([*edges, None])), rows
 
 
 def select_list(dialect: Dialect, table: DescribedTable, names: Sequence[str]) -> str:
@@ -288,13 +239,3 @@ def combined(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordB
 
 def _key_columns(chunk: TableChunk) -> list[Column]:
     return [chunk.schema.column(name) for name in chunk.schema.key]
-
-
-def _key(chunk: TableChunk) -> tuple[list[str], list[Ordering]]:
-    names = chunk.schema.key
-    sql = [sql_name(chunk.dialect, chunk.source, name) for name in names]
-    return sql, [chunk.source.orderings.get(name, PLAIN) for name in names]
-
-
-def _bound(chunk: TableChunk, key: Key, query: Query) -> list[str]:
-    return [chunk.dialect.bound(column, value, query) for column, value in zip(_key_columns(chunk), key, strict=True)]

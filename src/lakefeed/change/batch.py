@@ -8,7 +8,8 @@ Layout: the table's own columns in schema order, then Lakefeed's metadata column
   an update arrives as two rows, delete of the old one and insert of the new one. An UPDATE never appears there. A
   source that cannot tell the old row must not capture such a table, or the lake stops it.
 - A column that the source did not send (unchanged TOAST) is listed in ``_lakefeed_absent`` and its value means
-  nothing. It is never to be read as NULL.
+  nothing. It is never to be read as NULL. An insert that lists one is the second row of a changed key: the value is the
+  one that the old key had, and the delete of that key is the table's row before it, with the seq before its own.
 - A before image is a row of its own, with the operation BEFORE and a seq of its own: the row as it was, whole, directly
   before the UPDATE or DELETE that ended it, with the same key, in the same transaction. It changes nothing and is no
   change: whoever applies or counts changes passes it over. Only a source that can give it and was asked to does so.

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lakefeed.change.position import Position, order
+from lakefeed.change.position import Position
 from lakefeed.errors import CheckpointError
 
 _POSTGRES = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
@@ -41,8 +41,9 @@ class PostgresLsn(Position):
             raise CheckpointError(f"'{text}' is not a PostgreSQL LSN; it must read like 1/12345678")
         return cls(int(match[1], 16) << 32 | int(match[2], 16))
 
-    def _compare(self, other: PostgresLsn) -> int | None:
-        return order(self.value, other.value)
+    @property
+    def rank(self) -> int:
+        return self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,5 +67,6 @@ class SqlServerLsn(Position):
             raise CheckpointError(f"'{text}' is not a SQL Server LSN; it must read 0x and 20 hexadecimal digits")
         return cls(bytes.fromhex(match[1]))
 
-    def _compare(self, other: SqlServerLsn) -> int | None:
-        return order(int.from_bytes(self.value), int.from_bytes(other.value))
+    @property
+    def rank(self) -> int:
+        return int.from_bytes(self.value)

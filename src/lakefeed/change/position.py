@@ -37,14 +37,22 @@ class Position(ABC):
     def parse(cls, text: str) -> Self:
         """Inverse of ``text``. Raises CheckpointError, naming the text, for anything else."""
 
-    @abstractmethod
+    @property
+    def rank(self) -> int | None:
+        """The number by which positions of a totally ordered kind are ordered; other kinds have ``_compare``."""
+        return None
+
     def _compare(self, other: Self) -> int | None:
-        """The order within one kind."""
+        """The order within one kind that has no ranks."""
+        raise NotImplementedError(f"{type(self).__name__} has neither a rank nor an order of its own")
 
     def compare(self, other: Position) -> int | None:
         if type(self) is not type(other):
             raise TypeError(f"a {self.kind} position and a {other.kind} position have no order")
-        return self._compare(other)
+        mine, theirs = self.rank, other.rank
+        if mine is None or theirs is None:
+            return self._compare(other)
+        return (mine > theirs) - (mine < theirs)
 
     def __lt__(self, other: Position) -> bool:
         return self.compare(other) == -1
@@ -119,8 +127,9 @@ class SqliteSequence(Position):
             raise CheckpointError(f"'{text}' is not a SQLite sequence; it must read number@milliseconds")
         return cls(sequence, stamp)
 
-    def _compare(self, other: SqliteSequence) -> int | None:
-        return order(self.sequence, other.sequence)
+    @property
+    def rank(self) -> int:
+        return self.sequence
 
 
 @dataclass(frozen=True, slots=True)

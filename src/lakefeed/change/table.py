@@ -88,12 +88,15 @@ class TableSchema:
 
     ``version`` is 0 until the schema history of the journal has numbered it (1, 2, 3 … for each table). An empty
     ``key`` means that rows have no identity. The key is all or nothing: a part of it is never used as a key.
+    ``fingerprint`` belongs to the source alone: what it needs to notice, also after a restart, that rows were changed
+    without a row in its log.
     """
 
     table: TableId
     columns: tuple[Column, ...]
     key: tuple[str, ...] = ()
     version: int = 0
+    fingerprint: str = ""
 
     def __post_init__(self) -> None:
         missing = [name for name in self.key if name not in self.names]
@@ -103,6 +106,12 @@ class TableSchema:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns)
+
+    @property
+    def key_columns(self) -> tuple[Column, ...]:
+        """In the order of the key."""
+        known = {column.name: column for column in self.columns}
+        return tuple(known[name] for name in self.key)
 
     @property
     def arrow(self) -> pa.Schema:
@@ -120,7 +129,8 @@ class TableSchema:
 
     def same_shape(self, other: TableSchema) -> bool:
         """Equal in everything but the version number."""
-        return (self.table, self.columns, self.key) == (other.table, other.columns, other.key)
+        mine, theirs = (self.table, self.columns, self.key), (other.table, other.columns, other.key)
+        return mine == theirs and self.fingerprint == other.fingerprint
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -128,9 +138,11 @@ class TableSchema:
             "columns": [column.to_json() for column in self.columns],
             "key": list(self.key),
             "version": self.version,
+            **({"fingerprint": self.fingerprint} if self.fingerprint else {}),
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TableSchema:
         columns = tuple(Column.from_json(column) for column in data["columns"])
-        return cls(TableId.parse(data["table"]), columns, tuple(data["key"]), data["version"])
+        fingerprint = data.get("fingerprint", "")
+        return cls(TableId.parse(data["table"]), columns, tuple(data["key"]), data["version"], fingerprint)

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.5
 """How long the stream may wait for changes: the time that ``stop`` may take on an idle source."""
 
+_CLOSE_SECONDS = 3.0
+
 _GATHER_SECONDS, _SMALL_ROWS = 0.2, 10_000
 """After a small change set, changes are left to gather: a busy source would otherwise be cut into thousands of tiny
 files, which a merge has to open one by one."""
@@ -58,6 +60,7 @@ class CaptureSide:
         self._changes: Iterator[ChangeSet] | None = None
         self._changes_wait = 0.0
         self._confirmed: Position | None = None
+        self._closing: threading.Thread | None = None
         self._confirm_backoff = Backoff(1.0, 60.0)
         self.confirm_error: LakefeedError | None = None
         """Why the source does not accept confirmations. They are sent again; its log grows meanwhile."""
@@ -97,11 +100,19 @@ class CaptureSide:
         """What was not confirmed is delivered again after the next ``open``. May be called from any thread.
 
         An error of it is only logged: there may be one already that is tried again, and nothing is lost by this one.
+        A source that does not let itself be closed in time is left to its thread.
         """
-        try:
-            self._capture.close()
-        except Exception as error:  # noqa: BLE001  # logged
-            log.warning("the source could not be closed: %s", error)
+
+        def close() -> None:
+            try:
+                self._capture.close()
+            except Exception as error:  # noqa: BLE001  # logged
+                log.warning("the source could not be closed: %s", error)
+
+        if self._closing is None or not self._closing.is_alive():
+            self._closing = threading.Thread(target=close, name="lakefeed-close", daemon=True)
+            self._closing.start()
+            self._closing.join(_CLOSE_SECONDS)
 
     def stream(self, over: threading.Event, wait_for_room: Callable[[], None], captured: Callable[[], None]) -> None:
         """Steps 5 to 7 until ``over``. ``wait_for_room`` is called before each change set, ``captured`` after it."""
@@ -144,6 +155,7 @@ class CaptureSide:
             if end is not None and seconds > _BUSY_SECONDS and commit.end >= end:
                 break
             if not has_room() or (end is None and seconds > _ENDLESS_SECONDS and commit.rows < _SMALL_ROWS):
+                self._changes = None  # the next heartbeat would be about this call, and not about the next one
                 return captured
         # Tables that had left before the call have had their last change.
         for state in self._leaving():

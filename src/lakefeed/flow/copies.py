@@ -43,6 +43,7 @@ from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableCopy, TableFormat, TableResult
 from lakefeed.lake.engine import CONCERNS_ALL
+from lakefeed.lake.route import Clash, settled
 from lakefeed.lake.spark.error import explained
 
 log = logging.getLogger(__name__)
@@ -86,9 +87,8 @@ class TableCopies:
         self._report = report
         self._planned: set[TableId] = set()
         self._refusals: set[tuple[TableId, int]] = set()
+        self._clashes: set[Clash] = set()
         self._planning = threading.Event()
-        self.is_reading = False
-        """Rows are being copied: that ends with the chunk group, and not when the capture is closed."""
 
     @property
     def is_planning(self) -> bool:
@@ -121,7 +121,12 @@ class TableCopies:
         """
         self._end_copies()
         there = {schema.table for schema in self._capture.discover()}
-        routes = {route.table: route for table in sorted(there) for route in self._tables.routes(table)}
+        fed = {table: state.source for table, state in self._states.all().items() if state.phase is not Phase.DROPPED}
+        routes, clashes = settled((route for table in there for route in self._tables.routes(table)), fed)
+        for clash in set(clashes) - self._clashes:  # the second table is left out, with its remedy; the others go on
+            log.warning("%s. %s", clash.problem, clash.remedy)
+            self._listener.table_error(clash.second.source, clash.problem, clash.remedy)
+        self._clashes |= set(clashes)
         for route in routes.values():
             state = self._states.get(route.table)
             if state is None:
@@ -156,7 +161,6 @@ class TableCopies:
         """Steps 6 and 7 for every table that is planned. Stops after the chunk group under way."""
         results: dict[TableId, TableResult] = {}
         try:
-            self.is_reading = True
             for state in self._states.in_phase(Phase.COPYING):
                 if is_stopping():
                     break
@@ -165,8 +169,6 @@ class TableCopies:
                     self._errors.record(state.table, results[state.table])
         except _Stopped:
             log.info("copies stop here and go on at the next start")
-        finally:
-            self.is_reading = False
         self._end_copies()
         return CycleResult.of(results, self._journal.end)
 

@@ -24,8 +24,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from lakefeed.capture.base import ChangeCapture
-from lakefeed.capture.compare import Comparable
+from lakefeed.capture.base import ChangeCapture, Comparable
 from lakefeed.capture.poll.rule import FullDiff
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.durable import make_directory, replace_file
@@ -299,11 +298,15 @@ class FullDiffThread:
             )
             self._thread.start()
 
-    def stop(self) -> None:
-        """Waits for the Spark jobs under way; what is left of the comparison is done the next time."""
+    def stop(self, seconds: float | None = None) -> bool:
+        """End after the Spark jobs under way; what is left of the comparison is done the next time.
+
+        Waits for that, at most so long; returns whether it has ended.
+        """
         self._over.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(seconds)
+        return self._thread is None or not self._thread.is_alive()
 
     def _run(self, diffs: FullDiffs) -> None:
         while not self._over.wait(_CHECK_SECONDS):

@@ -14,8 +14,8 @@ from lakefeed.change.table import TableId
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.result import CycleResult
-from lakefeed.flow.retry import TableErrors
-from lakefeed.flow.table_state import Phase, TableStates
+from lakefeed.flow.retry import Backoff, TableErrors
+from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableFormat, TableResult
 from lakefeed.lake.engine import Engine, Enrolled
@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 
 TRIM_EVERY = 64
 """Change sets between two trims: trimming lists directories and writes the states, a sync should not."""
+
+
+_RECOPY_SECONDS = (5.0, 3600.0)
+"""The first and the longest pause between copies of a table that none of them helps."""
 
 
 class LakeSide:
@@ -46,9 +50,11 @@ class LakeSide:
         self._listener = listener
         self._may_trim = may_trim
         self._keep = options.journal.keep_change_sets
+        self._most_bytes = options.max_backlog_bytes
         self._engine = Engine(tables, journal, self._enrolled, parallel=options.parallel_tables)
         self._applying: frozenset[TableId] = frozenset()
         self._reported: set[tuple[TableId, int]] = set()
+        self._recopies: dict[TableId, Backoff] = {}  # a copy that does not help is not made again and again at once
         self.ended = False
         """The last sync has brought a table to its end. If its name is used again, that is a new table."""
 
@@ -57,9 +63,9 @@ class LakeSide:
         return table in self._applying
 
     @property
-    def backlog_bytes(self) -> int:
-        """The journal that not every table has yet. Any thread."""
-        return self._journal.backlog_bytes(self._complete_everywhere())
+    def is_full(self) -> bool:
+        """More of the journal than ``max_backlog_bytes`` waits for some table. Any thread."""
+        return self._journal.backlog_bytes(self._complete_everywhere()) > self._most_bytes
 
     def sync(self) -> CycleResult:
         """Apply what is new, trim what all have."""
@@ -68,12 +74,13 @@ class LakeSide:
             applied = self._applying
         finally:
             self._applying = frozenset()
-        for table in applied:
-            result = synced.tables.get(table)
+        for table in sorted(applied, key=lambda table: table not in synced.tables or not synced.tables[table].error):
+            result = synced.tables.get(table)  # those that failed come first: see ``TableErrors.is_its_own``
             if result is None:
                 self._errors.forget(table)  # it has everything, whatever its last commit answered
-            elif result.rebuild:
+            elif result.rebuild and (again := self._recopies.setdefault(table, Backoff(*_RECOPY_SECONDS))).is_over:
                 # A new life of the table, which the copies' thread plans in its next turn.
+                again.failed()
                 state = self._states.get(table)
                 if state is not None and state.phase is Phase.LIVE:
                     self._states.stage_if(state, reason=result.error or "")
@@ -81,21 +88,43 @@ class LakeSide:
                 self._listener.table_error(table, result.error or "", result.remedy or "")
             else:
                 self._errors.record(table, result)
+                if result.error is None:
+                    self._recopies.pop(table, None)
         self.ended = False
         for state in self._states.in_phase(Phase.LIVE):
             complete = self._engine.complete(state.table, state.generation)
             if state.last_change_set is not None and complete is not None and complete >= state.last_change_set:
                 log.warning("lake table %s stays as it is: %s", state.table, state.reason)
                 self.ended = self._states.update_if(state, phase=Phase.DROPPED) or self.ended
-        self.trim(at_least=TRIM_EVERY)
-        results: dict[TableId, TableResult] = {}
-        for state in self._states.in_phase(Phase.BLOCKED):  # by the source's side; each is reported once
+        self.trim(at_least=1 if self._let_go() else TRIM_EVERY)
+        results = dict(synced.tables)
+        for state in self._states.in_phase(Phase.BLOCKED):  # here or by the source's side; each is reported once
             if (state.table, state.generation) not in self._reported:
                 self._reported.add((state.table, state.generation))
                 self._listener.table_error(state.table, state.reason, state.remedy)
                 results[state.table] = TableResult(applied=0, error=state.reason, remedy=state.remedy)
-        results |= synced.tables
         return CycleResult.of(results, self._journal.end if results else None, last_seq=synced.last_seq)
+
+    def _let_go(self) -> bool:
+        """One table's trouble is that table's: if it fails and the backlog is full of its changes, it is blocked.
+
+        The journal then keeps no changes for it, capture goes on for the others, and the next start copies it again.
+        """
+        found = False
+        for state in self._states.in_phase(Phase.LIVE, Phase.COPYING):
+            if not self._errors.is_its_own(state.table):
+                continue
+            if self._journal.backlog_bytes(self._complete(state)) <= self._most_bytes:
+                continue
+            error, remedy = self._errors.all()[state.table]
+            reason = (
+                f"{error.rstrip('.')}. More than {self._most_bytes:,} bytes of changes waited for it: they are given up"
+            )
+            after = "Then start the pipeline again: it copies the table again."
+            if self._states.update_if(state, phase=Phase.BLOCKED, reason=reason, remedy=f"{remedy} {after}"):
+                self._errors.forget(state.table)
+                found = True
+        return found
 
     def trim(self, *, at_least: int = 1) -> None:
         """Forget what every table has, if that is ``at_least`` so many change sets more than retention keeps."""
@@ -142,9 +171,11 @@ class LakeSide:
         }
 
     def _complete_everywhere(self) -> int:
-        """The change set up to which every table is complete; one that is being copied starts at its base."""
-        numbers = [self._journal.head]
-        for state in self._states.in_phase(Phase.LIVE, Phase.COPYING):
-            known = self._engine.known(state.table, state.generation)
-            numbers.append(max(state.base, state.complete_at_trim, known.complete if known else 0))
-        return min(numbers)
+        """The change set up to which every table is complete."""
+        followed = self._states.in_phase(Phase.LIVE, Phase.COPYING)
+        return min([self._journal.head, *(self._complete(state) for state in followed)])
+
+    def _complete(self, state: TableState) -> int:
+        """The change set up to which a table is complete; one that is being copied starts at its base."""
+        known = self._engine.known(state.table, state.generation)
+        return max(state.base, state.complete_at_trim, known.complete if known else 0)

@@ -46,7 +46,7 @@ def maintain_tables(
 
 
 class MaintenanceThread:
-    """``maintain_tables`` every so many seconds until ``stop``, which waits for the table under way.
+    """``maintain_tables`` every so many seconds until ``stop``.
 
     In between it checks whether a table has very many files or versions: with a commit a second that is a matter of
     minutes, and every one of them makes the next commit slower.
@@ -64,10 +64,12 @@ class MaintenanceThread:
         if self._every > 0:
             self._thread.start()
 
-    def stop(self) -> None:
+    def stop(self, seconds: float | None = None) -> bool:
+        """End after the table under way. Waits for that, at most so long; returns whether it has ended."""
         self._over.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         next_whole = time.monotonic() + self._every

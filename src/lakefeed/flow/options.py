@@ -13,7 +13,8 @@ class PipelineOptions:
     """``parallel_tables``: merges at the same time. ``enrol_seconds``: how often ``run`` checks for new tables.
 
     ``max_backlog_bytes``: how much journal may wait for the lake before capture waits too, so that a lake that is
-    down for a week fills neither this disk nor memory; the source's own log then keeps what is not captured yet.
+    down for a week fills neither this disk nor memory; the source's own log then keeps what is not captured yet. A
+    single table that fails is blocked instead, and copied again at a later start.
     ``maintenance_seconds``: how often ``run`` packs small files and removes old ones; 0 for never.
     """
 

@@ -11,6 +11,7 @@ journal has and the lake has not is bounded by bytes: beyond ``max_backlog_bytes
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
@@ -20,9 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lakefeed.capture.base import Finding, Lag, Source
+from lakefeed.capture.base import Finding, Lag, Level, Source
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError, LakefeedError, LeaseError, StateError
+from lakefeed.errors import ConfigError, LakeError, LakefeedError, LeaseError, StateError
 from lakefeed.flow.full_diff import FullDiffs
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.maintenance import maintain_tables
@@ -37,9 +38,18 @@ from lakefeed.journal.lease import lease_holder
 from lakefeed.lake.base import Lake, TableResult
 from lakefeed.lake.full_diff import FullDiffResult
 from lakefeed.lake.maintenance import MaintenanceResult
+from lakefeed.lake.route import settled
+
+log = logging.getLogger(__name__)
 
 _ROUNDS = 3
 """Of copying and capturing in one sync: a table that changes faster than that is caught by the next sync."""
+
+_LAG_SECONDS = 1.5
+"""How long ``status`` waits for the source: a whole status takes two seconds at most."""
+
+_LEFT_SECONDS = 300.0
+"""How long a call waits for what the last ``run`` left behind, which mostly is a merge that took long."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
@@ -74,16 +84,35 @@ class Pipeline:
         self._work = threading.Lock()
         self._stopping = threading.Event()
         self._opened: OpenPipeline | None = None
+        self._left: list[threading.Thread] = []
+        self.hanging: tuple[str, ...] = ()
+        """What the last ``run`` left behind when it was stopped: it goes on in a daemon thread until it ends."""
 
     def check(self) -> tuple[Finding, ...]:
-        """Preflight of the source: findings, each with its remedy. Changes nothing."""
-        return self._capture.check()
+        """Preflight of the source and the routes: findings, each with its remedy. Changes nothing."""
+        findings = self._capture.check()
+        if any(finding.level is Level.ERROR for finding in findings):
+            return findings
+        opens = self._opened is None
+        try:
+            if opens:
+                self._capture.open()
+            offered = self._capture.discover()
+        finally:
+            if opens:
+                self._capture.close()
+        _, clashes = settled((route for one in offered for route in self._tables.routes(one.table)), {})
+        return *findings, *(
+            Finding(level=Level.ERROR, problem=one.problem, remedy=one.remedy, table=one.second.source)
+            for one in clashes
+        )
 
     def sync_once(self) -> CycleResult:
         """One cycle: copy what the lake does not have yet, capture, apply.
 
         Everything that was committed in the source before the call is in the lake when this returns, except for
         tables with an error in the result: those that failed now, and those that failed before and are in their pause.
+        LakeError if ``max_backlog_bytes`` wait for tables that fail, and there may be more in the source.
         Safe to call from several threads: one works, the others wait and then find nothing to do.
         """
         with self._work:
@@ -115,7 +144,10 @@ class Pipeline:
             raise StateError("the pipeline is already working", remedy="Call stop() and wait for run() to return.")
         try:
             loop = RunLoop(self._open, self._close, self._options, self._listener, self._stopping)
-            loop.run(for_seconds)
+            try:
+                loop.run(for_seconds)
+            finally:
+                self.hanging, self._left = loop.hanging, loop.left
         finally:
             self._stopping.clear()
             self._close()
@@ -124,17 +156,25 @@ class Pipeline:
     def stop(self) -> None:
         """Make ``run`` return after the step that is under way: a merge, or one group of chunks of a copy.
 
-        Nothing is lost; safe in a signal handler. If no ``run`` is under way, the next one returns at once.
+        Within ten seconds, whatever hangs: then that is left behind in its thread, and is in ``hanging``. Nothing is
+        lost; safe in a signal handler. If no ``run`` is under way, the next one returns at once.
         """
         self._stopping.set()
 
     def status(self) -> PipelineStatus:
-        """How the pipeline stands, whoever runs it. Starts no Spark and never waits for a sync."""
-        try:
-            lag = self._capture.lag()
-        except LakefeedError:
-            lag = Lag()  # unknown, which the status says: a source that cannot be asked must not break the status
-        return read_status(self.root, self._tables, lag)
+        """How the pipeline stands, whoever runs it. Starts no Spark, waits for no sync, and not long for a source."""
+        lags = [Lag()]  # unknown, which the status says: a source that cannot be asked must not break the status
+
+        def ask() -> None:
+            try:
+                lags.append(self._capture.lag())
+            except Exception as error:  # noqa: BLE001  # as above
+                log.info("the source cannot say how far behind the pipeline is: %s", error)
+
+        asking = threading.Thread(target=ask, name="lakefeed-lag", daemon=True)
+        asking.start()
+        asking.join(_LAG_SECONDS)
+        return read_status(self.root, self._tables, lags[-1])
 
     def rebuild(self, table: str, *, from_source: bool = False) -> Rebuilt:
         """Make a lake table again, as the lake now says it is to be, from the retained journal or from the source.
@@ -209,9 +249,13 @@ class Pipeline:
 
         def has_room() -> bool:
             nonlocal result
-            if opened.lake.backlog_bytes > self._options.max_backlog_bytes:
+            while opened.lake.is_full:
                 result = result.then(opened.lake.sync())
-            return opened.lake.backlog_bytes <= self._options.max_backlog_bytes
+                pause = opened.errors.verdict_seconds()
+                if pause is None:
+                    break
+                time.sleep(pause)
+            return not opened.lake.is_full
 
         for _ in range(_ROUNDS):
             opened.copies.enrol()
@@ -219,9 +263,24 @@ class Pipeline:
             captured += opened.capture.drain(has_room)
             if not opened.copies.has_staged:
                 break
-        return captured, result.then(opened.lake.sync())
+        result = result.then(opened.lake.sync())
+        if opened.lake.is_full:
+            failed = opened.errors.all()
+            first, remedy = next(iter(failed.values()), ("the lake is too slow", "Call again."))
+            raise LakeError(
+                f"capture has stopped: more than max_backlog_bytes of changes wait for {len(failed)} tables that "
+                f"cannot be written ({', '.join(map(str, sorted(failed)))}): {first}",
+                remedy=remedy,
+            )
+        return captured, result
 
     def _open(self) -> OpenPipeline:
+        """What an earlier ``run`` of this object left behind ends first: the two would meet in the lake tables."""
+        for thread in self._left:
+            thread.join(_LEFT_SECONDS)
+            if thread.is_alive():
+                text = f"{thread.name} of the last run still hangs, and cannot be ended"
+                raise StateError(text, remedy="End this process and start another one.")
         if self._opened is None:
             self._opened = OpenPipeline(self._capture, self._tables, self.root, self._options, self._listener)
         return self._opened

@@ -16,6 +16,7 @@ from lakefeed.flow.listener import Listener
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import ChunkSource, TableCopy, TableFormat, TableVersion
+from lakefeed.lake.window import first_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +82,11 @@ class Rebuild:
         self._listener.snapshot_started(table, estimate)
         schema = self._journal.schema(route.source, donor.version.schema_version)
         state = self._states.stage(route, reason="rebuilt by hand")
+        # Rows of an older state were so before the changes that are replayed on them.
+        replayed = self._journal.window(route.source, donor.number, self._journal.head)
         copy = TableCopy(
             schema=schema,
+            as_of=first_time(replayed),
             generation=state.generation,
             base=donor.number,
             position=donor.version.position,

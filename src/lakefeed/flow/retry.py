@@ -11,6 +11,8 @@ from lakefeed.flow.table_state import Phase, TableStates
 from lakefeed.lake.base import TableResult
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
+_TRIES, _ALONE_SECONDS = 3, 600.0
+"""Before a failure is the table's own: so many tries; and so long, if no other table can show that the lake works."""
 
 
 class Backoff:
@@ -25,6 +27,11 @@ class Backoff:
         """The next try may begin."""
         return time.monotonic() >= self._until
 
+    @property
+    def rest(self) -> float:
+        """Seconds until the next try may begin."""
+        return max(0.0, self._until - time.monotonic())
+
     def failed(self) -> float:
         """A try failed. Returns how long the pause is that begins now."""
         self._pause = min(self._longest, max(self._first, self._pause * 2))
@@ -38,7 +45,7 @@ class Backoff:
 class TableErrors:
     """The tables that cannot go on now, with error and remedy. Each is tried again, less and less often. Any thread.
 
-    A table is paused by itself: the others go on meanwhile.
+    A table is paused by itself: the others go on meanwhile. ``_failed``: how often in a row, and since when.
     """
 
     def __init__(self, states: TableStates, listener: Listener) -> None:
@@ -47,6 +54,8 @@ class TableErrors:
         self._lock = threading.Lock()
         self._backoffs: dict[TableId, Backoff] = {}
         self._errors: dict[TableId, tuple[str, str]] = {}
+        self._failed: dict[TableId, tuple[int, float]] = {}
+        self._worked_at = 0.0
 
     def all(self) -> dict[TableId, tuple[str, str]]:
         with self._lock:
@@ -56,14 +65,35 @@ class TableErrors:
         with self._lock:
             return table in self._backoffs and not self._backoffs[table].is_over
 
+    def is_its_own(self, table: TableId) -> bool:
+        """The lake works, and this table does not.
+
+        It failed several times while another table was written; or it is the only one that fails, and has for long.
+        Where several fail and none is written, the lake itself may be down.
+        """
+        with self._lock:
+            tries, since = self._failed.get(table, (0, 0.0))
+            is_alone = len(self._failed) == 1 and time.monotonic() - since >= _ALONE_SECONDS
+            return tries >= _TRIES and (self._worked_at >= since or is_alone)
+
+    def verdict_seconds(self) -> float | None:
+        """After which pause ``is_its_own`` may say something else; None if no table is being tried again for that."""
+        with self._lock:
+            pauses = [self._backoffs[table].rest for table, (tries, _) in self._failed.items() if tries < _TRIES]
+            return min(pauses, default=None)
+
     def record(self, table: TableId, result: TableResult) -> None:
         """Remember what stopped a table and when it is tried again; forget it once the table works."""
         state = self._states.get(table)
+        if result.error is None:
+            self._worked_at = time.monotonic()
         if result.error is None or state is None or state.phase in (Phase.BLOCKED, Phase.DROPPED):
             self.forget(table)
             return
         with self._lock:
             self._errors[table] = (result.error, result.remedy or "")
+            tries, since = self._failed.get(table, (0, time.monotonic()))
+            self._failed[table] = (tries + 1, since)
             is_first = table not in self._backoffs
             backoff = self._backoffs.setdefault(table, Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS))
             if is_first and state.phase is Phase.STAGED:
@@ -75,3 +105,4 @@ class TableErrors:
         with self._lock:
             self._errors.pop(table, None)
             self._backoffs.pop(table, None)
+            self._failed.pop(table, None)

@@ -2,11 +2,13 @@
 
     stream     capture → journal: appends, acts on notices, confirms            (``capture_side``)
     copies     discovers, prepares, plans and copies tables                     (``copies``)
-    caller     journal → live tables, trim, liveness                            (``lake_side``)
+    lake       journal → live tables, trim, liveness                            (``lake_side``)
 
-None waits for another; the stream alone waits while the lake is ``max_backlog_bytes`` behind. A transient error (the
-source is away, the journal's disk is full) closes everything, waits, and opens it again: the start is the one
-well-tested way back to a known state. Any other error ends ``run`` and is raised there.
+None waits for another; the stream alone waits while the lake is ``max_backlog_bytes`` behind. The caller's thread waits
+for the end. What hangs then (a read of a source that does not answer, a Spark job) is left behind in its thread: it
+can still do what a second process could, and the lake tables refuse that. A transient error (the source is away, the
+journal's disk is full) closes everything, waits, and opens it again: the start is the one well-tested way back to a
+known state. Any other error ends ``run`` and is raised there.
 """
 
 from __future__ import annotations
@@ -15,12 +17,11 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lakefeed.capture.base import ChangeCapture
-from lakefeed.capture.compare import Comparable
+from lakefeed.capture.base import ChangeCapture, Comparable
 from lakefeed.durable import remove_temporaries
 from lakefeed.errors import JournalError, JournalFullError, LakefeedError, Retry
 from lakefeed.flow.capture_side import CaptureSide
@@ -41,8 +42,8 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 _REPORT_SECONDS = 1.0
 _ENROL_PATIENCE_SECONDS = 30.0
-_STOP_SECONDS = 5.0
-"""How long a thread may take to end by itself before the capture is closed under it."""
+_STOP_SECONDS, _CLOSED_SECONDS = 4.0, 1.0
+"""How long the threads may take to end by themselves, and once the capture was closed under them."""
 
 
 class OpenPipeline:
@@ -66,7 +67,7 @@ class OpenPipeline:
         try:
             for directory in (root, root / "tables", root / "full-diff"):  # what a crash left half written
                 remove_temporaries(directory)
-            states = TableStates(root)
+            states = self._states = TableStates(root)
             self.errors = TableErrors(states, listener)
             self.copies = TableCopies(
                 capture,
@@ -135,6 +136,8 @@ class OpenPipeline:
 
     def close(self) -> None:
         try:
+            if hasattr(self, "_states"):
+                self._states.close()
             if hasattr(self, "capture"):
                 self.capture.close()
         finally:
@@ -158,6 +161,9 @@ class RunLoop:
         self._listener = listener
         self._stopping = stopping
         self._deadline = float("inf")
+        self.hanging: tuple[str, ...] = ()
+        """What had not ended when it was over, and was left behind."""
+        self.left: list[threading.Thread] = []
 
     def run(self, for_seconds: float | None) -> None:
         self._deadline = float("inf") if for_seconds is None else time.monotonic() + for_seconds
@@ -179,11 +185,11 @@ class RunLoop:
 
     def _work(self, opened: OpenPipeline) -> None:
         """All threads until it is over or one of them fails; the others are then stopped, and the error is raised."""
-        over, news, options = threading.Event(), threading.Event(), self._options
+        over, news, ended, options = threading.Event(), threading.Event(), threading.Event(), self._options
         failures: list[BaseException] = []
 
         def wait_for_room() -> None:
-            while opened.lake.backlog_bytes > options.max_backlog_bytes and not over.is_set():
+            while opened.lake.is_full and not over.is_set():
                 over.wait(min(1.0, options.interval_seconds))
 
         def stream() -> None:
@@ -200,14 +206,8 @@ class RunLoop:
                     news.set()
                 over.wait(min(1.0, options.enrol_seconds))
 
-        threads = [
-            _started("lakefeed-capture", stream, failures, news),
-            _started("lakefeed-copies", copy, failures, news),
-        ]
-        opened.maintenance.start()
-        opened.full_diff.start()
-        try:
-            while not self._is_over() and not failures:
+        def apply() -> None:
+            while not over.is_set():
                 started = time.monotonic()
                 news.clear()
                 result = opened.lake.sync()
@@ -215,37 +215,56 @@ class RunLoop:
                 if result.tables:
                     self._listener.applied(replace(result, seconds=time.monotonic() - started))
                 due = started + options.interval_seconds
-                while (rest := due - time.monotonic()) > 0 and not self._is_over() and not failures:
-                    self._stopping.wait(min(rest, _REPORT_SECONDS, max(0.0, self._deadline - time.monotonic())))
+                while (rest := due - time.monotonic()) > 0 and not over.wait(min(rest, _REPORT_SECONDS)):
                     opened.report()
                 if not result.tables:
                     idle_until = time.monotonic() + _REPORT_SECONDS
-                    while time.monotonic() < idle_until and not self._is_over() and not news.wait(0.1):
+                    while time.monotonic() < idle_until and not over.is_set() and not news.wait(0.1):
                         pass
+            if not failures:
+                opened.lake.trim()
+
+        threads = [
+            _started("lakefeed-capture", stream, failures, ended),
+            _started("lakefeed-copies", copy, failures, ended),
+            _started("lakefeed-lake", apply, failures, ended),
+        ]
+        opened.maintenance.start()
+        opened.full_diff.start()
+        try:
+            while not self._is_over() and not ended.wait(min(0.05, max(0.0, self._deadline - time.monotonic()))):
+                pass
         finally:
             over.set()
-            opened.full_diff.stop()
-            opened.maintenance.stop()
-            # Copies end with their chunk group. A call into a source that does not answer ends when it is closed.
-            close_at = time.monotonic() + _STOP_SECONDS
-            for thread in threads:
-                while thread.is_alive() and (opened.copies.is_reading or time.monotonic() < close_at):
-                    thread.join(0.05)
+            news.set()
+            self.hanging = self._left(opened, threads, _STOP_SECONDS)
             failed = list(failures)  # what closing raises in a thread is no error
-            if any(thread.is_alive() for thread in threads):
-                opened.capture.close()
-                for thread in threads:
-                    thread.join(_STOP_SECONDS)
+            if self.hanging:
+                opened.capture.close()  # so a call into a source that does not answer ends
+                self.hanging = self._left(opened, threads, _CLOSED_SECONDS)
+            self.left = [thread for thread in threads if thread.is_alive()]
+            if self.hanging:
+                log.warning("not ended in time, and left behind: %s", ", ".join(self.hanging))
         if failed:
             raise failed[0]
-        opened.lake.trim()
+
+    def _left(self, opened: OpenPipeline, threads: Sequence[threading.Thread], seconds: float) -> tuple[str, ...]:
+        """Stop everything that works beside the three threads. Names all that have not ended after so long."""
+        until = time.monotonic() + seconds
+        others = {"a full comparison": opened.full_diff.stop, "maintenance": opened.maintenance.stop}
+        for stop in others.values():
+            stop(0.0)  # all of them know before anybody is waited for
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        names = [thread.name for thread in threads if thread.is_alive()]
+        return (*names, *(name for name, stop in others.items() if not stop(max(0.0, until - time.monotonic()))))
 
     def _is_over(self) -> bool:
         return self._stopping.is_set() or time.monotonic() >= self._deadline
 
 
 def _started(
-    name: str, work: Callable[[], None], failures: list[BaseException], news: threading.Event
+    name: str, work: Callable[[], None], failures: list[BaseException], ended: threading.Event
 ) -> threading.Thread:
     """A thread whose error is in ``failures``, for the thread that called ``run``."""
 
@@ -254,7 +273,7 @@ def _started(
             work()
         except BaseException as error:  # noqa: BLE001  # raised by ``run``
             failures.append(error)
-            news.set()
+            ended.set()
 
     thread = threading.Thread(target=guarded, name=name, daemon=True)
     thread.start()

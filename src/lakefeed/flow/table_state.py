@@ -28,7 +28,7 @@ from lakefeed.change.change_set import TableBlocked, TableDropped
 from lakefeed.change.position import Position, decode_position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.durable import make_directory, replace_file
-from lakefeed.errors import JournalDamagedError
+from lakefeed.errors import JournalDamagedError, StateError
 from lakefeed.journal.commit import Commit
 from lakefeed.lake.mode import Mode, mode_from_json
 from lakefeed.lake.route import Route
@@ -120,6 +120,7 @@ class TableStates:
     def __init__(self, root: Path) -> None:
         self._directory = root / "tables"
         self.lock = threading.RLock()
+        self._closed = False
         self._states: dict[TableId, TableState] = {}
         for path in sorted(self._directory.glob("*.json")):
             try:
@@ -139,8 +140,15 @@ class TableStates:
     def in_phase(self, *phases: Phase) -> list[TableState]:
         return [state for state in self.all().values() if state.phase in phases]
 
+    def close(self) -> None:
+        """From here on nothing is written: the lease goes, and a thread that was left behind may come back late."""
+        with self.lock:
+            self._closed = True
+
     def save(self, state: TableState) -> TableState:
         with self.lock:
+            if self._closed:
+                raise StateError(f"the pipeline is closed, so the state of {state.table} is not written any more")
             make_directory(self._directory)
             body = json.dumps(state.to_json(), indent=1, ensure_ascii=False).encode()
             replace_file(self._directory / f"{quote(str(state.table), safe=' ')}.json", body)

@@ -19,6 +19,7 @@ from lakefeed.durable import pack, replace_file, unpack
 from lakefeed.errors import CheckpointError, JournalDamagedError
 
 _FORMAT = 1
+_BLOCK_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Commit:
 
     ``last_seq`` and ``committed_rows`` are the journal's, cumulative, after this change set. ``generation`` is the
     writer's lease. ``tables`` has every table with rows or an announced schema; a heartbeat's commit has none.
+    ``file_bytes`` is the size of the commit file itself.
     """
 
     number: int
@@ -47,6 +49,7 @@ class Commit:
     generation: int
     tables: Mapping[TableId, TableCommit] = field(default_factory=dict)
     notices: tuple[TableNotice, ...] = ()
+    file_bytes: int = 0
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -59,6 +62,12 @@ class Commit:
     @property
     def bytes(self) -> int:
         return sum(segment.bytes for segment in self.segments)
+
+    @property
+    def disk_bytes(self) -> int:
+        """The room that its files take: file systems give it out in blocks, of 4 KiB nearly everywhere."""
+        sizes = (self.file_bytes, *(segment.bytes for segment in self.segments))
+        return sum(-(-size // _BLOCK_BYTES) * _BLOCK_BYTES for size in sizes)
 
     @property
     def counts(self) -> Counts:
@@ -122,7 +131,8 @@ _NOTICES: dict[type[TableNotice], str] = {
 def load_commit(path: Path, root: Path) -> Commit:
     """Read one commit file. JournalDamagedError, naming it, unless it is exactly what ``dump_commit`` wrote."""
     try:
-        body = unpack(path.read_bytes(), path)
+        data = path.read_bytes()
+        body = unpack(data, path)
     except FileNotFoundError:
         raise JournalDamagedError(f"{path} vanished while the journal was read") from None
     if body.get("format") != _FORMAT:
@@ -173,6 +183,7 @@ def load_commit(path: Path, root: Path) -> Commit:
         generation=body["generation"],
         tables=tables,
         notices=tuple(notices),
+        file_bytes=len(data),
     )
 
 

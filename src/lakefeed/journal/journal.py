@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,12 +23,15 @@ from lakefeed.journal.commit import Commit, TableCommit, dump_commit
 from lakefeed.journal.layout import Layout, local_root
 from lakefeed.journal.lease import Lease
 from lakefeed.journal.options import JournalOptions
-from lakefeed.journal.recovery import catch_up, recover
+from lakefeed.journal.recovery import catch_up, load_retained, recover
 from lakefeed.journal.schema_history import Beginning, Numbering, SchemaHistory
 from lakefeed.journal.segment_file import SegmentWriter
 from lakefeed.journal.view import CommitIndex, JournalView
 
 log = logging.getLogger(__name__)
+
+_TRIM_AT_ONCE = 1000
+"""Change sets that one step of a trim takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +52,12 @@ class Journal(JournalView):
     """
 
     def __init__(self, layout: Layout, index: CommitIndex, options: JournalOptions, lease: Lease | None) -> None:
-        super().__init__(layout, index)
+        super().__init__(layout, index, partial(load_retained, layout))
         self._options = options
         self._lease = lease
         self._attempts = itertools.count()
         self._unknown: int | None = None  # a change set that may or may not be durable
-        self._folders: set[Path] = set()
+        self._folders: dict[TableId, Path] = {}
         self._writing = threading.RLock()
         self._trimming = threading.Lock()
 
@@ -61,9 +65,10 @@ class Journal(JournalView):
     def open(cls, root: Path | str, *, identity: str | None = None, options: JournalOptions | None = None) -> Journal:
         """Become the journal's writer; an absent or empty directory is a new journal.
 
-        Takes the lease (LeaseError names the holder), checks every commit file and the size of every segment
-        (JournalDamagedError names the file), removes the litter of a crash. SourceChangedError if the journal belongs
-        to another source than ``identity``.
+        Takes the lease (LeaseError names the holder), checks the newest commit files and the sizes of their segments
+        (JournalDamagedError names the file), removes the litter of a crash. Of a long journal, older commit files are
+        read and checked when they are needed. SourceChangedError if the journal belongs to another source than
+        ``identity``.
         """
         options = options or JournalOptions()
         layout = Layout(local_root(root))
@@ -132,9 +137,16 @@ class Journal(JournalView):
             lease = self._require_lease()
             index = self._index  # only an append adds to it; a trim replaces it, which moves neither head nor identity
             newest, number = index.newest, index.head + 1
-            self._check_next(change_set, newest.end if newest else None)
+            start, end = change_set.start, change_set.end
+            if newest is not None and start != newest.end:  # an empty journal takes any start
+                raise JournalError(f"the change set starts at {start}, but the journal ends at {newest.end}")
+            order = end.compare(start) if start is not None else 1
+            if order == -1:
+                raise JournalError(f"the change set ends at {end}, before its start {start}")
+            if order == 0 and change_set.is_heartbeat:
+                raise StateError("a heartbeat that does not move the end is nothing to append", remedy="Skip it.")
             path = self._layout.commit(number)
-            numbering = Numbering(self.schemas, lambda table: self._version_at(table, number), change_set.end)
+            numbering = Numbering(self.schemas, lambda table: self.version_at(table, number), end)
             writer = SegmentWriter(
                 self._layout,
                 self._options,
@@ -161,8 +173,8 @@ class Journal(JournalView):
                 hit("journal.after_segments")
                 commit = Commit(
                     number=number,
-                    start=change_set.start,
-                    end=change_set.end,
+                    start=start,
+                    end=end,
                     identity=index.origin.identity,
                     last_seq=writer.last_seq,
                     committed_rows=(newest.committed_rows if newest else 0) + change_set.rows,
@@ -175,6 +187,7 @@ class Journal(JournalView):
                     notices=change_set.notices,
                 )
                 data = dump_commit(commit, self._layout.root)
+                commit = replace(commit, file_bytes=len(data))
                 replace_file(path, data, fsync=self._options.fsync, before_rename=guard)  # 3
                 hit("journal.after_commit")
             except BaseException:
@@ -197,7 +210,7 @@ class Journal(JournalView):
             self._require_lease()
             following = self.head + 1
             numbered = self.schemas.record(schema, position, begins=following)
-            if self._version_at(schema.table, following) != numbered.version:
+            if self.version_at(schema.table, following) != numbered.version:
                 self.schemas.begin(schema.table, Beginning(following, numbered.version))
             return numbered
 
@@ -213,7 +226,8 @@ class Journal(JournalView):
         3. commit files go, oldest first, then their segments: a reader never finds a commit whose segments are gone
         4. schema versions that nothing needs go
 
-        A crash in 3 leaves litter and no damage; the next open removes it.
+        A crash in 3 leaves litter and no damage; the next open removes it. A long stretch is trimmed in several steps,
+        so that memory and time of each are bounded.
         """
         with self._trimming:
             self._require_lease()
@@ -221,30 +235,14 @@ class Journal(JournalView):
             if applied > head:
                 raise StateError(f"change set {applied} cannot be applied: the journal's head is {head}")
             mark = min(applied, head - max(self._options.keep_change_sets, 1))
-            gone: list[Commit] = []
-            if mark > self.trimmed:
-                with self._lock:
-                    versions = {table: self._index.version_at(table, mark) for table in self.schemas.tables()}
-                    known = {table: version for table, version in versions.items() if version is not None}
-                    origin = replace(self._index.origin, trimmed=mark, versions=known)
-                    gone = self._index.commits(self._index.origin.trimmed, mark)
-                origin.save(self._layout.origin, fsync=self._options.fsync)  # 1
-                with self._lock:  # 2
-                    self._index = self._index.without(origin)
-            for commit in gone:  # 3
-                self._layout.commit(commit.number).unlink(missing_ok=True)
-            if gone:
-                hit("journal.during_trim")
-            for segment in (segment for commit in gone for segment in commit.segments):
-                Path(segment.path).unlink(missing_ok=True)
-                self._sound.discard(segment.path)
+            count = size = 0
+            while self.trimmed < mark:
+                gone = [self.commit(n) for n in range(self.trimmed + 1, min(mark, self.trimmed + _TRIM_AT_ONCE) + 1)]
+                self._forget(gone)
+                count += len(gone)
+                size += sum(commit.bytes for commit in gone)
             schemas = sum(self._prune(table, (needed or {}).get(table, ())) for table in self.schemas.tables())  # 4
-            return TrimResult(
-                trimmed=self.trimmed,
-                change_sets=len(gone),
-                bytes=sum(commit.bytes for commit in gone),
-                schemas=schemas,
-            )
+            return TrimResult(trimmed=self.trimmed, change_sets=count, bytes=size, schemas=schemas)
 
     def close(self) -> None:
         """Give the lease back. Idempotent; waits for an append or a trim that is under way."""
@@ -260,11 +258,6 @@ class Journal(JournalView):
     ) -> None:
         self.close()
 
-    def _version_at(self, table: TableId, number: int) -> int | None:
-        """By the index of now: a trim beside an append moves what it takes from the schema history into the index."""
-        with self._lock:
-            return self._index.version_at(table, number)
-
     def _require_lease(self) -> Lease:
         """StateError if it takes no more, LeaseError if somebody else has become the writer."""
         if self._lease is None:
@@ -279,26 +272,38 @@ class Journal(JournalView):
         self._lease.check()
         return self._lease
 
-    def _check_next(self, change_set: ChangeSet, reached: Position | None) -> None:
-        """It starts where the journal ends (an empty one takes any start), does not go back, and has something new."""
-        if reached is not None and change_set.start != reached:
-            raise JournalError(f"the change set starts at {change_set.start}, but the journal ends at {reached}")
-        start = reached if reached is not None else change_set.start
-        order = change_set.end.compare(start) if start is not None else 1
-        if order == -1:
-            raise JournalError(f"the change set ends at {change_set.end}, before its start {start}")
-        if order == 0 and change_set.is_heartbeat:
-            raise StateError("a heartbeat that does not move the end is nothing to append", remedy="Skip it.")
+    def _forget(self, gone: Sequence[Commit]) -> None:
+        """Steps 1 to 3 of a trim for the oldest change sets."""
+        origin, mark = self._index.origin, gone[-1].number  # only a trim moves it
+        since = {table: (origin.trimmed, version) for table, version in origin.versions.items()}
+        since |= {table: (one.number, entry.schema_version) for one in gone for table, entry in one.tables.items()}
+        for table in self.schemas.tables():
+            for begun in self.schemas[table].beginnings:
+                if begun.number <= mark and (table not in since or begun.number > since[table][0]):
+                    since[table] = (begun.number, begun.version)
+        versions = {table: version for table, (_, version) in since.items()}
+        origin = replace(origin, trimmed=mark, versions=versions)
+        origin.save(self._layout.origin, fsync=self._options.fsync)  # 1
+        with self._lock:  # 2
+            self._index = self._index.without(origin)
+        for commit in gone:  # 3
+            self._layout.commit(commit.number).unlink(missing_ok=True)
+        hit("journal.during_trim")
+        for segment in (segment for commit in gone for segment in commit.segments):
+            Path(segment.path).unlink(missing_ok=True)
+            self._sound.discard(segment.path)
 
     def _prune(self, table: TableId, needed: Collection[int]) -> int:
         """Versions at or above the one in effect stay: an append under way may have recorded them."""
-        with self._lock:
-            trimmed = self._index.origin.trimmed
-            in_effect = self._index.version_at(table, self._index.head + 1)
-            at_trim = self._index.origin.versions.get(table)
-            entries = list(self._index.entries(table))
-        used = {entry.schema_version for entry in entries}
-        used |= {segment.schema_version for entry in entries for segment in entry.segments}
-        recent = {version for version in self.schemas.versions(table) if in_effect is None or version >= in_effect}
-        wanted = used | recent | set(needed) | ({at_trim} if at_trim is not None else set())
-        return self.schemas.prune(table, keep_last=self._options.keep_schemas, needed=wanted, trimmed=trimmed)
+        wanted, keep_last = set(needed), self._options.keep_schemas
+        if keep_last is not None and len(self.schemas[table].versions) > keep_last:
+            self._need(0)
+            with self._lock:
+                in_effect = self._index.version_at(table, self._index.head + 1)
+                at_trim = self._index.origin.versions.get(table)
+                entries = list(self._index.entries(table))
+            wanted |= {entry.schema_version for entry in entries}
+            wanted |= {segment.schema_version for entry in entries for segment in entry.segments}
+            wanted |= {one for one in self.schemas.versions(table) if in_effect is None or one >= in_effect}
+            wanted |= {at_trim} if at_trim is not None else set()
+        return self.schemas.prune(table, keep_last=keep_last, needed=wanted, trimmed=self.trimmed)

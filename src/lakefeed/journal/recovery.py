@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-from functools import partial
 from pathlib import Path
 
 from lakefeed.durable import fsync_directory, make_directory, remove_temporaries
-from lakefeed.errors import JournalDamagedError, JournalError
+from lakefeed.errors import JournalDamagedError
 from lakefeed.journal.commit import Commit, Origin, load_commit
 from lakefeed.journal.layout import Layout
 from lakefeed.journal.schema_history import SchemaHistory
@@ -21,6 +20,9 @@ from lakefeed.journal.segment_file import check_size
 from lakefeed.journal.view import CommitIndex
 
 log = logging.getLogger(__name__)
+
+READ_AT_OPEN = 1000
+"""The newest commit files, which a writer reads when it opens the journal: more than retention keeps by itself."""
 
 _ABANDONED_SECONDS = 3600.0
 """A temporary file of this age, where others than the lease's holder write too, has no writer any more."""
@@ -30,20 +32,25 @@ def recover(layout: Layout, *, fsync: bool) -> CommitIndex:
     """Bring the directory into the state that its commit files describe, or raise what is damaged. With the lease.
 
     1. the directories are there
-    2. every commit above the trim mark is there, is whole, and starts where the one before it ends
-    3. every segment that they name is there and has its size
+    2. every commit above the trim mark is there; the newest are whole, and start where the one before them ends
+    3. every segment that these name is there and has its size
     4. litter is removed
-    5. every schema version that they use is there
+    5. every schema version that these use is there
+
+    How many are the newest is bounded: a journal that has grown long, because a table is far behind, opens as fast as
+    any other. An older commit is checked when it is read, and a segment always is.
     """
     create(layout, fsync=fsync)  # 1
     origin = load_origin(layout)
-    commits = load_commits(layout, origin.trimmed)  # 2
-    if origin.trimmed and not commits:  # a trim never takes the head
+    numbers = present(layout, origin.trimmed)  # 2
+    if origin.trimmed and not numbers:  # a trim never takes the head
         raise JournalDamagedError(f"{layout.commit(origin.trimmed + 1)} is missing: every commit file is gone")
+    head = origin.trimmed + len(numbers)
+    commits = load_commits(layout, max(origin.trimmed, head - READ_AT_OPEN))
     for commit in commits:  # 3
         for segment in commit.segments:
             check_size(segment)
-    removed = remove_litter(layout, origin.trimmed, commits)  # 4
+    removed, disk_bytes = remove_litter(layout, origin.trimmed, head, commits)  # 4
     if removed:
         log.info("removed %d files of %s that no commit names", removed, layout.root)
     schemas = SchemaHistory(layout.schemas, fsync=fsync)
@@ -57,7 +64,9 @@ def recover(layout: Layout, *, fsync: bool) -> CommitIndex:
                 )
     if not layout.origin.exists():
         origin.save(layout.origin, fsync=fsync)
-    return CommitIndex(origin, schemas, commits)
+    index = CommitIndex(origin, schemas, head=head, disk_bytes=disk_bytes)
+    index.add_older(commits)
+    return index
 
 
 def create(layout: Layout, *, fsync: bool) -> None:
@@ -115,22 +124,21 @@ def load_commits(layout: Layout, after: int) -> list[Commit]:
     return commits
 
 
-def load_retained(layout: Layout, number: int) -> Commit:
-    """One commit, for a reader beside a writer. JournalError if the writer has trimmed it meanwhile."""
+def load_retained(layout: Layout, number: int) -> Commit | Origin:
+    """One commit, for a reader beside a writer; the origin, if the writer has trimmed that commit meanwhile."""
     try:
         return load_commit(layout.commit(number), layout.root)
     except JournalDamagedError:
-        if number > load_origin(layout).trimmed:
+        origin = load_origin(layout)
+        if number > origin.trimmed:
             raise
-        raise JournalError(
-            f"change set {number} was trimmed from {layout.root} while it was wanted", remedy="Read again."
-        ) from None
+        return origin
 
 
 def catch_up(layout: Layout, schemas: SchemaHistory, index: CommitIndex | None) -> CommitIndex:
     """``index`` as the files are now, for a reader beside a writer: what is missing may just have been trimmed.
 
-    A first index, or one that has fallen behind the trim mark, reads no commit file before it is asked for one.
+    A first index, or one that has fallen behind the trim mark, has the newest commit and reads others when asked.
     """
     while True:
         origin = load_origin(layout)
@@ -140,26 +148,33 @@ def catch_up(layout: Layout, schemas: SchemaHistory, index: CommitIndex | None) 
                 for commit in load_commits(layout, fresh.head):
                     fresh.add(commit)
                 return fresh
-            head = present(layout, origin.trimmed)[-1:] or (origin.trimmed,)
-            return CommitIndex(origin, schemas, head=head[0], load=partial(load_retained, layout))
+            head = [origin.trimmed, *present(layout, origin.trimmed)][-1]
+            fresh = CommitIndex(origin, schemas, head=head)
+            fresh.add_older(load_commits(layout, head - 1) if head > origin.trimmed else [])
+            return fresh
         except JournalDamagedError:
             if load_origin(layout).trimmed == origin.trimmed:
                 raise
 
 
-def remove_litter(layout: Layout, trimmed: int, commits: list[Commit]) -> int:
-    """Remove what a crash left behind. Returns how many files.
+def remove_litter(layout: Layout, trimmed: int, head: int, commits: list[Commit]) -> tuple[int, dict[int, int]]:
+    """Remove what a crash left behind. Returns how many files, and what each older change set takes on disk.
 
-    A segment far above the head was never an unfinished append: its commit files are lost, and it is evidence.
+    ``commits`` are the newest. A segment of an older change set is left alone: whether its commit names it, or an
+    attempt of that time could not remove it, is not looked up; the trim mark will pass it. A segment far above the head
+    was never an unfinished append: its commit files are lost, and it is evidence.
     Temporary files are removed in the whole state directory, which has more in it than the journal.
     """
-    head = trimmed + len(commits)
+    oldest = head - len(commits)
     named = {segment.path for commit in commits for segment in commit.segments}
     litter = [layout.commit(number) for number in layout.commit_numbers() if number <= trimmed]
+    disk_bytes = {number: layout.commit(number).stat().st_blocks * 512 for number in range(trimmed + 1, oldest + 1)}
     for number, path in layout.segment_files():
         if number > head + 1:
             raise JournalDamagedError(f"{layout.commit(head + 1)} is missing, but {path} was written after it")
-        if str(path) not in named:
+        if trimmed < number <= oldest:
+            disk_bytes[number] += path.stat().st_blocks * 512
+        elif str(path) not in named:
             litter.append(path)
     for path in litter:
         path.unlink(missing_ok=True)
@@ -171,4 +186,4 @@ def remove_litter(layout: Layout, trimmed: int, commits: list[Commit]) -> int:
         waiting += [folder for folder in others[-1].iterdir() if folder.is_dir()]
     removed = sum(remove_temporaries(folder) for folder in own)
     removed += sum(remove_temporaries(folder, older_than_seconds=_ABANDONED_SECONDS) for folder in others)
-    return len(litter) + removed
+    return len(litter) + removed, disk_bytes

@@ -71,13 +71,13 @@ class SchemaHistory:
     def tables(self) -> tuple[TableId, ...]:
         return tuple(self._tables)
 
-    def of(self, table: TableId) -> TableHistory:
+    def __getitem__(self, table: TableId) -> TableHistory:
         """All that is kept of a table; nothing for one that the journal does not know."""
         return self._tables.get(table, _UNKNOWN)
 
     def versions(self, table: TableId) -> Mapping[int, TableSchema]:
         """All versions that are kept, ascending."""
-        return {number: version.schema for number, version in self.of(table).versions.items()}
+        return {number: version.schema for number, version in self[table].versions.items()}
 
     def record(self, schema: TableSchema, position: Position, *, begins: int | None = None) -> TableSchema:
         """``schema`` with its version; a new one only if it is not known yet, durable on return.
@@ -85,7 +85,7 @@ class SchemaHistory:
         ``begins`` gives a new version a beginning: it is in effect from that change set on.
         """
         with self._writing:
-            history = self.of(schema.table)
+            history = self[schema.table]
             newest = max(history.versions, default=0)
             same = [one for one in history.versions.values() if one.schema.same_shape(schema)]
             for one in same:  # a replay; positions that have no order are never taken for one
@@ -181,13 +181,15 @@ class Numbering:
         if table not in self._current:
             version, self._current[table] = self.in_effect(table), None
             if version is not None:
-                before = self.history.of(table).versions[version]  # retention never drops what is in effect
+                before = self.history[table].versions[version]  # retention never drops what is in effect
                 self._current[table] = self._known[table, before.schema.columns, before.schema.key] = before.schema
                 if type(before.position) is type(self.position) and before.position.compare(self.position) == 1:
                     self._copied.add(table)
                     self.final[table] = version
         numbered = self._known.get(shape)
-        new = numbered is None or (announced and numbered != self._current[table])
+        new = numbered is None or (
+            announced and (numbered != self._current[table] or numbered.fingerprint != schema.fingerprint)
+        )
         if numbered is None or new:  # if nobody announced it, the rows themselves show the change
             numbered = self._current[table] = self._known[shape] = self.history.record(schema, self.position)
         if announced:

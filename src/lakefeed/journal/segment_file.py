@@ -93,15 +93,20 @@ class SegmentFile:
         self._columns = pa.schema(plain)
         with named_errors(path):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        self._parquet = pq.ParquetWriter(
-            pa.PythonFile(weakref.proxy(self), "w"),  # weak: no garbage collector sees the reference that Arrow has
-            self._columns,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=_DICTIONARY,  # type: ignore[arg-type]  # the stubs know only bool
-            write_statistics=True,
-            store_schema=False,
-        )
+        try:
+            self._parquet = pq.ParquetWriter(
+                pa.PythonFile(weakref.proxy(self), "w"),  # weak: no garbage collector sees the reference that Arrow has
+                self._columns,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=_DICTIONARY,  # type: ignore[arg-type]  # the stubs know only bool
+                write_statistics=True,
+                store_schema=False,
+            )
+        except BaseException:  # a type that Parquet does not have
+            os.close(self._descriptor)
+            path.unlink(missing_ok=True)
+            raise
 
     def add(self, batches: Sequence[pa.RecordBatch], seq_base: int) -> None:
         """Add batches, in order, as row groups of their own. Their seq becomes ``seq_base`` + seq."""
@@ -199,12 +204,18 @@ class SegmentWriter:
     whatever the size of the change set: small batches are gathered into row groups, and all that is gathered, over all
     tables, has one limit. So has the number of open files. ``prefix`` begins each file name and is unique to the
     attempt, so that leftovers of a crash never clash. ``last_seq`` is the journal's: at first the one before the change
-    set, whose rows count on from it. ``durable_folders`` are the table folders that are durable in the directory above
-    them; ``finish`` adds to it. ``rows`` is how many there were so far.
+    set, whose rows count on from it. ``durable_folders`` are the tables' folders that are durable in the directory
+    above them; ``finish`` adds to it. ``rows`` is how many there were so far.
     """
 
     def __init__(
-        self, layout: Layout, options: JournalOptions, *, prefix: str, last_seq: int, durable_folders: set[Path]
+        self,
+        layout: Layout,
+        options: JournalOptions,
+        *,
+        prefix: str,
+        last_seq: int,
+        durable_folders: dict[TableId, Path],
     ) -> None:
         self.rows = 0
         self.last_seq = last_seq
@@ -216,7 +227,7 @@ class SegmentWriter:
         self._done: list[Segment] = []
         self._parts = itertools.count()
         self._durable_folders = durable_folders
-        self._folders: set[Path] = set()
+        self._folders: dict[TableId, Path] = {}
         self._last_seqs: dict[TableId, int] = {}
         self._gathered_bytes = 0
 
@@ -259,9 +270,9 @@ class SegmentWriter:
         else:
             self._done += [file.finish(fsync=self._options.fsync) for file in files]
         if self._options.fsync:
-            for folder in sorted(self._folders):
+            for folder in self._folders.values():
                 fsync_directory(folder)
-            if not self._folders <= self._durable_folders:  # a new one, or one that a failed append has left
+            if not self._folders.keys() <= self._durable_folders.keys():  # a new one, or one of a failed append
                 fsync_directory(self._layout.segments)
             self._durable_folders |= self._folders
         segments: dict[TableId, list[Segment]] = {}
@@ -286,9 +297,12 @@ class SegmentWriter:
             writing = [(other, other.file) for other in self._streams.values() if other.file is not None]
             if len(writing) >= _OPEN_FILES:
                 self._close(*writing[0])  # the one that waited longest for rows
-            folder = self._layout.segments / folder_name(stream.schema.table)
-            make_directory(folder, fsync=False)
-            self._folders.add(folder)
+            table = stream.schema.table
+            folder = self._durable_folders.get(table)
+            if folder is None:
+                folder = self._layout.segments / folder_name(table)
+                make_directory(folder, fsync=False)
+            self._folders[table] = folder
             stream.file = SegmentFile(folder / f"{self._prefix}-{next(self._parts)}.parquet", stream.schema)
         gathered, self._gathered_bytes = stream.gathered, self._gathered_bytes - stream.bytes
         stream.gathered, stream.rows, stream.bytes = [], 0, 0

@@ -2,87 +2,87 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from lakefeed.change.change_set import RecopyNeeded
 from lakefeed.change.position import Position
 from lakefeed.change.segment import Segment, StaleReason, Window
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.errors import JournalError
+from lakefeed.errors import JournalDamagedError, JournalError
 from lakefeed.journal.commit import Commit, Origin, TableCommit
 from lakefeed.journal.layout import Layout
 from lakefeed.journal.schema_history import SchemaHistory
 from lakefeed.journal.segment_file import check_segment
 
 
-class CommitIndex:
-    """Change sets (trimmed, head], without a gap. Not thread-safe by itself: the view guards it.
+class NotInMemoryError(Exception):
+    """The answer is in a commit file that has not been read yet. Never leaves the view."""
 
-    The writer has all of them in memory, so that no question of the lake reads a commit file. A reader knows only their
-    numbers at first (``head``) and reads the files that a question needs with ``load``, the newest first and each once:
-    a status of a journal of many change sets asks for few of them. ``loaded``: those above this number are in memory.
-    ``newest``: the commit of ``head``; None as long as there is none, or a reader has not read it.
+
+class CommitIndex:
+    """Change sets (trimmed, head], without a gap. Memory only, and not thread-safe by itself: the view guards it.
+
+    The newest of them are in memory, those above ``loaded``; the view reads older ones when a question needs them, the
+    newest first and each once. ``newest``: the commit of ``head``; None if there is none. ``disk_bytes``: what change
+    sets take on disk, by number, as far as that is known.
     """
 
     def __init__(
-        self,
-        origin: Origin,
-        schemas: SchemaHistory,
-        commits: Iterable[Commit] = (),
-        *,
-        head: int | None = None,
-        load: Callable[[int], Commit] | None = None,
+        self, origin: Origin, schemas: SchemaHistory, *, head: int, disk_bytes: Mapping[int, int] | None = None
     ) -> None:
         self.origin = origin
         self.schemas = schemas
-        self.head = self.loaded = origin.trimmed if head is None else head
+        self.head = self.loaded = head
         self.newest: Commit | None = None
-        self._load = load
+        self.disk_bytes = dict(disk_bytes or {})
         self._commits: list[Commit] = []
-        self._bytes_upto: list[int] = []
         self._numbers: dict[TableId, list[int]] = {}
         self._entries: dict[TableId, list[TableCommit]] = {}
-        for commit in commits:
-            self.add(commit)
 
     def add(self, commit: Commit) -> None:
         if commit.number != self.head + 1:
             raise JournalError(f"change set {commit.number} cannot follow {self.head}")
-        before = self._bytes_upto[-1] if self._bytes_upto else 0
         self.head, self.newest = commit.number, commit
+        self.disk_bytes[commit.number] = commit.disk_bytes
         self._commits.append(commit)
-        self._bytes_upto.append(before + commit.bytes)
         for table, entry in commit.tables.items():
             self._numbers.setdefault(table, []).append(commit.number)
             self._entries.setdefault(table, []).append(entry)
 
-    def need(self, after: int) -> None:
-        """Have every commit above ``after`` in memory. At least as many as there are already are read at a time."""
-        wanted = max(after, self.origin.trimmed)
-        if wanted >= self.loaded or self._load is None:
+    def add_older(self, commits: Iterable[Commit]) -> None:
+        """The commits up to ``loaded``, as many as were read. Those that are trimmed by now are left out."""
+        older = [commit for commit in commits if self.origin.trimmed < commit.number <= self.loaded]
+        known = self._commits[:1]
+        for before, commit in itertools.pairwise([*older, *known]):
+            if commit.start != before.end:
+                raise JournalDamagedError(f"change set {commit.number} does not start where the one before it ends")
+        if not older:
             return
-        first = max(self.origin.trimmed, min(wanted, self.loaded - len(self._commits)))
-        older = [self._load(number) for number in range(first + 1, self.loaded + 1)]
-        whole = CommitIndex(self.origin, self.schemas, [*older, *self._commits], head=first, load=self._load)
-        self.loaded, self.newest = whole.loaded, whole.newest
-        self._commits, self._bytes_upto = whole._commits, whole._bytes_upto
-        self._numbers, self._entries = whole._numbers, whole._entries
+        self.loaded = older[0].number - 1
+        self._commits[:0] = older
+        self.newest = self._commits[-1]
+        numbers: dict[TableId, list[int]] = {}
+        entries: dict[TableId, list[TableCommit]] = {}
+        for commit in older:
+            self.disk_bytes[commit.number] = commit.disk_bytes
+            for table, entry in commit.tables.items():
+                numbers.setdefault(table, []).append(commit.number)
+                entries.setdefault(table, []).append(entry)
+        for table, found in numbers.items():
+            self._numbers[table] = found + self._numbers.get(table, [])
+            self._entries[table] = entries[table] + self._entries.get(table, [])
 
     def without(self, origin: Origin) -> CommitIndex:
         """The index after everything up to ``origin.trimmed`` has gone."""
-        loaded = max(origin.trimmed, self.loaded)
-        return CommitIndex(origin, self.schemas, self._commits[loaded - self.loaded :], head=loaded, load=self._load)
-
-    def commit(self, number: int) -> Commit:
-        if not self.origin.trimmed < number <= self.head:
-            retained = f"it has {self.origin.trimmed + 1} to {self.head}" if self.head else "it is empty"
-            raise JournalError(f"the journal does not have change set {number}: {retained}")
-        if number <= self.loaded and number < self.head and self._load is not None:
-            return self._load(number)
-        self.need(number - 1)
-        return self._commits[number - self.loaded - 1]
+        index = CommitIndex(origin, self.schemas, head=self.head)
+        index.disk_bytes = {number: size for number, size in self.disk_bytes.items() if number > origin.trimmed}
+        index.add_older(self._commits)
+        index.loaded = max(index.loaded if index.newest else self.loaded, origin.trimmed)
+        return index
 
     def commits(self, after: int, upto: int) -> list[Commit]:
         """The commits in (after, upto]. JournalError if part of them has been trimmed or is not there yet."""
@@ -93,42 +93,35 @@ class CommitIndex:
             )
         if upto > self.head:
             raise JournalError(f"change set {upto} is not in the journal yet; its head is {self.head}")
-        self.need(after)
         return self._commits[after - self.loaded : max(after, upto) - self.loaded] if upto > after else []
 
     def segments(self, table: TableId, after: int, upto: int) -> tuple[Segment, ...]:
         """One table's segments in (after, upto], in seq order."""
-        self.need(after)
         numbers = self._numbers.get(table, [])
         entries = self._entries.get(table, [])[bisect_right(numbers, after) : bisect_right(numbers, upto)]
         found = [segment for entry in entries for segment in entry.segments]
         return tuple(sorted(found, key=lambda segment: segment.first_seq))
 
     def version_at(self, table: TableId, number: int) -> int | None:
-        """The newest schema version that is known at or before ``number``: a commit's, a beginning's or the trim's."""
+        """The newest schema version that is known at or before ``number``: a commit's, a beginning's or the trim's.
+
+        NotInMemoryError if a commit that is not in memory may tell.
+        """
         found = bisect_right(self._numbers.get(table, []), number)
-        if not found:
-            self.need(self.origin.trimmed)
-            found = bisect_right(self._numbers.get(table, []), number)
+        if not found and self.loaded > self.origin.trimmed:
+            history = self.schemas[table]
+            is_named = table in self.origin.versions or history.beginnings
+            if len(history.versions) > int(bool(is_named)):  # of a single version, no commit can name another
+                raise NotInMemoryError
         since, version = self.origin.trimmed, self.origin.versions.get(table)
         if found:
             since, version = self._numbers[table][found - 1], self._entries[table][found - 1].schema_version
-        begun = [one for one in self.schemas.of(table).beginnings if one.number <= number]
+        begun = [one for one in self.schemas[table].beginnings if one.number <= number]
         return begun[-1].version if begun and (version is None or begun[-1].number > since) else version
 
     def entries(self, table: TableId) -> list[TableCommit]:
-        """What every retained commit that names the table says of it, oldest first."""
-        self.need(self.origin.trimmed)
+        """What every commit in memory that names the table says of it, oldest first."""
         return self._entries.get(table, [])
-
-    def bytes_after(self, number: int) -> int:
-        """The size of all retained change sets above ``number``."""
-        self.need(number)
-        if not self._commits:
-            return 0
-        known = max(number - self.loaded, 0)
-        before = self._bytes_upto[min(known, len(self._commits)) - 1] if known else 0
-        return self._bytes_upto[-1] - before
 
 
 class JournalView:
@@ -136,13 +129,17 @@ class JournalView:
 
     Threads: any method from any thread, while the journal grows and is trimmed. A change set is seen here only after
     its commit is durable. ``head``, ``last_seq``, ``committed_rows`` and ``trimmed`` never move back.
+
+    ``load`` reads one commit file. Where the writer has trimmed it meanwhile, it gives the origin as it is now.
     """
 
-    def __init__(self, layout: Layout, index: CommitIndex) -> None:
+    def __init__(self, layout: Layout, index: CommitIndex, load: Callable[[int], Commit | Origin]) -> None:
         self._layout = layout
         self._index = index
         self.schemas = index.schemas
-        self._lock = threading.Lock()  # guards the index; the writer keeps it for memory work only, never over I/O
+        self._load = load
+        self._lock = threading.Lock()  # guards the index; kept for memory work only, never over I/O
+        self._loading = threading.Lock()  # one thread reads older commits at a time
         self._sound: set[str] = set()  # segments whose checksum was found right
 
     @property
@@ -183,6 +180,7 @@ class JournalView:
 
     def commits(self, after: int = 0, upto: int | None = None) -> Iterator[Commit]:
         """The retained commits in (after, upto], in order; trimmed ones are left out. ``upto`` None: to the head."""
+        self._need(after)
         with self._lock:
             last = self._index.head if upto is None else min(upto, self._index.head)
             found = self._index.commits(max(after, self._index.origin.trimmed), last)
@@ -190,15 +188,24 @@ class JournalView:
 
     def commit(self, number: int) -> Commit:
         """One retained commit. JournalError if it was trimmed or is not there yet."""
-        with self._lock:
-            return self._index.commit(number)
+        found = self._find(number)
+        if isinstance(found, Commit):
+            return found
+        retained = f"it has {found.trimmed + 1} to {self.head}" if self.head else "it is empty"
+        raise JournalError(f"the journal does not have change set {number}: {retained}")
 
     def position(self, number: int) -> Position | None:
         """The end position of a change set; None for one that is trimmed, and for 0, which is before the first."""
-        return self.commit(number).end if number > self.trimmed else None
+        found = self._find(number)
+        if isinstance(found, Commit):
+            return found.end
+        return None if number <= found.trimmed else self.commit(number).end
 
     def window(self, table: TableId, after: int, upto: int) -> Window:
         """Everything of one table in (after, upto]. JournalError if part of it has been trimmed. Reads no segment."""
+        self._need(after)
+        if len(self.schemas[table].versions) > 1:
+            self.version_at(table, after)  # so that it is in memory
         with self._lock:
             covered = self._index.commits(after, upto)
             segments = self._index.segments(table, after, upto)
@@ -230,21 +237,34 @@ class JournalView:
 
     def schema(self, table: TableId, version: int) -> TableSchema:
         """One version of a table's schema. JournalError if there is none, or retention has dropped it."""
-        found = self.schemas.of(table).versions.get(version)
+        found = self.schemas[table].versions.get(version)
         if found is None:
             raise JournalError(f"the journal has no version {version} of the schema of {table} (any more)")
         return found.schema
 
+    def version_at(self, table: TableId, number: int) -> int | None:
+        """The table's schema version after change set ``number``; None for a table that is not known there."""
+        try:
+            with self._lock:
+                return self._index.version_at(table, number)
+        except NotInMemoryError:
+            self._need(0)
+            with self._lock:
+                return self._index.version_at(table, number)
+
     def latest_schema(self, table: TableId) -> TableSchema | None:
         """The schema in effect for the next change set; None for a table that the journal does not know."""
-        with self._lock:
-            version = self._index.version_at(table, self._index.head + 1)
+        version = self.version_at(table, self.head + 1)
         return self.schema(table, version) if version is not None else None
 
     def backlog_bytes(self, after: int) -> int:
-        """The size on disk of the retained change sets above ``after``."""
+        """What the retained change sets above ``after`` take on disk, commit files included."""
         with self._lock:
-            return self._index.bytes_after(after)
+            is_known = self._index.loaded <= after or self._index.loaded in self._index.disk_bytes
+        if not is_known:
+            self._need(after)
+        with self._lock:
+            return sum(size for number, size in self._index.disk_bytes.items() if number > after)
 
     def verify(self) -> int:
         """Read every retained segment against its checksum. Returns how many; JournalDamagedError names the first."""
@@ -255,18 +275,44 @@ class JournalView:
 
     def _newest(self) -> Commit | None:
         with self._lock:
-            if self._index.newest is None:
-                self._index.need(self._index.head - 1)
             return self._index.newest
+
+    def _find(self, number: int) -> Commit | Origin:
+        """One commit, from memory or from its file; the origin, if the journal does not have it."""
+        with self._lock:
+            index = self._index
+            if index.loaded < number <= index.head:
+                return index.commits(number - 1, number)[0]
+        return self._load(number) if index.origin.trimmed < number <= index.head else index.origin
+
+    def _need(self, after: int) -> None:
+        """Have every retained commit above ``after`` in memory; at least as many are read as are there already."""
+        with self._loading:
+            with self._lock:
+                index = self._index
+                wanted, count = max(after, index.origin.trimmed), index.head - index.loaded
+            if wanted >= index.loaded:
+                return
+            older: list[Commit] = []
+            for number in range(index.loaded, max(index.origin.trimmed, min(wanted, index.loaded - count)), -1):
+                found = self._load(number)
+                if isinstance(found, Origin):  # trimmed while this was read; what the reader has in memory stays
+                    trimmed = min(found.trimmed, index.head - 1)
+                    with self._lock:
+                        self._index = self._index.without(replace(found, trimmed=trimmed))
+                    break
+                older.append(found)
+            with self._lock:
+                self._index.add_older(reversed(older))
 
     def _known_version(self, table: TableId, number: int) -> int:
         """The version at ``number``; before the table was first seen, the first one it had."""
         kept = self.schemas.versions(table)
         if len(kept) == 1 and self._index.loaded > self._index.origin.trimmed:
-            return next(iter(kept))  # no commit can name another: none has to be read to know
+            return next(iter(kept))  # no commit can name another
         version = self._index.version_at(table, number)
         if version is None:
-            beginnings, entries = self.schemas.of(table).beginnings, self._index.entries(table)
+            beginnings, entries = self.schemas[table].beginnings, self._index.entries(table)
             version = beginnings[0].version if beginnings else entries[0].schema_version if entries else None
         if version is None:
             raise JournalError(f"the journal has never seen table {table}")

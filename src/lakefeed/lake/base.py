@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lakefeed.change.position import Position
@@ -50,7 +51,8 @@ class TableCopy:
 
     ``generation`` names one life of the lake table: a rebuilt table gets the next one, so that numbers recorded by
     the old life can never be taken for the new one's. ``base`` is the journal's head before the first chunk is read:
-    change sets up to it are inside the rows; those after it are applied on top.
+    change sets up to it are inside the rows; those after it are applied on top. ``as_of`` is when the rows were so, if
+    that is not when the copy was planned: a rebuild copies an older state, and history is replayed on top of it.
     """
 
     schema: TableSchema
@@ -58,6 +60,7 @@ class TableCopy:
     base: int
     position: Position | None
     chunks: Sequence[ChunkSource]
+    as_of: datetime | None = None
 
     @property
     def table(self) -> TableId:

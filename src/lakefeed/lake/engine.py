@@ -194,7 +194,7 @@ class Engine:
                 changed = partial(self._changes_schema, source, window.after)
                 window = self._log.window(source, window.after, _first(window.after + 1, window.upto, changed))
             if window.segments or window.target.version > version or window.open_stale_reasons(version):
-                return replace(window, exact=not overlaps)
+                return replace(window, exact=not overlaps, recorded=known.applied.number)
             known = Known(entry.generation, known.applied, window.upto)
             self._known[entry.route.table] = known
         return None

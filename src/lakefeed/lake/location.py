@@ -7,6 +7,7 @@ more on its way to the log and then looks in another directory.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -15,6 +16,8 @@ from pyarrow import fs
 
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # two letters: one is a drive of Windows
 
 
 def lake_root(path: str | Path) -> str:
@@ -26,6 +29,11 @@ def lake_root(path: str | Path) -> str:
         raise ConfigError(f"the lake path '{text}' contains a percent sign, which the Delta readers do not agree on")
     if "://" in text:
         return text.rstrip("/")
+    if scheme := _SCHEME.match(text):
+        raise ConfigError(
+            f"the lake path '{text}' is an address of {scheme[1]}, not a directory",
+            remedy="Write a directory, on Databricks for example /dbfs/lake, or an address with two slashes, s3://….",
+        )
     return str(Path(text).absolute())
 
 

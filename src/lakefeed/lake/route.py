@@ -6,7 +6,7 @@ name gives the tables it matches another mode; a rule with a name adds a lake ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -44,6 +44,43 @@ class Rule:
 
     def matches(self, table: TableId) -> bool:
         return fnmatchcase(str(table) if "." in self.match else table.name, self.match)
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """Two source tables that are to feed one lake table: ``first`` does, ``second`` has no lake table of that name."""
+
+    first: Route
+    second: Route
+
+    @property
+    def problem(self) -> str:
+        one, other = self.second.source, self.first.source
+        return (
+            f"source tables {one} and {other} are both to feed the lake table {self.first.table}, which {other} feeds"
+        )
+
+    @property
+    def remedy(self) -> str:
+        mine = next(one for one in (self.second, self.first) if one.table != one.source)
+        example = f"name: '{{table}}_{mine.mode.name}'"
+        return f"In the rule that makes {mine.table} of {mine.source}, write a name that no other table has: {example}."
+
+
+def settled(routes: Iterable[Route], fed: Mapping[TableId, TableId]) -> tuple[dict[TableId, Route], tuple[Clash, ...]]:
+    """One route for each lake table, and what is left out.
+
+    The source table that feeds a lake table already (``fed``) goes on; else the one of the same name; else the first.
+    """
+    chosen: dict[TableId, Route] = {}
+    clashes = []
+    for route in sorted(
+        routes, key=lambda one: (fed.get(one.table) != one.source, one.table != one.source, one.source)
+    ):
+        first = chosen.setdefault(route.table, route)
+        if first.source != route.source:
+            clashes.append(Clash(first, route))
+    return chosen, tuple(clashes)
 
 
 class Routes:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lakefeed.change.table import TableSchema
+from lakefeed.errors import CommitFailedError
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.window import KeyBounds
@@ -74,13 +75,25 @@ class Stamp:
     """What a commit records in the same atomic step as its data.
 
     ``number`` is the change set that the table then has, ``schema_version`` the schema; None leaves what was recorded.
+    ``found`` is the number that the table must record before it: changes between that and ``number`` are in the step.
     ``metadata`` is for people who read the table's history.
     """
 
     generation: int
     number: int | None = None
+    found: int | None = None
     schema_version: int | None = None
     metadata: Mapping[str, Any]
+
+
+def not_where_expected(location: str, recorded: int, expected: int) -> CommitFailedError:
+    """The table records another change set than the changes at hand begin after."""
+    if recorded > expected:
+        return CommitFailedError(f"another process has brought {location} to change set {recorded}")
+    return CommitFailedError(
+        f"the table at {location} was at change set {expected} and is at {recorded}: somebody has rolled it back",
+        remedy="The next sync applies the changes again that the table has lost; there is nothing to do.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +112,16 @@ class TableStore(Protocol):
     """One table in one format. The session is the table's own: its settings never mix with another table's.
 
     Every write is one commit and records its stamp. A write whose stamp (or a later one) is recorded already commits
-    nothing, and one of change sets that the table has in part raises CommitFailedError: another process has come
-    between. What a write raises says nothing about its outcome: ask ``applied``.
+    nothing, and one whose stamp expects another number (``found``) raises CommitFailedError: somebody has come between.
+    What a write raises says nothing about its outcome: ask ``applied``.
 
     The log is read once for each commit: after it. The next one is planned on what was read then (``applied`` that need
     not be fresh, ``extent``, ``read_files``), and if the table has moved since, it raises a conflict
     (``spark.error.is_conflict``): then ask ``applied`` afresh, and plan again.
     """
+
+    reserved: tuple[str, ...]
+    """Column names, in lower case, that the format has for itself."""
 
     @property
     def location(self) -> str:

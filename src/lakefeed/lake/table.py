@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from lakefeed.change.segment import Window
 from lakefeed.change.table import TableSchema
-from lakefeed.errors import CommitFailedError, CommitUnknownError, LakeError, LakefeedError
+from lakefeed.errors import CommitUnknownError, LakeError, LakefeedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
@@ -23,7 +23,7 @@ from lakefeed.lake.spark.error import explained, is_conflict
 from lakefeed.lake.spark.job import run_job
 from lakefeed.lake.spark.session import Sessions
 from lakefeed.lake.spark.type import quoted, refuse_unstorable
-from lakefeed.lake.store import Stamp, TableStore
+from lakefeed.lake.store import Stamp, TableStore, not_where_expected
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,14 +52,14 @@ class SparkTable:
         self._session: SparkSession | None = None  # the table's own, made when it is needed
         self._turn = threading.Lock()
         self._key: tuple[str, ...] | None = None
-        self._reached = (0, 0)  # the generation and the change set that we have brought the table to
 
     def applied(self, generation: int) -> Applied | None:
         return self._store.applied(generation)
 
     def load(self, copy: TableCopy, progress: Callable[[int], None]) -> Loaded:
         hit("lake.before_load")
-        refuse_unstorable(self._mode.schema(copy.schema), added=self._mode.added_columns())
+        own = self._mode.schema(copy.schema)
+        refuse_unstorable(own, added=self._mode.added_columns(), reserved=self._store.reserved)
         self._mode.check_columns(copy.schema)
         loaded = self._store.load(copy, self._mode, cache(self._sessions.child), progress)
         hit("lake.after_load")
@@ -80,18 +80,17 @@ class SparkTable:
             "schema_version": window.target.version,
             "position": window.end.encode() if window.end is not None else None,
         }
-        stamp = Stamp(generation=generation, number=window.upto, metadata=metadata)
         with self._turn:
-            reached = self._reached[1] if self._reached[0] == generation else 0
             applied = self._store.applied(generation, fresh=False)  # 1
             if applied is None:
                 raise LakeError(f"there is no table of generation {generation} at {self.location}")
-            if applied.number < reached:
-                self._rolled_back(applied)
             if applied.number >= window.upto:
                 return applied
-            version, target = applied.schema_version, window.target
-            if target.version > version or window.open_stale_reasons(version):
+            if window.recorded is not None and applied.number != window.recorded:
+                raise not_where_expected(self.location, applied.number, window.recorded)
+            stamp = Stamp(generation=generation, number=window.upto, found=applied.number, metadata=metadata)
+            target = window.target
+            if target.version > applied.schema_version or window.stale_reasons:
                 applied = self.evolve(window, stamp, applied)  # 2
             mapping = self._decisions.get(target.version, generation)
             self._key = target.key if mapping is None else mapping.schema(target).key
@@ -99,15 +98,16 @@ class SparkTable:
                 return applied
             own = mapped_window(window, mapping) if mapping is not None else window
             session = self._session = self._session or self._sessions.child()
-
-            def work() -> Applied:
-                return self._store.commit(session, self._mode.step(session, own, self._store), stamp)
-
+            name = f"lakefeed: {self.route.table} up to change set {window.upto}"
             hit("lake.before_commit")
             for left in reversed(range(_CONFLICT_TRIES)):
                 try:
-                    name = f"lakefeed: {self.route.table} up to change set {window.upto}"
-                    applied = run_job(session, name, work, failpoint="lake.during_commit")  # 3
+                    applied = run_job(  # 3
+                        session,
+                        name,
+                        lambda: self._store.commit(session, self._mode.step(session, own, self._store), stamp),
+                        failpoint="lake.during_commit",
+                    )
                     break
                 except Exception as error:  # noqa: BLE001  # judged by what the table then records
                     if not left or not is_conflict(error):
@@ -115,25 +115,17 @@ class SparkTable:
                         break
                 # Maintenance, ours or somebody's, has replaced files under us: the changes are planned again.
                 found = self._store.applied(generation)
-                if found is not None and found.number < reached:
-                    self._rolled_back(found)
+                if found is not None and found.number < applied.number:
+                    raise not_where_expected(self.location, found.number, applied.number)
             hit("lake.after_commit")
-            self._reached = (generation, applied.number)
             return applied
-
-    def _rolled_back(self, applied: Applied) -> NoReturn:
-        """The table records less than we have brought it to."""
-        reached, self._reached = self._reached[1], (0, 0)
-        raise CommitFailedError(
-            f"the table at {self.location} was at change set {reached} and is at {applied.number}: somebody has "
-            "rolled it back",
-            remedy="The next sync applies the changes again that the table has lost; there is nothing to do.",
-        )
 
     def evolve(self, window: Window, stamp: Stamp, applied: Applied) -> Applied:
         """Settle a newer schema and the stale reasons of a window: TableStoppedError if the table cannot go on."""
         generation, version, target = stamp.generation, applied.schema_version, window.target.version
         stale = window.open_stale_reasons(version)
+        if target <= version and not stale:
+            return applied
         path = steps(window.schemas, version, target) if target > version else [window.target]
         before = self._decisions.at(path[0], generation)
         after = self._decisions.after(path, generation, stale)
@@ -141,7 +133,7 @@ class SparkTable:
             return applied
         self._mode.check_evolution(self.route.table, before, after, path)
         own = [self._mode.schema(before.schema(path[0])), self._mode.schema(after.schema(path[-1]))]
-        refuse_unstorable(own[-1], added=self._mode.added_columns())
+        refuse_unstorable(own[-1], added=self._mode.added_columns(), reserved=self._store.reserved)
         self._decisions.decide(after, path, generation, stale)
         stamp = replace(stamp, number=None, schema_version=target)
         session = self._session = self._session or self._sessions.child()

@@ -14,7 +14,7 @@ key ends where it is read, and is neither sorted nor sent to another task: Icebe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from functools import reduce
@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, Operation
 from lakefeed.change.segment import Segment, Window
+from lakefeed.change.table import Column
 from lakefeed.lake.location import filesystem, spark_path
 from lakefeed.lake.schema.projection import lineage, projected, steps
 from lakefeed.lake.spark.type import quoted
@@ -96,9 +97,7 @@ def read_changes(
         changes = session.read.schema(columns).parquet(*files)
         extra = [F.col(name) for name in plain]
         if ABSENT in metadata:  # under the names that the columns have now; NULL if all were carried
-            missing = [F.when(~_carried(origin[name]), F.lit(name)) for name in incomplete]
-            names = F.array_compact(F.array(*missing)) if missing else F.lit(None).cast("array<string>")
-            extra.append(F.when(F.size(names) > 0, names).alias(ABSENT))
+            extra.append(absent_names({name: _carried(origin[name]) for name in incomplete}).alias(ABSENT))
         flags = [_carried(origin[name]).alias(flag) for name, flag in incomplete.items()]
         parts.append(changes.select(*projected(path), F.col(OP), F.col(SEQ), *extra, *flags))
     rows = reduce(lambda one, other: one.unionByName(other), parts)
@@ -112,6 +111,15 @@ def _carried(name: str | None) -> SparkColumn:
     if name is None:
         return F.lit(True)
     return ~F.coalesce(F.array_contains(F.col(ABSENT), name), F.lit(False))
+
+
+def absent_names(carried: Mapping[str, SparkColumn]) -> SparkColumn:
+    """The names of those columns that a change did not carry; NULL if it carried all of them."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    missing = [F.when(~flag, F.lit(name)) for name, flag in carried.items()]
+    names = F.array_compact(F.array(*missing)) if missing else F.lit(None).cast("array<string>")
+    return F.when(F.size(names) > 0, names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +141,19 @@ class KeyBounds:
             return None
 
 
-def key_bounds(window: Window, column: str | None = None) -> KeyBounds | None:
-    """What every first key column value of the window lies between, or every value of ``column``; None if unknown.
+def key_bounds(window: Window, *, of_times: bool = False) -> KeyBounds | None:
+    """What every first key column value of the window lies between, or every commit time; None if unknown.
 
     A NULL counts as unknown: bounds would hide it.
     """
-    key = window.target.key[0] if column is None else column
-    if key != TIME and not any(is_kind(window.target.column(key).type) for is_kind in ORDERED_ALIKE):
+    first = Column(TIME, _METADATA[TIME]) if of_times else window.target.key_columns[0]
+    key = first.name
+    if not any(is_kind(first.type) for is_kind in ORDERED_ALIKE):
         return None
     names: dict[int, str | None] = {}
     for version in {segment.schema_version for segment in window.segments}:
         path = steps(window.schemas, version, window.target.version)
-        names[version] = key if key == TIME else lineage(path)[key]
+        names[version] = key if of_times else lineage(path)[key]
     low: Any = None
     high: Any = None
     for segment in window.segments:
@@ -183,10 +192,16 @@ def narrowed(bounds: KeyBounds | None, window: Window, table_bytes: int) -> KeyB
     return replace(bounds, values=tuple(sorted(values)))
 
 
+def first_time(window: Window) -> datetime | None:
+    """The earliest commit time of a window; None if unknown, as where a change has none."""
+    found = key_bounds(window, of_times=True)
+    return found.low if found is not None else None
+
+
 def lowest_time(window: Window) -> str | None:
-    """The earliest commit time of a window as a literal of Spark SQL; None if unknown, as where a change has none."""
-    found = key_bounds(window, TIME)
-    return _literal(found.low) if found is not None else None
+    """The same as a literal of Spark SQL."""
+    first = first_time(window)
+    return _literal(first) if first is not None else None
 
 
 def _literal(value: Any) -> str:

@@ -76,10 +76,11 @@ class TableFeed:
 
     def parts(self, after: int, upto: int) -> list[Part]:
         """The table's segments in (after, upto], in order. JournalError if a part of that is not there (any more)."""
-        self.check(after, upto)
+        commits = list(self._journal.commits(after, upto))
+        self.check(after, upto)  # only now: reading them tells what has been trimmed since the last refresh
         return [
             Part(commit.number, segment)
-            for commit in self._journal.commits(after, upto)
+            for commit in commits
             if self.table in commit.tables
             for segment in sorted(commit.tables[self.table].segments, key=lambda segment: segment.first_seq)
         ]

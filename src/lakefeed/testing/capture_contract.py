@@ -233,6 +233,7 @@ class CaptureContract(ABC):
             capture.close()  # whatever was put off is written now
             after = capture.lag()
         assert behind.rows is None or behind.rows >= 2
+        assert behind.bytes is None or behind.bytes > 0
         assert after.rows in (None, 0)
         assert all(value is None or value >= 0 for value in (behind.seconds, behind.bytes, after.seconds, after.bytes))
 

@@ -40,6 +40,8 @@ class MemoryTable:
     copied: int = 0
     high: Position | None = None
     rows: dict[Key, Row] = field(default_factory=dict)
+    moved: Row | None = None
+    """The row that the last delete took away: an insert of it under another key may lack values."""
 
 
 class MemoryLake:
@@ -189,9 +191,9 @@ def _apply(table: MemoryTable, row: Row) -> None:
     if operation is Operation.TRUNCATE:
         table.rows.clear()
     elif operation is Operation.DELETE:
-        table.rows.pop(key, None)
+        table.moved = table.rows.pop(key, None)
     elif absent:
-        before = table.rows[key]
+        before = table.moved if operation is Operation.INSERT and table.moved is not None else table.rows[key]
         table.rows[key] = {name: before[name] if name in absent else value for name, value in own.items()}
     else:
         table.rows[key] = own

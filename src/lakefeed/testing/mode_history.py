@@ -30,13 +30,17 @@ START = datetime(2023, 11, 14, 22, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One change or before image. ``seq`` is its index in the log, from 1, which also makes its position."""
+    """One change or before image. ``seq`` is its index in the log, from 1, which also makes its position.
+
+    ``moved_from`` is the old key of a row whose key was changed: the event before it is the delete of that key.
+    """
 
     seq: int
     operation: str
     values: Mapping[str, Any]
     time: datetime | None
     absent: tuple[str, ...] = ()
+    moved_from: Key | None = None
 
     @property
     def key(self) -> Key:
@@ -88,8 +92,9 @@ class Dice:
             self.events += self._happening(len(self.events) + 1, wanted)
 
     def pieces(self, count: int) -> Iterator[list[Event]]:
-        """The events cut into ``count`` runs, anywhere."""
-        cuts = sorted(self._random.sample(range(1, len(self.events)), count - 1))
+        """The events cut into ``count`` runs, anywhere but inside a change of a key."""
+        whole = [index for index in range(1, len(self.events)) if self.events[index].moved_from is None]
+        cuts = sorted(self._random.sample(whole, count - 1))
         for start, end in zip([0, *cuts], [*cuts, len(self.events)], strict=True):
             yield self.events[start:end]
 
@@ -98,12 +103,28 @@ class Dice:
         return {"case": case, "id": "x", **self._values()}
 
     def _happening(self, seq: int, truncates: set[int]) -> list[Event]:
-        """What happens next: a change, with the image of before or without it."""
+        """What happens next: a change, with the image of before or without it, or a changed key."""
+        if self._there and self._random.random() < 0.15 and not {seq, seq + 1} & truncates:
+            return self._move(seq)
         event = self._event(seq, truncate=bool({seq, seq + 1} & truncates))
         if event.operation not in ("update", "delete") or self._random.random() < 0.7:
             return [event]
         values = dict(zip(KEY, event.key, strict=True)) | self._values()
         return [Event(seq, "before", values, event.time), replace(event, seq=seq + 1)]
+
+    def _move(self, seq: int) -> list[Event]:
+        """A row of its case gets another key: chains, swaps and keys that are used again come about by themselves."""
+        old = self._random.choice(sorted(self._there))
+        free = [key for text in ("x", "", "ü", "y") if (key := (old[0], text)) not in self._there]
+        if not free:
+            return []
+        new = self._random.choice(free)
+        self._there = self._there - {old} | {new}
+        time = self._time()
+        absent = ("big",) if self._random.random() < 0.7 else ()
+        values = dict(zip(KEY, new, strict=True)) | self._values() | dict.fromkeys(absent)
+        gone = Event(seq, "delete", dict(zip(KEY, old, strict=True)), time)
+        return [gone, Event(seq + 1, "insert", values, time, absent, old)]
 
     def _event(self, seq: int, *, truncate: bool) -> Event:
         time = self._time()
@@ -154,6 +175,7 @@ class TemporalModel:
     versions: list[Version] = field(default_factory=list)
     current: dict[Key, Version] = field(default_factory=dict)
     ended: dict[Key, datetime] = field(default_factory=dict)
+    gone: dict[Key, Values] = field(default_factory=dict)
 
     def copy(self, rows: Sequence[Values]) -> None:
         for row in rows:
@@ -174,6 +196,8 @@ class TemporalModel:
     def _write(self, event: Event, time: datetime) -> None:
         before = self.current.get(event.key)
         values = {name: event.values.get(name) for name in COLUMNS}
+        if event.moved_from is not None:
+            values |= {name: self.gone[event.moved_from][name] for name in event.absent}
         if before is not None:
             values |= {name: before.values[name] for name in event.absent}
             if plain(values, self.tracked) == plain(before.values, self.tracked):
@@ -190,6 +214,7 @@ class TemporalModel:
     def _close(self, key: Key, time: datetime) -> None:
         version = self.current.pop(key, None)
         if version is not None:
+            self.gone[key] = version.values
             version.valid_to = self.ended[key] = max(time, version.valid_from)
 
 
@@ -214,7 +239,7 @@ class MirrorModel:
                 self.last[key] = Event(event.seq, "delete", event.values, event.time)
             return
         values = {name: event.values.get(name) for name in COLUMNS}
-        before = self.rows.get(event.key, {})
+        before = self.rows.get(event.moved_from or event.key, {})
         self.rows[event.key] = values | {name: before[name] for name in event.absent}
         self.deleted.pop(event.key, None)
         self.last[event.key] = event

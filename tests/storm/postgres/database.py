@@ -92,7 +92,8 @@ class PostgresSession(Session):
                 raise ConnectionLostError(fields.message_primary or "the connection is gone")
             self._connection.pgconn.exec_(b"ROLLBACK")
             text = " ".join(part for part in (fields.message_primary, fields.message_detail) if part)
-            raise StatementError(f"{fields.sqlstate} {text}", ours=self._database.is_ours(fields.sqlstate, text))
+            ours = self._database.is_ours(fields.sqlstate, text)
+            raise StatementError(f"{fields.sqlstate} {text}", ours=ours, passes=fields.sqlstate != "40P01")
 
     def close(self) -> None:
         if self._connection is not None:
@@ -137,10 +138,14 @@ class PostgresStorm(Database):
         self._heart.execute(f"INSERT INTO heartbeat (id) VALUES ({number})")
 
     def is_ours(self, sqlstate: str, text: str) -> bool:
-        """A publication or an identity that it asks for, or a deadlock with one of Lakefeed's sessions."""
+        """A publication or an identity that it asks for, or a deadlock with one of Lakefeed's sessions.
+
+        Not SET UNLOGGED: PostgreSQL refuses it for a table of any publication, and docs/postgres.md says what to do."""
         if sqlstate == "40P01":
             return bool({int(pid) for pid in re.findall(r"by process (\d+)", text)} & self._our_pids)
         published = ("cannot update table", "cannot delete from table")
+        if "to unlogged because" in text:
+            return False
         return text.startswith(published) or "publication" in text or "replica identity" in text or OURS in text
 
     def waits(self) -> list[Wait]:

@@ -90,17 +90,15 @@ def journal(
     as_json: JsonFlag = False,
 ) -> int:
     """List the change sets of a pipeline's journal, the newest last."""
-    from collections import deque
-
     from lakefeed.app.config import load_config
 
     config = load_config(file)
-    commits: deque[Commit] = deque(maxlen=last)
+    commits: list[Commit] = []
     if (config.state_path / "commits").exists():
         from lakefeed.journal.journal import Journal
 
         with Journal.read(config.state_path) as opened:
-            commits.extend(opened.commits())
+            commits = list(opened.commits(max(0, opened.head - last)))
     if as_json:
         listed = [
             {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -93,6 +95,12 @@ def run(
         with build_pipeline(config, listener=objects if as_json else listener) as pipeline:
             stopping = (lambda: None) if as_json else (lambda: show_note("Stopping after the step under way …"))
             Supervised(pipeline, on_stop=stopping).run(for_seconds)
+    if pipeline.hanging:
+        if not as_json:
+            show_note(f"Stopped. These did not end in time and were left: {', '.join(pipeline.hanging)}.")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # an orderly exit would wait for their threads
     if not as_json:
         show_text("Stopped cleanly.")
     return 0

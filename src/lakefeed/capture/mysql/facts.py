@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from lakefeed.capture.dialect import DescribedTable, Session
-from lakefeed.capture.log import Announced
+from lakefeed.capture.log import Announced, Choose
 from lakefeed.capture.mysql.binlog import Gtid, Resolved
 from lakefeed.capture.mysql.database import Database
 from lakefeed.capture.mysql.dialect import MysqlDialect, SourceColumn, column_of, executed, read_columns
@@ -68,8 +68,9 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
         self.learn(table, _life(table), found.schema)
         return found, found.schema
 
-    def discover(self, session: Session, tables: Sequence[TableId]) -> tuple[TableSchema, ...]:  # noqa: ARG002
+    def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:
         """Compare the catalog with what was delivered. A table that is gone without a word in the log is found here."""
+        tables = choose(self.tables(session))
         wanted = list(dict.fromkeys((*self._known, *tables)))
         with self._database.connection() as connection:
             there = self._schemas(read_columns(connection, wanted))

@@ -122,7 +122,7 @@ class SourceConfig(Section, ABC):
 
     def polling(self) -> dict[str, Any]:
         """The arguments ``tables``, ``rules`` and ``pace`` of a polling Source."""
-        from lakefeed.capture.poll.stream import Pace
+        from lakefeed.capture.poll.rule import Pace
 
         return {
             "tables": tuple(self.tables),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakefeed.capture.dialect import Dialect, Session, key_rows
-from lakefeed.capture.poll.event import Events, classified, deletes, key_texts
+from lakefeed.capture.poll.event import Events, classified, deletes, in_keys
 from lakefeed.capture.poll.query import Queries
 from lakefeed.capture.poll.table import PolledTable
 from lakefeed.capture.snapshot import combined
@@ -33,27 +32,14 @@ SLICE_ROWS = 10_000
 _LOOKUP_ROWS = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Some keys of one directory, and the mark that says that they have been delivered."""
-
-    keys: pa.RecordBatch
-    mark: Mark
-
-
 class DifferencesDirectory:
     """What waits for one table."""
 
     def __init__(self, root: Path, table: TableId) -> None:
         self.path = root / quote(str(table), safe=" .")
 
-    @staticmethod
-    def mark_name(table: TableId) -> str:
-        """The name under which a position says how far the differences of a table have been delivered."""
-        return f"{table}#full-diff"
-
-    def next(self, after: Mark | None) -> Slice | None:
-        """The first keys that have not been delivered."""
+    def next(self, after: Mark | None) -> tuple[pa.RecordBatch, Mark] | None:
+        """The first keys that have not been delivered, and the mark that says that they have been."""
         for number, path in self._numbered():
             if after is not None and number < after.instant_us:
                 continue
@@ -61,7 +47,7 @@ class DifferencesDirectory:
             rows = pq.read_table(path, partitioning=None).combine_chunks()
             part = rows.slice(offset, SLICE_ROWS).to_batches()
             if part:
-                return Slice(part[0], Mark(number, (offset + part[0].num_rows,)))
+                return part[0], Mark(number, (offset + part[0].num_rows,))
         return None
 
     def forget(self, confirmed: Mark) -> None:
@@ -75,6 +61,11 @@ class DifferencesDirectory:
     def _numbered(self) -> Iterator[tuple[int, Path]]:
         if self.path.is_dir():
             yield from sorted((int(path.name), path) for path in self.path.iterdir() if path.name.isdigit())
+
+
+def mark_name(table: TableId) -> str:
+    """The name under which a position says how far the differences of a table have been delivered."""
+    return f"{table}#full-diff"
 
 
 def looked_up(
@@ -96,10 +87,9 @@ def looked_up(
     rows = combined(batches, schema)
     deleted = table.are_deleted(rows)
     alive = rows if deleted is None else rows.filter(pc.invert(deleted))
-    there = pc.is_in(key_texts(keys, table.key), value_set=key_texts(alive, table.key))
-    gone = keys.filter(pc.invert(there))
+    gone = keys.filter(pc.invert(in_keys(keys, alive, table.key)))
     changed = keys.filter(pc.equal(found.column(FOUND), pa.scalar(CHANGED)))
-    now = alive.filter(pc.is_in(key_texts(alive, table.key), value_set=key_texts(changed, table.key)))
+    now = alive.filter(in_keys(alive, changed, table.key))
     events = [deletes(table.schema, gone, now_us)] if gone.num_rows else []
     if now.num_rows:
         events.append(classified(table, now, table.times(now, expect_order=False)))

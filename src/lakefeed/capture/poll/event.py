@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.poll.stamp import Instants
-from lakefeed.capture.poll.table import PolledTable
+from lakefeed.capture.poll.table import Instants, PolledTable
 from lakefeed.change.batch import ABSENT, METADATA, OP, POSITION, SEQ, TIME, TXN, ChangeBatch, Operation, change_schema
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
@@ -42,18 +41,17 @@ def classified(table: PolledTable, rows: pa.RecordBatch, times: Instants) -> Eve
     Whoever applies them must not rely on the difference: a row that was inserted and updated between two polls is an
     update of a row that the lake has never seen. Of a deleted row only the key is delivered.
     """
-    operations = pa.array(np.full(rows.num_rows, int(Operation.UPDATE), np.int8))
-    if (inserted := table.are_inserts(rows)) is not None:
-        operations = pc.if_else(inserted, pa.scalar(int(Operation.INSERT), pa.int8()), operations)
-    if (deleted := table.are_deleted(rows)) is not None:
-        operations = pc.if_else(deleted, pa.scalar(int(Operation.DELETE), pa.int8()), operations)
-    arrays = []
-    for column in table.schema.columns:
-        values: Any = rows.column(column.name)
-        if deleted is not None and column.name not in table.key:
-            values = pc.if_else(deleted, pa.scalar(None, values.type), values)
-        arrays.append(values)
-    delivered = pa.RecordBatch.from_arrays(arrays, names=list(table.schema.names))
+    operations = _all(Operation.UPDATE, rows)
+    inserted, deleted = table.are_inserts(rows), table.are_deleted(rows)
+    if inserted is not None:
+        operations = pc.if_else(inserted, _all(Operation.INSERT, rows), operations)
+    delivered: Any = rows.select(list(table.schema.names))
+    if deleted is not None:
+        operations = pc.if_else(deleted, _all(Operation.DELETE, rows), operations)
+        for index, column in enumerate(table.schema.columns):
+            if column.name not in table.key:
+                values = pc.if_else(deleted, pa.scalar(None, column.type), delivered.column(index))
+                delivered = delivered.set_column(index, column.name, values)
     return Events(table.schema, delivered, operations, times)
 
 
@@ -64,22 +62,25 @@ def deletes(schema: TableSchema, keys: pa.RecordBatch, at_us: int) -> Events:
         keys.column(column.name) if column.name in schema.key else empty.cast(column.type) for column in schema.columns
     ]
     rows = pa.RecordBatch.from_arrays(arrays, names=list(schema.names))
-    operations = pa.array(np.full(keys.num_rows, int(Operation.DELETE), np.int8))
-    return Events(schema, rows, operations, np.full(keys.num_rows, at_us, np.int64))
+    return Events(schema, rows, _all(Operation.DELETE, rows), np.full(keys.num_rows, at_us, np.int64))
+
+
+def _all(operation: Operation, rows: pa.RecordBatch) -> Any:
+    return pa.array(np.full(rows.num_rows, int(operation), np.int8))
 
 
 def change_batches(found: Sequence[Events], end: Position, polled_us: int) -> tuple[ChangeBatch, ...]:
     """All events as one run: numbered by time over all tables, each table's in its own order."""
     # What is late within a table must not be numbered before what it follows there, in the same piece or another.
     latest: dict[TableId, np.int64] = {}
-    pieces = []
+    pieces = [np.empty(0, np.int64)]
     for events in found:
         piece = np.maximum.accumulate(events.times)
         if events.count:
             piece = np.maximum(piece, latest.get(events.schema.table, piece[0]))
             latest[events.schema.table] = piece[-1]
         pieces.append(piece)
-    everything = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+    everything = np.concatenate(pieces)
     numbers = np.empty(len(everything), np.int64)
     numbers[np.argsort(everything, kind="stable")] = np.arange(len(everything))
     poll = f"poll {datetime.fromtimestamp(polled_us / 1e6, UTC).isoformat(timespec='milliseconds')}"
@@ -88,21 +89,18 @@ def change_batches(found: Sequence[Events], end: Position, polled_us: int) -> tu
     for events in found:
         count, layout = events.count, change_schema(events.schema)
         columns: dict[str, Any] = {
+            **dict(zip(events.rows.schema.names, events.rows.columns, strict=True)),
             OP: events.operations,
             SEQ: pa.array(numbers[start : start + count]),
-            POSITION: _repeated(end.encode(), count),
+            POSITION: pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), pa.array([end.encode()])),
             TIME: pa.array(events.times).cast(pa.timestamp("us", tz="UTC")),
-            TXN: _repeated(poll, count),
+            TXN: pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), pa.array([poll])),
             ABSENT: pa.nulls(count, METADATA.field(ABSENT).type),
         }
-        arrays = [columns[name] if name in columns else events.rows.column(name) for name in layout.names]
-        batches.append(ChangeBatch(events.schema, pa.RecordBatch.from_arrays(arrays, schema=layout)))
+        data = pa.RecordBatch.from_arrays([columns[name] for name in layout.names], schema=layout)
+        batches.append(ChangeBatch(events.schema, data))
         start += count
     return tuple(batches)
-
-
-def _repeated(text: str, count: int) -> Any:
-    return pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), pa.array([text]))
 
 
 def unchanged(rows: pa.RecordBatch, before: pa.RecordBatch | None, key: Sequence[str]) -> Any:
@@ -115,23 +113,18 @@ def unchanged(rows: pa.RecordBatch, before: pa.RecordBatch | None, key: Sequence
     index: Any = pc.index_in(key_texts(rows, key), value_set=key_texts(before, key))
     same: Any = pc.is_valid(index)
     for mine, theirs in zip(rows.columns, before.columns, strict=True):
-        other = theirs.take(index)
-        equal: Any = pc.equal(mine, other)
+        other: Any = theirs.take(index)
         # NULL is NULL here, and NaN is NaN: a row that never equals itself would be delivered for ever.
-        nothing = [
-            pc.is_null(values, nan_is_null=True) if pa.types.is_floating(values.type) else pc.is_null(values)
-            for values in (mine, other)
-        ]
+        is_float = pa.types.is_floating(mine.type)
+        nothing = [pc.is_null(values, nan_is_null=is_float) for values in (mine, other)]
+        equal: Any = pc.equal(mine, other)
         same = pc.and_(same, pc.or_(pc.fill_null(equal, False), pc.and_(*nothing)))
     return same
 
 
-def without(rows: pa.RecordBatch, gone: pa.RecordBatch, key: Sequence[str]) -> pa.RecordBatch:
-    """``rows`` without those whose key is in ``gone``."""
-    if rows.num_rows == 0 or gone.num_rows == 0:
-        return rows
-    known = pc.is_in(key_texts(rows, key), value_set=key_texts(gone, key))
-    return rows.filter(pc.invert(known))
+def in_keys(rows: pa.RecordBatch, others: pa.RecordBatch, key: Sequence[str]) -> Any:
+    """A boolean array: which of ``rows`` have a key that is in ``others``."""
+    return pc.is_in(key_texts(rows, key), value_set=key_texts(others, key))
 
 
 def key_texts(rows: pa.RecordBatch, key: Sequence[str]) -> Any:

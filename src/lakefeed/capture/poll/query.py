@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lakefeed.capture.dialect import PLAIN, Dialect, Key, Query
-from lakefeed.capture.poll.rule import NullPolicy
 from lakefeed.capture.poll.table import PolledTable
 from lakefeed.capture.snapshot import from_where, select_list, sql_name
 from lakefeed.change.watermark import Mark
@@ -36,8 +35,12 @@ class Queries:
         at = self._name(table.soft_time)
         live = self._branch(updated, [f"({at} IS NULL OR {at} <= {updated})"], mark, limit, query)
         gone = self._branch(at, [f"({updated} IS NULL OR {at} > {updated})"], mark, limit, query)
-        time = self._later(self._outer(table.soft_time), self._time_of(self._outer))
-        order = ", ".join([time, *map(self._outer, table.key)])
+
+        def outer(name: str) -> str:
+            """Of the union, whose columns have their own names."""
+            return f"q.{self._dialect.quoted(name)}"
+
+        order = ", ".join([self._row_time(outer), *map(outer, table.key)])
         query.sql = (
             f"SELECT * FROM (SELECT * FROM ({live}) AS a UNION ALL SELECT * FROM ({gone}) AS b) AS q"
             f" ORDER BY {order} LIMIT {limit}"
@@ -46,7 +49,7 @@ class Queries:
 
     def newest(self, limit: int) -> Query:
         """The last rows in (time, key) order, the very last first: time and key only."""
-        time = self._row_time()
+        time = self._row_time(self._name)
         order = ", ".join(f"{one} DESC" for one in [time, *self._key])
         rows = f"{self._list(self._table.mark_names)} {self._from([f'{time} IS NOT NULL'])}"
         return Query(f"SELECT {rows} ORDER BY {order} LIMIT {limit}", exact=frozenset(self._table.key))
@@ -79,25 +82,24 @@ class Queries:
         query = Query()
         conditions = [f"{self._name(column)} IS NOT NULL"]
         if not mark.is_start:
-            conditions.append(f"NOT ({self._after(self._row_time(), mark, query)})")
+            conditions.append(f"NOT ({self._after(self._row_time(self._name), mark, query)})")
         query.sql = f"SELECT 1 AS n {self._from(conditions)} LIMIT 1"
         return query
 
     def existing(self) -> tuple[str, ...]:
         """Conditions of every row that exists for the user: in the rule's part of the table, and not softly deleted."""
-        table, own = self._table, [self._table.rule.where] if self._table.rule.where else []
+        table, conditions = self._table, [self._table.rule.where] if self._table.rule.where else []
         if table.soft_time is not None:
-            return (*own, f"{self._name(table.soft_time)} IS NULL")
+            conditions.append(f"{self._name(table.soft_time)} IS NULL")
         if table.soft_flag is not None:
-            flag = self._name(table.soft_flag)
-            is_boolean = str(table.column(table.soft_flag).type) == "bool"
-            return (*own, f"{flag} IS NULL OR {'NOT ' if is_boolean else ''}{flag}{'' if is_boolean else ' = 0'}")
-        return tuple(own)
+            flag, is_boolean = self._name(table.soft_flag), str(table.column(table.soft_flag).type) == "bool"
+            conditions.append(f"{flag} IS NULL OR " + (f"NOT {flag}" if is_boolean else f"{flag} = 0"))
+        return tuple(conditions)
 
     def _branch(self, time: str, conditions: list[str], mark: Mark, limit: int, query: Query) -> str:
         conditions = [*conditions, f"{time} IS NOT NULL" if mark.is_start else self._after(time, mark, query)]
-        rows = f"{self._list(self._table.read_names)} {self._from(conditions)}"
-        return f"SELECT {rows} ORDER BY {', '.join([time, *self._key])} LIMIT {limit}"
+        order = ", ".join([time, *self._key])
+        return f"SELECT {self._list(self._table.read_names)} {self._from(conditions)} ORDER BY {order} LIMIT {limit}"
 
     def _after(self, time: str, mark: Mark, query: Query) -> str:
         table = self._table
@@ -113,21 +115,15 @@ class Queries:
         # The user's condition stands in parentheses: an OR in it must not reach beyond it.
         return from_where(self._table.source, [*([f"({own})"] if own else []), *conditions])
 
-    def _row_time(self) -> str:
-        """The later of the update and the soft delete."""
-        return (
-            self._time if self._table.soft_time is None else self._later(self._name(self._table.soft_time), self._time)
-        )
-
-    @staticmethod
-    def _later(at: str, updated: str) -> str:
-        return f"CASE WHEN {at} > {updated} THEN {at} ELSE {updated} END"
-
     def _time_of(self, name: Callable[[str], str]) -> str:
-        table = self._table
-        if table.rule.null_updated_at is NullPolicy.CREATED_AT and table.created_at is not None:
-            return f"coalesce({name(table.updated_at)}, {name(table.created_at)})"
-        return name(table.updated_at)
+        """When a row was updated, in SQL."""
+        updated, stand_in = name(self._table.updated_at), self._table.stand_in
+        return updated if stand_in is None else f"coalesce({updated}, {name(stand_in)})"
+
+    def _row_time(self, name: Callable[[str], str]) -> str:
+        """The later of the update and the soft delete."""
+        updated, soft = self._time_of(name), self._table.soft_time
+        return updated if soft is None else f"CASE WHEN {name(soft)} > {updated} THEN {name(soft)} ELSE {updated} END"
 
     def _values(self, key: Key, query: Query) -> list[str]:
         columns = [self._table.column(name) for name in self._table.key]
@@ -138,7 +134,3 @@ class Queries:
 
     def _name(self, name: str) -> str:
         return sql_name(self._dialect, self._table.source, name)
-
-    def _outer(self, name: str) -> str:
-        """Of the union, whose columns have their own names."""
-        return f"q.{self._dialect.quoted(name)}"

@@ -1,4 +1,4 @@
-"""How one table is polled, as a user configures it. Everything has a default; the catalog fills in what is left out."""
+"""How tables are polled, as a user configures it. Everything has a default; the catalog fills in what is left out."""
 
 from __future__ import annotations
 
@@ -85,3 +85,13 @@ class TableRule:
     @property
     def lag_us(self) -> int:
         return round(self.safety_lag_seconds * 1_000_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """``poll_seconds`` lie between two cycles that find nothing. ``parallel`` tables are read at a time. A table that
+    takes longer than ``patience_seconds`` is not waited for: the others go on without it."""
+
+    poll_seconds: float = 1.0
+    parallel: int = 4
+    patience_seconds: float = 1.0

@@ -12,36 +12,123 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 from lakefeed.capture.dialect import DescribedTable, Dialect, Session
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.poll.differences import DifferencesDirectory
+from lakefeed.capture.poll.differences import mark_name
 from lakefeed.capture.poll.event import Events, change_batches
-from lakefeed.capture.poll.poller import Cursor, PollResult, TablePoller
-from lakefeed.capture.poll.table import PolledTable, TableSelection, polled_table, recopy_notice, text_columns
+from lakefeed.capture.poll.poller import PollResult, TablePoller
+from lakefeed.capture.poll.rule import Pace
+from lakefeed.capture.poll.selection import TableSelection
+from lakefeed.capture.poll.table import PolledTable, polled_table, recopy_notice
 from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.change.watermark import Mark, Watermark
 from lakefeed.errors import ConfigError, LakefeedError, Retry, SourceChangedError, StateError
 
+T = TypeVar("T")
+
 _CATALOG_SECONDS = 1.0
 _CLOSE_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """``poll_seconds`` lie between two cycles that find nothing. ``parallel`` tables are read at a time. A table that
-    takes longer than ``patience_seconds`` is not waited for: the others go on without it."""
+class Connections:
+    """Sessions to one database, kept for the next use. Any thread may use one, several at a time.
 
-    poll_seconds: float = 1.0
-    parallel: int = 4
-    patience_seconds: float = 1.0
+    All lead to the database ``identity``, by default the one that the first session finds: behind one name there may be
+    another one later. ``start`` has ``parallel`` threads.
+    """
+
+    def __init__(self, dialect: Dialect, identity: str | None = None, parallel: int = 1) -> None:
+        self._dialect = dialect
+        self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="lakefeed-poll")
+        self._idle: list[Session] = []
+        self._used: set[Session] = set()
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self.identity = identity
+
+    @contextmanager
+    def use(self, *, fresh: bool = False) -> Iterator[Session]:
+        """One that nobody else uses meanwhile; a ``fresh`` one is not kept. StateError once all are closed.
+
+        As long as all others are fresh, the one that is not is always the same: a session may remember (``horizon``).
+        """
+        with self._changed:
+            session = self._idle.pop() if self._idle and not fresh else None
+        session = session or self._connected()
+        with self._changed:
+            self._used.add(session)
+            is_usable = not self._is_closed
+        try:
+            if not is_usable:
+                raise StateError("the capture was closed", remedy="Call open first.")
+            is_usable = False  # after an error it may be in the middle of anything
+            yield session
+            is_usable = True
+        finally:
+            with self._changed:
+                self._used.discard(session)
+                is_kept = is_usable and not fresh and not self._is_closed
+                if is_kept:
+                    self._idle.append(session)
+                self._changed.notify_all()
+            if not is_kept:
+                with suppress(Exception):
+                    session.close()
+
+    def start(self, work: Callable[[Session], T]) -> Future[T]:
+        """Do ``work`` in another thread, with a session."""
+
+        def do() -> T:
+            with self.use() as session:
+                return work(session)
+
+        return self._threads.submit(do)
+
+    def close(self) -> None:
+        """End what runs on them; what waits for a thread ends with StateError. Returns within seconds, also if a server
+        answers nothing any more."""
+        self._threads.shutdown(wait=False)
+        with self._changed:
+            self._is_closed = True
+            idle, self._idle, used = self._idle, [], list(self._used)
+        until = time.monotonic() + _CLOSE_SECONDS
+        threads = [threading.Thread(target=_cancel, args=[session], daemon=True) for session in used]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        with self._changed:
+            self._changed.wait_for(lambda: not self._used, _CLOSE_SECONDS)
+            left = list(self._used)
+        for session in [*idle, *left]:
+            with suppress(Exception):
+                session.close()
+
+    def _connected(self) -> Session:
+        session = self._dialect.connect()
+        try:
+            found = session.identity()
+            if self.identity not in (None, found):
+                raise SourceChangedError(f"{found} answers now, and not {self.identity}, which was opened")
+        except BaseException:
+            session.close()
+            raise
+        self.identity = found
+        return session
+
+
+def _cancel(session: Session) -> None:
+    with suppress(Exception):  # it is being closed: what it says of that does not matter
+        session.cancel()
 
 
 @dataclass(slots=True)
@@ -52,6 +139,14 @@ class _Cycle:
     schemas: list[TableSchema] = field(default_factory=list)
     notices: list[TableNotice] = field(default_factory=list)
     marks: dict[str, Mark] = field(default_factory=dict)
+
+
+class _Poll(NamedTuple):
+    """A poll that was started and not gathered."""
+
+    poller: TablePoller
+    result: Future[PollResult]
+    round: int
 
 
 class PollStream:
@@ -66,61 +161,69 @@ class PollStream:
         self._dialect = dialect
         self._selection = selection
         self._pace = pace
+        self._opened: Connections | None = None
+        self._readers: Connections | None = None
         self._pollers: dict[TableId, TablePoller] = {}
+        self._polls: dict[TableId, _Poll] = {}
         self._blocked: set[TableId] = set()
-        self._polled: dict[TableId, TablePoller] = {}
+        self._round = 0
+        self._unread: set[TableId] | None = None
         self._catalog_read_at = 0.0
-        self._pool: ConnectionPool | None = None
         self._arrived: queue.SimpleQueue[tuple[DescribedTable, Mark]] = queue.SimpleQueue()
         self.differences = differences
         self.known: dict[TableId, TableSchema] = {}
         self.stale: frozenset[TableId] = frozenset()
         self.position = Watermark()
 
-    @property
-    def is_reading(self) -> bool:
-        """A table takes longer than the patience, and is still being read."""
-        return self._pool is not None and bool(self._pool.running)
-
     def polled(self) -> list[tuple[PolledTable, Mark]]:
         """What is polled, and from where. Any thread."""
-        return [(one.table, one.cursor.mark) for one in list(self._pollers.values())]
+        return [(one.table, one.mark) for one in list(self._pollers.values())]
 
     def arrive(self, source: DescribedTable, mark: Mark) -> None:
         """A table was prepared: the next cycle takes it in, unless it is polled already and not stale. Any thread."""
         self._arrived.put((source, mark))
 
-    def seek(
-        self,
-        session: Session,
-        position: Watermark,
-        tables: Sequence[TableId],
-        prepared: Mapping[str, Mark],
-        connect: Callable[[], Session],
-    ) -> None:
-        """Go on after ``position`` with ``tables``; one that it has no mark of goes on from where it was prepared, else
-        it is read from its beginning."""
+    def seek(self, opened: Connections, position: Watermark, tables: dict[TableId, Mark]) -> None:
+        """Go on after ``position`` with ``tables``, each from its mark on."""
         self.close()
-        self._pool = ConnectionPool(connect, self._pace.parallel)
+        self._opened, self._readers = opened, Connections(self._dialect, opened.identity, self._pace.parallel)
         self.position = position
-        self._pollers, self._blocked = {}, self._blocked - set(tables)
-        marks = {**prepared, **dict(position.marks)}
-        for table, source in session.describe(tables).items():
-            self._add(source, marks.get(str(table), Mark.start()))
+        self._pollers, self._polls, self._blocked = {}, {}, self._blocked - tables.keys()
+        self.begin_round()
+        with opened.use() as session:
+            for table, source in session.describe(list(tables)).items():
+                self._add(source, tables[table])
 
-    def cut(self, session: Session) -> ChangeSet | None:
+    def begin_round(self) -> None:
+        """From here on ``is_read`` means: a poll that began after this call has read each table to its end."""
+        self._round += 1
+        self._unread, self._catalog_read_at = None, 0.0
+
+    @property
+    def is_read(self) -> bool:
+        """See ``begin_round``. A blocked table has no end to be read to."""
+        return self._unread is not None and not self._unread & (self._pollers.keys() - self._blocked)
+
+    def cut(self) -> ChangeSet | None:
         """One cycle. None: nothing has changed, and nothing has moved."""
-        if self._pool is None:
+        opened, readers, cycle = self._opened, self._readers, _Cycle()
+        if opened is None or readers is None:
             raise StateError("the capture is not open", remedy="Call open first.")
-        cycle, pool = _Cycle(), self._pool
-        self._read_catalog(session, pool, cycle)
-        horizon = session.horizon()
-        for table, poller in self._pollers.items():
-            if table not in self._blocked and table not in pool.running:
-                self._polled[table] = poller
-                pool.start(table, partial(poller.poll, horizon=horizon))
-        for table, result in pool.gather(self._pace.patience_seconds).items():
-            self._take(session, table, result, cycle)
+        with opened.use() as session:
+            self._read_catalog(session, cycle)  # 1
+            horizon = session.horizon()  # 2
+        if self._unread is None:
+            self._unread = set(self._pollers)
+        for table, poller in self._pollers.items():  # 3
+            if table not in self._blocked and table not in self._polls:
+                result = readers.start(partial(poller.poll, horizon=horizon))
+                self._polls[table] = _Poll(poller, result, self._round)
+        wait([poll.result for poll in self._polls.values()], timeout=self._pace.patience_seconds)
+        for table, poll in list(self._polls.items()):  # 4
+            if poll.result.done():
+                del self._polls[table]
+                if self._pollers.get(table) is poll.poller:  # neither dropped nor begun again while it was read
+                    self._take(opened, table, poll, cycle)
         start, end = self.position, Watermark.of({**dict(self.position.marks), **cycle.marks})
         rows = sum(events.count for events in cycle.events)
         self.position = end
@@ -133,96 +236,90 @@ class PollStream:
         """Differences up to ``confirmed`` are durable elsewhere."""
         marks = dict(confirmed.marks)
         for table, poller in self._pollers.items():
-            if (mark := marks.get(DifferencesDirectory.mark_name(table))) is not None:
+            if (mark := marks.get(mark_name(table))) is not None:
                 poller.forget(mark)
 
     def close(self) -> None:
-        """Any thread."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
+        """Any thread. Polls under way end with an error."""
+        readers, self._readers = self._readers, None
+        if readers is not None:
+            readers.close()
 
     def _add(self, source: DescribedTable, mark: Mark) -> None:
         """Poll a table, from ``mark`` on, as it was delivered last or as it is now."""
-        known = self.known.get(source.id)
-        table = polled_table(source, self._selection.rule(source.id), text_columns(known, source))
+        table = polled_table(source, self._selection.rule(source.id), self.known.get(source.id))
         self.known.setdefault(source.id, table.schema)
         if mark.key and len(mark.key) != len(table.key):
             mark = Mark.start(mark.era + 1)  # the table was created again with another key while no process ran
-        compared = dict(self.position.marks).get(DifferencesDirectory.mark_name(source.id))
+        compared = dict(self.position.marks).get(mark_name(source.id))
         self._pollers[source.id] = TablePoller(self._dialect, table, self.differences, mark, compared)
         self._blocked.discard(source.id)
         self.stale -= {source.id}
 
-    def _read_catalog(self, session: Session, pool: ConnectionPool, cycle: _Cycle) -> None:
-        """Step 1."""
+    def _read_catalog(self, session: Session, cycle: _Cycle) -> None:
         while not self._arrived.empty():
-            source, mark = self._arrived.get()
-            if source.id in self.stale or source.id not in self._pollers:
-                self._add(source, mark)
+            new, mark = self._arrived.get()
+            if new.id in self.stale or new.id not in self._pollers:
+                self._add(new, mark)
         if time.monotonic() - self._catalog_read_at < min(_CATALOG_SECONDS, self._pace.poll_seconds):
             return
-        idle = [table for table in self._pollers if table not in self._blocked and table not in pool.running]
+        idle = [table for table in self._pollers if table not in self._blocked and table not in self._polls]
         described = session.describe(idle)
         self._catalog_read_at = time.monotonic()
         for table in idle:
-            if table not in described:
+            poller, known, source = self._pollers[table], self.known[table], described.get(table)
+            if source is None:
                 del self._pollers[table]
                 self._note([TableDropped(table)], cycle)
-            else:
-                self._evolve(session, self._pollers[table], described[table], cycle)
+            elif source != poller.table.source or not known.same_shape(poller.table.schema):
+                try:
+                    poller.table = polled_table(source, self._selection.rule(table), known)
+                except ConfigError as error:
+                    self._block(table, error, cycle)
+                    continue
+                schema = poller.table.schema
+                if not schema.same_shape(known):
+                    if schema.key != known.key:
+                        poller.begin_again()
+                    notice = recopy_notice(known, schema, partial(poller.is_filled, session))
+                    self._reshape(poller, notice, cycle)
 
-    def _evolve(self, session: Session, poller: TablePoller, source: DescribedTable, cycle: _Cycle) -> None:
-        known = self.known[poller.id]
-        if source == poller.table.source and known.same_shape(poller.table.schema):
-            return
+    def _take(self, opened: Connections, table: TableId, poll: _Poll, cycle: _Cycle) -> None:
+        """The result of one poll. The table's own error stops that table; the database's is the caller's."""
+        poller = poll.poller
         try:
-            new = polled_table(source, self._selection.rule(source.id), text_columns(known, source))
-        except ConfigError as error:
-            self._block(source.id, error, cycle)
+            result = poll.result.result()
+        except LakefeedError as error:
+            if error.retry is Retry.BACKOFF or isinstance(error, StateError | SourceChangedError):
+                raise
+            with opened.use() as session:
+                is_same = session.describe([table]).get(table) == poller.table.source
+            if is_same:
+                self._block(table, error, cycle)
+            else:  # its definition changed under the query: the next cycle follows that first
+                self._catalog_read_at = 0.0
             return
-        poller.table = new
-        if new.schema.same_shape(known):
+        if (column := result.misfit) is not None:
+            old = poller.table
+            if column in old.ordering or column not in old.schema.names:
+                self._block(table, MisfitError(column=column).stopped(table), cycle)
+                return
+            # Values of several types make a column text for good, so that nothing is rounded, cut or nulled.
+            poller.table = polled_table(old.source, old.rule, self.known[table], [column])
+            reason = f"values that the declared type does not fit make it text: {column}"
+            self._reshape(poller, RecopyNeeded(table, reason, (column,)), cycle)
             return
-        if new.schema.key != known.key:
-            poller.cursor = Cursor(Mark.start(poller.cursor.mark.era + 1))
-        notice = recopy_notice(known, new.schema, partial(poller.is_filled, session))
-        self._reshape(poller, notice, cycle)
-
-    def _take(self, session: Session, table: TableId, result: PollResult | LakefeedError, cycle: _Cycle) -> None:
-        """Step 4, of one table. Its own error stops that table; the database's is the caller's."""
-        poller = self._pollers.get(table)
-        if poller is None or poller is not self._polled.get(table):
-            return  # dropped, or begun again while it was read
-        if isinstance(result, LakefeedError):
-            if result.retry is Retry.BACKOFF or isinstance(result, StateError | SourceChangedError):
-                raise result
-            if session.describe([table]).get(table) != poller.table.source:
-                self._catalog_read_at = 0.0  # its definition changed under the query: the next cycle follows that first
-            else:
-                self._block(table, result, cycle)
-        elif result.misfit is not None:
-            self._retype(poller, result.misfit, cycle)
-        else:
-            cycle.marks[str(table)] = result.mark
-            if result.compared is not None:
-                cycle.marks[DifferencesDirectory.mark_name(table)] = result.compared
-            cycle.events += result.events
-            self._note(result.notices, cycle)
-
-    def _retype(self, poller: TablePoller, column: str, cycle: _Cycle) -> None:
-        """Values of several types make a column text for good, so that nothing is rounded, cut or nulled."""
-        old = poller.table
-        if column in old.ordering or column not in old.schema.names:
-            self._block(old.id, MisfitError(column=column).stopped(old.id), cycle)
-            return
-        poller.table = polled_table(old.source, old.rule, text_columns(self.known[old.id], old.source) | {column})
-        reason = f"values that the declared type does not fit make it text: {column}"
-        self._reshape(poller, RecopyNeeded(old.id, reason, (column,)), cycle)
+        cycle.marks[str(table)] = poller.mark
+        if poller.compared is not None:
+            cycle.marks[mark_name(table)] = poller.compared
+        cycle.events += result.events
+        self._note(result.notices, cycle)
+        if self._unread is not None and result.is_end and poll.round == self._round:
+            self._unread.discard(table)
 
     def _reshape(self, poller: TablePoller, notice: RecopyNeeded | None, cycle: _Cycle) -> None:
-        poller.cursor = replace(poller.cursor, unsettled=None)
-        self.known[poller.id] = poller.table.schema
+        poller.unsettled = None
+        self.known[poller.table.id] = poller.table.schema
         cycle.schemas.append(poller.table.schema)
         self._note([notice] if notice is not None else [], cycle)
 
@@ -233,89 +330,3 @@ class PollStream:
     def _note(self, notices: Sequence[TableNotice], cycle: _Cycle) -> None:
         cycle.notices += notices
         self.stale |= {one.table for one in notices if not isinstance(one, RecopyNeeded) or one.columns is None}
-
-
-class ConnectionPool:
-    """Polls of several tables at a time, each on a connection of its own, so that a slow one holds up no other.
-
-    At most ``parallel`` connections. ``start`` and ``gather`` belong to one thread; ``close`` may be any. ``running``
-    are the tables whose poll was started and not gathered.
-    """
-
-    def __init__(self, connect: Callable[[], Session], parallel: int) -> None:
-        self._connect = connect
-        self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="lakefeed-poll")
-        self._idle: queue.LifoQueue[Session] = queue.LifoQueue()
-        self._open: list[Session] = []
-        self._is_closed = False
-        self._lock = threading.Lock()
-        self.running: dict[TableId, Future[PollResult]] = {}
-
-    def start(self, table: TableId, work: Callable[[Session], PollResult]) -> None:
-        self.running[table] = self._threads.submit(self._do, work)
-
-    def gather(self, patience_seconds: float) -> Mapping[TableId, PollResult | LakefeedError]:
-        """What has ended. Waits for all, but not longer than that."""
-        wait(self.running.values(), timeout=patience_seconds)
-        ended = {table: future for table, future in self.running.items() if future.done()}
-        results: dict[TableId, PollResult | LakefeedError] = {}
-        for table, future in ended.items():
-            del self.running[table]
-            error = future.exception()
-            if error is not None and not isinstance(error, LakefeedError):
-                raise error
-            results[table] = future.result() if error is None else error
-        return results
-
-    def close(self) -> None:
-        with self._lock:
-            sessions, self._open, self._is_closed = self._open, [], True
-        cancel_all(sessions)
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        running = list(self.running.values())
-        for future in running:
-            if future.cancelled():
-                with suppress(RuntimeError, InvalidStateError):  # whoever waits in gather learns of it by this alone
-                    future.set_running_or_notify_cancel()
-        wait([future for future in running if not future.cancelled()], timeout=_CLOSE_SECONDS)
-        for session in sessions:
-            with suppress(Exception):
-                session.close()
-
-    def _do(self, work: Callable[[Session], PollResult]) -> PollResult:
-        try:
-            session = self._idle.get_nowait()
-        except queue.Empty:
-            session = self._connect()
-            with self._lock:
-                self._open.append(session)
-                is_closed = self._is_closed
-            if is_closed:  # while it connected: nobody else closes this one
-                session.close()
-                raise StateError("the capture was closed", remedy="Call open first.") from None
-        try:
-            result = work(session)
-        except BaseException:
-            with self._lock:
-                if session in self._open:
-                    self._open.remove(session)
-            with suppress(Exception):
-                session.close()  # it may be in the middle of anything
-            raise
-        self._idle.put(session)
-        return result
-
-
-def cancel_all(sessions: Sequence[Session]) -> None:
-    """End what runs on them. At the same time, and not longer than that: a server may answer nothing any more."""
-
-    def cancel(session: Session) -> None:
-        with suppress(Exception):  # it is being closed: what it says of that does not matter
-            session.cancel()
-
-    threads = [threading.Thread(target=cancel, args=[session], daemon=True) for session in sessions]
-    until = time.monotonic() + _CLOSE_SECONDS
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))

@@ -1,32 +1,38 @@
-"""PolledTable: a table together with how it is polled, every name checked against the catalog; and which are polled."""
+"""PolledTable: a table together with how it is polled, every name checked against the catalog; and its times.
+
+Text is ordered by the database as text, so all stamps of a column must be written in one form: ``PolledTable.times``
+finds out that they are not.
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.dialect import DescribedTable, Dialect, Refusal, key_rows
+from lakefeed.capture.dialect import DescribedTable, key_rows
 from lakefeed.capture.poll.rule import NullPolicy, SoftDelete, TableRule
-from lakefeed.capture.poll.stamp import Instants, StampError, instants, is_stamp
-from lakefeed.capture.select import is_literal, is_wanted, match_tables
 from lakefeed.change.change_set import RecopyNeeded
 from lakefeed.change.schema_change import AddColumn, ChangeKey, RetypeColumn, diff
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.change.watermark import Mark
 from lakefeed.errors import ConfigError, TableStoppedError
 
-log = logging.getLogger(__name__)
-
 UPDATED = frozenset(
     {"updated_at", "updated_on", "updated", "modified_at", "modified_on", "last_modified", "last_updated"}
 )
 CREATED = frozenset({"created_at", "created_on", "created", "inserted_at"})
+Instants = npt.NDArray[np.int64]
+
+_ISO = (
+    r"^(?P<day>\d{4}-\d{2}-\d{2})(?:[T ](?P<minute>\d{2}:\d{2})(?::(?P<second>\d{2})(?:[.,](?P<part>\d{1,6}))?)?)?"
+    r"\s*(?P<zone>Z|z|[+-]\d{2}(?::?\d{2})?)?$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +63,14 @@ class PolledTable:
         return frozenset(name for name in names if name is not None)
 
     @property
+    def stand_in(self) -> str | None:
+        """The column that stands in for an ``updated_at`` that is NULL."""
+        return self.created_at if self.rule.null_updated_at is NullPolicy.CREATED_AT else None
+
+    @property
     def nullable_time(self) -> bool:
         """Whether rows without a time can exist: not if the column forbids it."""
-        names = [self.updated_at]
-        if self.rule.null_updated_at is NullPolicy.CREATED_AT and self.created_at is not None:
-            names.append(self.created_at)
-        return all(self.column(name).nullable for name in names)
+        return all(self.column(name).nullable for name in (self.updated_at, self.stand_in) if name is not None)
 
     @property
     def read_names(self) -> tuple[str, ...]:
@@ -127,8 +135,8 @@ class PolledTable:
     def _time_values(self, rows: pa.RecordBatch) -> Any:
         """The value that orders each row: of the update, or of the soft delete if that is later."""
         updated: Any = rows.column(self.updated_at)
-        if self.rule.null_updated_at is NullPolicy.CREATED_AT and self.created_at is not None:
-            updated = pc.coalesce(updated, rows.column(self.created_at).cast(updated.type))
+        if self.stand_in is not None:
+            updated = pc.coalesce(updated, rows.column(self.stand_in).cast(updated.type))
         if self.soft_time is None:
             return updated
         deleted: Any = rows.column(self.soft_time).cast(updated.type)
@@ -147,76 +155,63 @@ class PolledTable:
         )
 
 
-def polled_table(source: DescribedTable, rule: TableRule, as_text: Iterable[str] = ()) -> PolledTable:
+def polled_table(
+    source: DescribedTable, rule: TableRule, known: TableSchema | None = None, mixed: Iterable[str] = ()
+) -> PolledTable:
     """Check a rule against a table. ConfigError, naming table and column, for whatever is not there.
 
-    ``as_text`` are columns that have been delivered as text before, because they hold values of several types.
+    ``known`` is what it was delivered with last: a column that was text there, although its declared type was another
+    and still is that one, stays text. So do ``mixed`` columns, which hold values of several types.
     """
-    name, soft = source.id, rule.deletes.column if isinstance(rule.deletes, SoftDelete) else None
-    for column in (*rule.key, *rule.columns, rule.created_at, rule.updated_at, soft):
-        if column is not None:
-            source.schema.column(column)  # ConfigError with the table, the column and those that there are
+    table, soft = source.id, rule.deletes.column if isinstance(rule.deletes, SoftDelete) else None
+    for name in (*rule.key, *rule.columns, rule.created_at, rule.updated_at, soft):
+        if name is not None:
+            source.schema.column(name)  # ConfigError with the table, the column and those that there are
     key = tuple(rule.key) or source.schema.key
     if not key:
         raise ConfigError(
-            f"table {name} has no primary key, so its rows cannot be told apart",
-            remedy=f"Name columns that are unique together: rules: {{{name}: {{key: […]}}}}.",
+            f"table {table} has no primary key, so its rows cannot be told apart",
+            remedy=f"Name columns that are unique together: rules: {{{table}: {{key: […]}}}}.",
         )
-    for column in key:
-        if column in source.unordered:
-            raise ConfigError(f"table {name}: the key column '{column}' cannot be ordered: {source.unordered[column]}")
-
-    updated_at = rule.updated_at or _guessed(source, UPDATED)
+    for name in source.unordered.keys() & set(key):
+        raise ConfigError(f"table {table}: the key column '{name}' cannot be ordered: {source.unordered[name]}")
+    updated_at, created_at = rule.updated_at or _guessed(source, UPDATED), rule.created_at or _guessed(source, CREATED)
     if updated_at is None:
         raise ConfigError(
-            f"table {name}: no column is unmistakably the time of the last update",
-            remedy=f"Name it: rules: {{{name}: {{updated_at: …}}}}; there are {', '.join(source.schema.names)}.",
+            f"table {table}: no column is unmistakably the time of the last update",
+            remedy=f"Name it: rules: {{{table}: {{updated_at: …}}}}; there are {', '.join(source.schema.names)}.",
         )
-    created_at = rule.created_at or _guessed(source, CREATED)
-    for column in (updated_at, rule.created_at):
-        if column is not None and not is_stamp(kind := source.schema.column(column).type):
+    for name in (updated_at, rule.created_at):
+        if name is not None and not is_stamp(kind := source.schema.column(name).type):
             raise ConfigError(
-                f"table {name}: the column '{column}' ({kind}) cannot say when a row changed; it must be a timestamp, "
+                f"table {table}: the column '{name}' ({kind}) cannot say when a row changed; it must be a timestamp, "
                 "an ISO 8601 text or a whole number since 1970"
             )
     if rule.null_updated_at is NullPolicy.CREATED_AT:
         if created_at is None:
-            raise ConfigError(f"table {name}: null_updated_at is created_at, but no column is named as created_at")
+            raise ConfigError(f"table {table}: null_updated_at is created_at, but no column is named as created_at")
         _require_same_kind(source, created_at, updated_at, "stands in for it")
 
-    texts, wanted = frozenset(as_text), {*rule.columns, *key} if rule.columns else set(source.schema.names)
+    texts, wanted = set(mixed), {*rule.columns, *key} if rule.columns else set(source.schema.names)
+    declared = {column.name: column for column in source.schema.columns}
+    for column in known.columns if known is not None else ():
+        now = declared.get(column.name)
+        if now is not None and pa.types.is_string(column.type) and now.source_type == column.source_type:
+            texts.add(column.name)
     columns = tuple(
-        replace(
-            column,
-            type=pa.string() if column.name in texts else column.type,
-            nullable=column.nullable and column.name not in key,
-        )
-        for column in source.schema.columns
-        if column.name in wanted
+        replace(one, type=pa.string() if name in texts else one.type, nullable=one.nullable and name not in key)
+        for name, one in declared.items()
+        if name in wanted
     )
-    made = PolledTable(
-        source, rule, TableSchema(name, columns, key), updated_at, created_at, is_guess=rule.updated_at is None
-    )
+    schema = TableSchema(source.id, columns, key)
+    made = PolledTable(source, rule, schema, updated_at, created_at, is_guess=rule.updated_at is None)
     if soft is None:
         return made
-    kind, stamp = source.schema.column(soft).type, source.schema.column(updated_at).type
+    kind, stamp = declared[soft].type, declared[updated_at].type
     if pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and not _same_kind(kind, stamp)):
         return replace(made, soft_flag=soft)
     _require_same_kind(source, soft, updated_at, "says when a row was deleted")
     return replace(made, soft_time=soft)
-
-
-def text_columns(known: TableSchema | None, source: DescribedTable) -> frozenset[str]:
-    """Columns that have been delivered as text although their declared type is another, and still is that one."""
-    declared = {column.name: column for column in source.schema.columns}
-    return frozenset(
-        column.name
-        for column in (known.columns if known is not None else ())
-        if pa.types.is_string(column.type)
-        and column.name in declared
-        and declared[column.name].type != column.type
-        and declared[column.name].source_type == column.source_type
-    )
 
 
 def recopy_notice(old: TableSchema, new: TableSchema, is_filled: Callable[[str], bool]) -> RecopyNeeded | None:
@@ -242,70 +237,6 @@ def recopy_notice(old: TableSchema, new: TableSchema, is_filled: Callable[[str],
     return RecopyNeeded(new.table, reasons[0], tuple(columns)) if reasons else None
 
 
-class TableSelection:
-    """Which tables are polled, and by which rule. Of several rules that match, one that names the table wins, then the
-    first."""
-
-    def __init__(self, dialect: Dialect, patterns: Sequence[str], rules: Mapping[str, TableRule]) -> None:
-        self._schema = dialect.default_schema
-        self._folds = dialect.folds_case
-        self._patterns = tuple(patterns)
-        self._rules = dict(rules)
-        self._warned: set[TableId] = set()
-        self._seen: frozenset[TableId] = frozenset()
-
-    def tables(self, there: Mapping[TableId, Refusal | None]) -> tuple[TableId, ...]:
-        """Those that the patterns match. ConfigError for a pattern, or a rule, that matches none and never did."""
-        for pattern in filter(is_literal, (*self._patterns, *self._rules)):
-            for table, refusal in there.items():
-                if refusal is not None and self._matches(pattern, table):
-                    raise ConfigError(f"'{pattern}' cannot be polled: {refusal.reason}", remedy=refusal.remedy)
-        usable = [table for table, refusal in there.items() if refusal is None]
-        chosen = match_tables(
-            self._patterns, usable, default_schema=self._schema, folds_case=self._folds, seen=self._seen
-        )
-        self._seen |= set(chosen)
-        for pattern in self._rules:
-            if not any(self._matches(pattern, table) for table in self._seen):
-                raise ConfigError(f"rules: '{pattern}' matches none of the tables that are polled")
-        return chosen
-
-    def wants(self, table: TableId) -> bool:
-        return any(self._matches(pattern, table) for pattern in self._patterns)
-
-    def rule(self, table: TableId) -> TableRule:
-        matching = [pattern for pattern in self._rules if self._matches(pattern, table)]
-        best = [pattern for pattern in matching if is_literal(pattern)] or matching
-        return self._rules[best[0]] if best else TableRule()
-
-    def is_named(self, table: TableId) -> bool:
-        """Written down on purpose, so that what is wrong with it is an error and not a reason to leave it out."""
-        named = [pattern for pattern in self._patterns if is_literal(pattern)]
-        return any(self._matches(pattern, table) for pattern in (*named, *self._rules))
-
-    def polled(
-        self, described: Mapping[TableId, DescribedTable], known: Collection[TableId] = ()
-    ) -> dict[TableId, PolledTable]:
-        """Checked against the catalog. A table that only a wildcard matches and that cannot be polled is left out.
-
-        So is one of the ``known``, which were polled before: a notice blocks it, and it must not hold up the others.
-        """
-        found = {}
-        for table, source in described.items():
-            try:
-                found[table] = polled_table(source, self.rule(table))
-            except ConfigError as error:
-                if self.is_named(table) and table not in known:
-                    raise
-                if table not in self._warned:
-                    self._warned.add(table)
-                    log.warning("%s is left out: %s. %s", table, error.message, error.remedy)
-        return found
-
-    def _matches(self, pattern: str, table: TableId) -> bool:
-        return is_wanted([pattern], table, default_schema=self._schema, folds_case=self._folds)
-
-
 def _guessed(source: DescribedTable, names: frozenset[str]) -> str | None:
     """The one column that has such a name and can be a time; None if there is none, or more than one."""
     found = [column.name for column in source.schema.columns if column.name.lower() in names and is_stamp(column.type)]
@@ -322,3 +253,59 @@ def _require_same_kind(source: DescribedTable, name: str, updated_at: str, why: 
         raise ConfigError(
             f"table {source.id}: the column '{name}' ({kind}) {why}, and must be stored as '{updated_at}' ({stamp}) is"
         )
+
+
+class StampError(Exception):
+    """A value that is no time. Internal: whoever reads turns it into a decision."""
+
+
+def is_stamp(kind: pa.DataType) -> bool:
+    """Whether a column of this type can say when a row changed. A date cannot: it is the same all day long."""
+    return pa.types.is_timestamp(kind) or pa.types.is_string(kind) or pa.types.is_int64(kind)
+
+
+def instants(values: Any) -> Any:
+    """A whole column of stamps as microseconds since 1970 (UTC), int64, NULL where ``values`` is.
+
+    A timestamp is itself; without a time zone it is taken for UTC. A string is ISO 8601: date, 'T' or blank, time, up
+    to 6 digits of a second, 'Z' or an offset or none. An integer is a time since 1970 in seconds, milliseconds or
+    microseconds, by its size; so is a string of digits. StampError for a value that is no time.
+    """
+    kind = values.type
+    try:
+        if pa.types.is_timestamp(kind):
+            return values.cast(pa.timestamp("us", tz=kind.tz)).cast(pa.int64())
+        if not pa.types.is_string(kind):
+            return _from_numbers(values)
+        if pc.all(pc.match_substring_regex(values, r"^-?\d{1,17}$"), min_count=1).as_py():
+            return _from_numbers(values.cast(pa.int64()))  # SQLite: a number in a column declared DATETIME
+        return _from_text(values)
+    except pa.ArrowInvalid as error:
+        raise StampError(str(error).splitlines()[0][:200]) from error
+
+
+def _from_numbers(values: Any) -> Any:
+    size = pc.max(pc.abs(values)).as_py() or 0
+    for below, factor in ((10**11, 1_000_000), (10**14, 1_000), (10**17, 1)):
+        if size < below:
+            return pc.multiply_checked(values, factor)
+    raise StampError(f"{size} is not a time in seconds, milliseconds or microseconds since 1970")
+
+
+def _from_text(values: Any) -> Any:
+    def part(index: int, default: str) -> Any:
+        found = pc.struct_field(parts, [index])
+        return pc.if_else(pc.equal(found, pa.scalar("")), default, found)
+
+    parts = pc.extract_regex(values, _ISO)
+    wrong = pc.and_(pc.is_null(parts), pc.is_valid(values))
+    if pc.any(wrong).as_py():
+        raise StampError(f"{values.filter(wrong)[0].as_py()!r} is not a time")
+    text = pc.binary_join_element_wise(part(0, ""), "T", part(1, "00:00"), ":", part(2, "00"), "")
+    whole = text.cast(pa.timestamp("us")).cast(pa.int64())
+    micros = pc.utf8_rpad(part(3, "0"), 6, "0").cast(pa.int64())
+    zone = part(4, "+00")
+    digits = pc.utf8_rpad(pc.replace_substring_regex(zone, r"[^0-9]", ""), 4, "0").cast(pa.int64())
+    minutes = pc.subtract(digits, pc.multiply(pc.divide(digits, 100), 40))  # of 0530: 330
+    offset = pc.multiply(minutes, pc.if_else(pc.starts_with(zone, "-"), -60_000_000, 60_000_000))
+    return pc.subtract(pc.add(whole, micros), offset)

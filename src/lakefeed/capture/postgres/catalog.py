@@ -7,19 +7,18 @@ catalog (``unseen``).
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 import pyarrow as pa
 
 from lakefeed.capture.dialect import Refusal
-from lakefeed.capture.postgres.database import Connection, quoted
+from lakefeed.capture.postgres.database import BEGIN, Connection, quoted, wait_while
 from lakefeed.capture.postgres.values import SourceType, arrow_type
 from lakefeed.change.table import Column, TableId, TableSchema
 
@@ -30,36 +29,55 @@ if TYPE_CHECKING:
 # the lake: inside a transaction two rows may have the same.
 _TABLES = """
 SELECT c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.relpersistence::text, c.relkind::text,
-       k.names, k.generated,
-       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '')
+       k.names, k.primary_key, k.generated,
+       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> ''),
+       c.relfilenode::int8, c.relnatts::int4, pg_current_snapshot()::text
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN LATERAL (
-       SELECT array_agg(a.attname::text ORDER BY k.place) AS names, bool_or(a.attgenerated <> '') AS generated
-          FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place), pg_attribute a
-         WHERE i.indrelid = c.oid AND a.attrelid = c.oid AND a.attnum = k.number AND k.place <= i.indnkeyatts
-           AND i.indimmediate AND i.indisvalid
-           AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END) AS k ON true
+       SELECT array_agg(name ORDER BY place) FILTER (WHERE identifies) AS names,
+              array_agg(name ORDER BY place) FILTER (WHERE indisprimary) AS primary_key,
+              bool_or(is_generated) FILTER (WHERE identifies) AS generated
+          FROM (SELECT a.attname::text AS name, k.place, a.attgenerated <> '' AS is_generated, i.indisprimary,
+                       i.indimmediate AND i.indisvalid AND CASE c.relreplident
+                         WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END AS identifies
+                  FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place), pg_attribute a
+                 WHERE i.indrelid = c.oid AND a.attrelid = c.oid AND a.attnum = k.number
+                   AND k.place <= i.indnkeyatts) AS x) AS k ON true
  WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
    AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_(toast|temp)'
    AND (%(oids)s::int8[] IS NULL OR c.oid = ANY(%(oids)s::int8[]))
  ORDER BY 2, 3"""
 
 _COLUMNS = """
-WITH RECURSIVE plain(attrelid, attnum, type, modifier) AS (
-  SELECT attrelid, attnum, atttypid, atttypmod FROM pg_attribute WHERE attrelid = ANY(%s)
-  UNION ALL
-  SELECT p.attrelid, p.attnum, t.typbasetype, CASE WHEN t.typtypmod >= 0 THEN t.typtypmod ELSE p.modifier END
-    FROM plain p JOIN pg_type t ON t.oid = p.type WHERE t.typtype = 'd')
-SELECT a.attrelid::int8, a.attnum::int4, a.attname::text, a.attnotnull, p.type::int8, p.modifier,
-       format_type(a.atttypid, a.atttypmod), a.attisdropped, a.atthasdef,
-       CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END
-  FROM pg_attribute a
-  JOIN plain p ON p.attrelid = a.attrelid AND p.attnum = a.attnum
-  LEFT JOIN pg_type t ON t.oid = p.type
- WHERE a.attnum > 0 AND a.attgenerated = '' AND t.typtype IS DISTINCT FROM 'd'
- ORDER BY 1, 2"""
+SELECT attrelid::int8, attnum::int4, attname::text, attnotnull, atttypid::int8, atttypmod, attisdropped, atthasdef,
+       CASE WHEN atthasmissing THEN (attmissingval::text::text[])[1] END, xmin::text
+  FROM pg_attribute WHERE attrelid = ANY(%s) AND attnum > 0 AND attgenerated = '' ORDER BY 1, 2"""
 
-# A type of a relation message, looked through domains. A type that is gone is unknown, so its values are text.
+# A partitioned table has no rows itself, so only its partitions know what rows from before a column read as.
+_MISSING = """
+SELECT attrelid::int8, attname::text, (attmissingval::text::text[])[1] FROM pg_attribute
+ WHERE attrelid = ANY(%s) AND atthasmissing AND NOT attisdropped"""
+
+# What the text of a value depends on beside the value: labels of enums, and the attributes of composites, also inside
+# arrays, domains, ranges and other composites.
+_PARTS = """
+WITH RECURSIVE part(root, type) AS (
+  SELECT t, t FROM unnest(%s::oid[]) AS u(t)
+  UNION
+  SELECT p.root, c.type FROM part p CROSS JOIN LATERAL (
+    SELECT unnest(ARRAY[t.typelem, t.typbasetype]) AS type FROM pg_type t WHERE t.oid = p.type
+    UNION SELECT a.atttypid FROM pg_type t JOIN pg_attribute a ON a.attrelid = t.typrelid
+           WHERE t.oid = p.type AND a.attnum > 0
+    UNION SELECT r.rngsubtype FROM pg_range r WHERE p.type IN (r.rngtypid, r.rngmultitypid)) AS c
+   WHERE c.type >= 16384)
+SELECT p.root::int8, 'label ' || e.oid, e.enumlabel::text FROM part p JOIN pg_enum e ON e.enumtypid = p.type
+UNION ALL
+SELECT p.root::int8, 'row ' || t.oid,
+       string_agg(concat_ws(' ', a.attnum, a.atttypid, a.atttypmod), ',' ORDER BY a.attnum)
+  FROM part p JOIN pg_type t ON t.oid = p.type JOIN pg_attribute a ON a.attrelid = t.typrelid
+ WHERE a.attnum > 0 AND NOT a.attisdropped GROUP BY 1, 2"""
+
+# Types with their modifiers, looked through domains. One that is gone is unknown, so its values are text.
 _TYPES = """
 WITH RECURSIVE plain(of_type, of_modifier, type, modifier, depth) AS (
   SELECT t, m, t, m, 0 FROM unnest(%s::oid[], %s::int4[]) AS u(t, m)
@@ -80,7 +98,7 @@ WITH RECURSIVE tree(root, leaf, joined) AS (
   SELECT t.root, i.inhrelid, least(t.joined, age(i.xmin))
     FROM tree t JOIN pg_inherits i ON i.inhparent = t.leaf WHERE NOT i.inhdetachpending)
 SELECT t.root::int8, c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.relpersistence::text,
-       c.relfilenode::int8, t.joined < age(a.xmin), pg_snapshot_xmin(pg_current_snapshot())::text::int8
+       c.relfilenode::int8, t.joined < age(a.xmin)
   FROM tree t JOIN pg_class c ON c.oid = t.leaf JOIN pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = -1
  WHERE c.relkind <> 'p' ORDER BY 1, 3, 4"""
@@ -91,40 +109,46 @@ _KEPT = """
 SELECT bool_or(age(xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::int8 - {seen})
   FROM (SELECT xmin FROM ONLY {name} LIMIT 1000) AS r"""
 
-# Every transaction with an id has a lock on it until its rows are visible, and everybody may read locks.
-_RUNNING = "SELECT transactionid::text FROM pg_locks WHERE locktype = 'transactionid' AND granted"
-# An open transaction whose client is idle is not committing. A prepared one (its lock has no process) is committed by
-# somebody's statement. Of any other, and of sessions that this role may not see into, nothing is known: it is waited
-# for.
+# Every transaction with an id has a lock on it until its rows are visible, and everybody may read locks. An open one
+# whose client is idle is not committing. A prepared one (its lock has no process) is committed by somebody's statement.
+# Of any other, and of sessions that this role may not see into, nothing is known: it is waited for.
 _COMMITTING = """
-SELECT count(*) FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
- WHERE l.locktype = 'transactionid' AND l.granted AND l.transactionid::text = ANY(%s)
+SELECT l.transactionid::text FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE l.locktype = 'transactionid' AND l.granted
    AND CASE WHEN l.pid IS NULL
-       THEN EXISTS (SELECT FROM pg_stat_activity b WHERE b.state = 'active' AND b.query ILIKE '%%commit prepared%%'
+       THEN EXISTS (SELECT FROM pg_stat_activity b WHERE b.state = 'active' AND b.query ILIKE '%commit prepared%'
                        AND b.pid <> pg_backend_pid())
-       ELSE coalesce(a.state, '') NOT LIKE 'idle in transaction%%' END"""
-
-# Sessions, and prepared transactions (no process), that have written to a table.
-_WRITERS = """
-SELECT l.virtualtransaction, l.pid FROM pg_locks l
- WHERE l.locktype = 'relation' AND l.relation = ANY(%s) AND l.granted AND l.database = (
-       SELECT oid FROM pg_database WHERE datname = current_database())
-   AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"""
+       ELSE coalesce(a.state, '') NOT LIKE 'idle in transaction%' END"""
 
 FULL, INDEX, NOTHING, DEFAULT = "f", "i", "n", "d"
 PARTITIONED = "p"
 _LOGGED = "p"
 _READS_GENERATED = 180_000
+_FIRST_OWN_TYPE = 16_384
 _REFUSING = "once it is published, PostgreSQL would refuse its UPDATEs and DELETEs"
-_SERIALS = itertools.count(1)
+
+
+class Snapshot(NamedTuple):
+    """A moment of the database. Later ones are larger: the set of transactions that are over only grows."""
+
+    end: int
+    running: int
+    """How many of those before ``end`` are not over, negative."""
+    begin: int
+    """Those before it were all over."""
+
+    @classmethod
+    def parse(cls, text: str) -> Snapshot:
+        begin, end, running = text.split(":")
+        return cls(int(end), -len(running.split(",")) if running else 0, int(begin))
+
+
+NEVER = Snapshot(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A partition that has rows itself. ``file`` is another one after TRUNCATE, and after whatever rewrites it.
-
-    ``seen``: transactions before this one were over when it was read.
-    """
+    """A partition that has rows itself. ``file`` is another one after TRUNCATE, and after whatever rewrites it."""
 
     oid: int
     name: str
@@ -134,7 +158,6 @@ class Leaf:
     file: int
     attached: bool
     """It was a table of its own before."""
-    seen: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +171,10 @@ class SourceColumn:
     dropped: bool = False
     has_default: bool = False
     missing: str | None = None
+    version: str = ""
+    """The transaction that last wrote its row in the catalog."""
+    parts: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """What the text of its values depends on: labels of enums, attributes of composites."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +187,23 @@ class SourceTable:
     key: tuple[str, ...]
     attributes: tuple[SourceColumn, ...] = ()
     """Every column that ever was, by number. Generated ones are left out: the stream does not carry them."""
+    primary_key: tuple[str, ...] = ()
+    """Also where it is no identity, since it is deferrable or another one was chosen."""
     generated_key: bool = False
     generated_refused: bool = False
     """It has a generated column, and the server takes that for a part of a full replica identity (18 does)."""
     leaves: tuple[Leaf, ...] = field(default=(), compare=False)
     """Of a partitioned table: the partitions that have its rows."""
-    serial: int = field(default=0, compare=False)
-    """Which reading of the catalog this is from: a later one has a larger number."""
+    file: int = field(default=0, compare=False)
+    width: int = 0
+    """The largest number that a column ever had."""
+    snapshot: Snapshot = field(default=NEVER, compare=False)
+    """Which reading of the catalog this is from."""
+
+    @property
+    def files(self) -> dict[int, int]:
+        """Of all that has its rows."""
+        return {leaf.oid: leaf.file for leaf in self.leaves} if self.kind == PARTITIONED else {self.oid: self.file}
 
     @property
     def columns(self) -> tuple[SourceColumn, ...]:
@@ -175,6 +212,10 @@ class SourceTable:
     @property
     def refusal(self) -> Refusal | None:
         """Why its changes cannot be captured, and the statement that repairs it."""
+
+        def altered(names: Iterable[str], how: str) -> str:
+            return " ".join(f"ALTER TABLE {one} {how};" for one in names)
+
         name = sql_name(self.id)
         unlogged = [leaf.name for leaf in self.leaves if leaf.persistence != _LOGGED]
         # Each partition has an identity of its own, which ALTER TABLE on the table above does not change.
@@ -182,29 +223,26 @@ class SourceTable:
         unfit = [leaf.name for leaf in self.leaves if leaf.identity not in enough]
         full = [leaf.name for leaf in self.leaves if leaf.identity == FULL] + [name] * (self.identity == FULL)
         if self.persistence != _LOGGED:
-            return Refusal("it is not logged, so its changes are not in the log", f"ALTER TABLE {name} SET LOGGED;")
+            return Refusal("it is not logged, so its changes are not in the log", altered([name], "SET LOGGED"))
         if unlogged:
             reason = f"its partition {unlogged[0]} is not logged, so the changes of that are not in the log"
-            return Refusal(reason, " ".join(f"ALTER TABLE {one} SET LOGGED;" for one in unlogged))
+            return Refusal(reason, altered(unlogged, "SET LOGGED"))
         if self.generated_key:
             reason = "a column of its key is generated, and the log does not carry generated columns"
-            return Refusal(
-                reason, f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …; with an index of other columns."
-            )
+            repair = f"{altered([name], 'REPLICA IDENTITY USING INDEX …')} with an index of other columns."
+            return Refusal(reason, repair)
         if self.identity == NOTHING:
-            return Refusal("its replica identity is NOTHING", f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;")
+            return Refusal("its replica identity is NOTHING", altered([name], "REPLICA IDENTITY DEFAULT"))
         if self.generated_refused and full:
             reason = f"its replica identity is FULL, and it has a generated column: {_REFUSING}"
-            if self.key:
-                return Refusal(reason, " ".join(f"ALTER TABLE {one} REPLICA IDENTITY DEFAULT;" for one in full))
-            return Refusal(reason, f"ALTER TABLE {name} ADD PRIMARY KEY (…), REPLICA IDENTITY DEFAULT;")
+            with_key = altered([name], "ADD PRIMARY KEY (…), REPLICA IDENTITY DEFAULT")
+            return Refusal(reason, altered(full, "REPLICA IDENTITY DEFAULT") if self.key else with_key)
         if self.identity != FULL and not self.key:
             reason = f"it has no primary key, or only a deferrable one: {_REFUSING}"
-            return Refusal(reason, " ".join(f"ALTER TABLE {one} REPLICA IDENTITY FULL;" for one in (*unfit, name)))
+            return Refusal(reason, altered([*unfit, name], "REPLICA IDENTITY FULL"))
         if unfit:
             reason = f"the replica identity of its partition {unfit[0]} is another one, without its key"
-            repair = " ".join(f"ALTER TABLE {one} REPLICA IDENTITY FULL;" for one in unfit)
-            return Refusal(f"{reason}: each partition has its own", repair)
+            return Refusal(f"{reason}: each partition has its own", altered(unfit, "REPLICA IDENTITY FULL"))
         return None
 
     @property
@@ -217,15 +255,15 @@ class SourceTable:
 
     def schema(self, text_columns: Sequence[str] = ()) -> TableSchema:
         columns = tuple(column_of(self, column, text_columns) for column in self.columns)
-        return TableSchema(self.id, columns, self.key)
+        return TableSchema(self.id, columns, () if self.generated_key else self.key)
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogFacts:
-    """What was read about relations that the stream describes, by oid; None for one that is gone, with the number of
-    the reading. ``types`` are those of the messages, by oid and modifier."""
+    """What was read about relations that the stream describes, by oid, and when; None for one that is gone.
+    ``types`` are those of the messages, by oid and modifier."""
 
-    tables: Mapping[int, tuple[int, SourceTable | None]] = field(default_factory=dict)
+    tables: Mapping[int, tuple[Snapshot, SourceTable | None]] = field(default_factory=dict)
     types: Mapping[tuple[int, int], SourceType] = field(default_factory=dict)
 
 
@@ -256,7 +294,7 @@ def column_of(table: SourceTable, column: SourceColumn, text_columns: Sequence[s
 @contextmanager
 def one_reading(connection: Connection) -> Iterator[None]:
     """Queries inside see one state of the catalog: a table that is dropped meanwhile is there for all or for none."""
-    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    connection.execute(BEGIN)
     try:
         yield
     finally:
@@ -266,33 +304,47 @@ def one_reading(connection: Connection) -> Iterator[None]:
 
 def read_tables(connection: Connection, oids: Sequence[int] | None = None) -> dict[TableId, SourceTable]:
     """Every table of the database but the system's and single partitions, or those of ``oids``; without columns."""
-    found, serial = {}, next(_SERIALS)
     refuses = connection.info.server_version >= _READS_GENERATED
-    rows = connection.execute(_TABLES, {"oids": list(oids) if oids is not None else None})
-    for oid, schema, name, identity, persistence, kind, key, generated_key, generated in rows:
-        if "." not in schema:
-            table = TableId(schema, name)
-            usable = () if identity == NOTHING else tuple(key or ())
-            found[table] = SourceTable(
-                oid, table, identity, persistence, kind, usable, (), bool(generated_key) and bool(usable),
-                refuses and generated, serial=serial,
-            )  # fmt: skip
-    partitioned = [one.oid for one in found.values() if one.kind == PARTITIONED]
-    leaves: dict[int, list[Leaf]] = {}
-    if partitioned:
-        for root, oid, schema, name, *more in connection.execute(_LEAVES, (partitioned,)):
-            leaves.setdefault(root, []).append(Leaf(oid, f"{quoted(schema)}.{quoted(name)}", *more))
-    return {table: replace(one, leaves=tuple(leaves.get(one.oid, ()))) for table, one in found.items()}
+    found = [row for row in connection.execute(_TABLES, {"oids": oids}) if "." not in row[1]]
+    partitioned, leaves = [row[0] for row in found if row[5] == PARTITIONED], dict[int, list[Leaf]]()
+    for root, oid, schema, name, *more in connection.execute(_LEAVES, (partitioned,)) if partitioned else ():
+        leaves.setdefault(root, []).append(Leaf(oid, f"{quoted(schema)}.{quoted(name)}", *more))
+    tables = {}
+    for oid, schema, name, identity, persistence, kind, names, primary_key, generated_key, generated, *more in found:
+        table, key = TableId(schema, name), () if identity == NOTHING else tuple(names or ())
+        tables[table] = SourceTable(
+            oid, table, identity, persistence, kind, key, primary_key=tuple(primary_key or ()),
+            generated_key=bool(generated_key and key), generated_refused=refuses and generated,
+            leaves=tuple(leaves.get(oid, ())), file=more[0], width=more[1], snapshot=Snapshot.parse(more[2]),
+        )  # fmt: skip
+    return tables
 
 
 def with_columns(connection: Connection, tables: Sequence[SourceTable]) -> list[SourceTable]:
-    by_oid: dict[int, list[SourceColumn]] = {table.oid: [] for table in tables}
-    for oid, number, name, not_null, kind, modifier, text, dropped, default, missing in connection.execute(
-        _COLUMNS, (list(by_oid),)
-    ):
-        source_type = SourceType(kind or 0, modifier, text or "")
-        by_oid[oid].append(SourceColumn(number, name, not_null, source_type, dropped, default, missing))
-    return [replace(table, attributes=tuple(by_oid[table.oid])) for table in tables]
+    rows = connection.execute(_COLUMNS, ([table.oid for table in tables],)).fetchall()
+    types = read_types(connection, {(row[4], row[5]) for row in rows})
+    parts, missing = dict[int, dict[str, str]](), dict[tuple[int, str], set[str]]()
+    if own := list({row[4] for row in rows if row[4] >= _FIRST_OWN_TYPE}):
+        for kind, name, text in connection.execute(_PARTS, (own,)):
+            parts.setdefault(kind, {})[name] = text
+    roots = {leaf.oid: table.oid for table in tables for leaf in table.leaves}
+    for leaf, name, text in connection.execute(_MISSING, (list(roots),)) if roots else ():
+        missing.setdefault((roots[leaf], name), set()).add(text)
+    by_oid: dict[int, list[SourceColumn]] = {}
+    for oid, number, name, not_null, kind, modifier, dropped, has_default, value, version in rows:
+        values = missing.get((oid, name), {value})
+        column = SourceColumn(
+            number, name, not_null, types[kind, modifier], dropped, has_default or len(values) > 1,
+            next(iter(values)) if len(values) == 1 else None, version, parts.get(kind, {}),
+        )  # fmt: skip
+        by_oid.setdefault(oid, []).append(column)
+    return [replace(table, attributes=tuple(by_oid.get(table.oid, ()))) for table in tables]
+
+
+def read_types(connection: Connection, wanted: Collection[tuple[int, int]]) -> dict[tuple[int, int], SourceType]:
+    """By oid and modifier."""
+    rows = connection.execute(_TYPES, ([kind for kind, _ in wanted], [modifier for _, modifier in wanted]))
+    return {(kind, of): SourceType(base, modifier, text) for kind, of, base, modifier, text in rows}
 
 
 def read_facts(connection: Connection, relations: Iterable[Relation]) -> CatalogFacts:
@@ -300,62 +352,93 @@ def read_facts(connection: Connection, relations: Iterable[Relation]) -> Catalog
     described = {relation.id: relation for relation in relations}
     types = {(column.type, column.modifier) for one in described.values() for column in one.columns}
     with one_reading(connection):
-        serial = next(_SERIALS)
+        now = Snapshot.parse(connection.one("SELECT pg_current_snapshot()::text")[0])
         sources = with_columns(connection, list(read_tables(connection, list(described)).values()))
-        rows = connection.execute(_TYPES, ([kind for kind, _ in types], [modifier for _, modifier in types]))
-        known = {(kind, of): SourceType(base, modifier, text) for kind, of, base, modifier, text in rows}
+        known = read_types(connection, types)
     by_oid = {source.oid: source for source in sources}
-    return CatalogFacts({oid: (serial, by_oid.get(oid)) for oid in described}, known)
+    return CatalogFacts({oid: (now, by_oid.get(oid)) for oid in described}, known)
 
 
 def wait_for_commits(connection: Connection, seconds: float) -> bool:
     """Wait until no transaction that may be committing now is left: what is in the log by now is visible then. False
     if that takes too long."""
-    running = [str(xid) for (xid,) in connection.execute(_RUNNING)]
-    until = time.monotonic() + seconds
-    while running:
-        row = connection.execute(_COMMITTING, (running,)).fetchone()
-        if row is None or not row[0]:
-            break
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
+    return not wait_while(connection, _COMMITTING, seconds)
 
 
-def wait_for_writers(connection: Connection, source: SourceTable, seconds: float) -> list[int | None]:
-    """Wait until the transactions that have written to a table by now are over. Returns the processes of those that are
-    not in time; None for a prepared transaction."""
-    oids = [source.oid, *(leaf.oid for leaf in source.leaves)]
-    began = {writer for writer, _ in connection.execute(_WRITERS, (oids,))}
-    until = time.monotonic() + seconds
-    while left := [pid for writer, pid in connection.execute(_WRITERS, (oids,)) if writer in began]:
-        if time.monotonic() > until:
-            return left
-        time.sleep(0.02)
-    return []
+def has_kept_rows(connection: Connection, name: str, seen: int) -> bool | None:
+    """Whether the file of a table has rows from before ``seen``; None if it has none at all, or nobody can tell."""
+    with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable):
+        (found,) = connection.one(_KEPT.format(name=name, seen=seen))
+        return None if found is None else bool(found)
+    return None
 
 
-def unseen(connection: Connection, before: Iterable[Leaf], now: Sequence[Leaf]) -> str | None:
+def fingerprint(source: SourceTable) -> str:
+    """What has to be remembered of a table, so that a change of its rows that is in no log is noticed (``altered``)."""
+    columns = {str(column.number): [column.version, dict(column.parts)] for column in source.columns}
+    files = {str(oid): file for oid, file in source.files.items()}
+    return json.dumps([source.snapshot.begin, source.width, files, columns], separators=(",", ":"), sort_keys=True)
+
+
+def width_of(fingerprint: str) -> int:
+    return int(json.loads(fingerprint)[1]) if fingerprint else 0
+
+
+def altered(connection: Connection | None, before: str, source: SourceTable) -> tuple[bool, dict[str, str]]:
+    """Whether the fingerprint is to be remembered again; and the columns, by id, whose values in existing rows may be
+    others than when ``before`` was read, with the reason. Without a connection every new file counts.
+
+    ALTER TABLE ... TYPE that changes values writes all rows to a new file, in its own transaction, and the column's row
+    in the catalog. VACUUM FULL, CLUSTER and TRUNCATE make a new file, too; the first two keep what rows say of their
+    transaction, the last is in the log. A column from before that is new was a generated one; one that came with a new
+    file may have got values that the catalog does not have any more.
+    """
+    seen, width, files, columns = json.loads(before)
+    names = {source.oid: sql_name(source.id), **{leaf.oid: leaf.name for leaf in source.leaves}}
+    changed = [oid for oid, file in source.files.items() if files.get(str(oid), file) != file]
+    is_rewritten = any(connection is None or has_kept_rows(connection, names[oid], seen) is False for oid in changed)
+    found = {}
+    for column in source.columns:
+        version, parts = columns.get(str(column.number), (None, {}))
+        is_new, reason = version is None, None
+        if is_new and column.number <= width:
+            reason = f"the column {column.name} was a generated one, so existing rows have values in it"
+        elif is_new and changed and column.missing is None:
+            reason = f"existing rows may have got values in the new column {column.name}"
+        elif not is_new and is_rewritten and version != column.version:
+            reason = f"ALTER TABLE may have changed values of the column {column.name}"
+        elif any(column.parts.get(name) != text for name, text in parts.items()):
+            reason = f"values of the column {column.name} are written in another way since its type was altered"
+        if reason is not None:
+            found[f"{source.oid}.{column.number}"] = reason
+    is_other = any(columns.get(str(one.number), (0, one.parts))[1] != one.parts for one in source.columns)
+    has_others = files.keys() != {str(oid) for oid in source.files}
+    return bool(changed or found or is_other or has_others), found
+
+
+def as_remembered(source: SourceTable, before: str) -> SourceTable:
+    """A table with the partitions that its fingerprint ``before`` has, for ``unseen``."""
+    seen, _, files, _ = json.loads(before)
+    names = {leaf.oid: leaf.name for leaf in source.leaves}
+    leaves = [
+        Leaf(int(oid), names.get(int(oid), f"with the oid {oid}"), "", "", file, False) for oid, file in files.items()
+    ]
+    return replace(source, leaves=tuple(leaves), snapshot=Snapshot(seen, 0, seen))
+
+
+def unseen(connection: Connection, before: SourceTable, now: SourceTable) -> str | None:
     """What happened to rows between two readings that the stream does not report; None if nothing did."""
-    there, known = {leaf.oid: leaf for leaf in now}, {leaf.oid for leaf in before}
-    for leaf in before:
+    there, known = {leaf.oid: leaf for leaf in now.leaves}, {leaf.oid for leaf in before.leaves}
+    for leaf in before.leaves:
         if leaf.oid not in there:
             return f"its partition {leaf.name} was dropped or detached"
-        if there[leaf.oid].file != leaf.file:
-            # Some of its rows were there before: it was rewritten and not truncated. Taken for truncated where that
-            # cannot be known.
-            try:
-                query = _KEPT.format(name=there[leaf.oid].name, seen=int(leaf.seen))
-                row = connection.execute(query.encode()).fetchone()
-            except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable):
-                row = None
-            if row is None or row[0] is not True:
-                return f"its partition {leaf.name} was truncated"
-    for leaf in now:
-        if leaf.oid not in known and leaf.attached:
-            # One that was attached while it was empty has its rows from the stream.
-            row = connection.execute("SELECT pg_relation_size(%s::oid::regclass)", (leaf.oid,)).fetchone()
-            if row is not None and row[0]:
-                return f"the table {leaf.name} was attached to it as a partition, with rows"
+        # One with rows that were there before was rewritten. Taken for truncated where that cannot be known.
+        is_new = there[leaf.oid].file != leaf.file
+        if is_new and not has_kept_rows(connection, there[leaf.oid].name, before.snapshot.begin):
+            return f"its partition {leaf.name} was truncated"
+    for leaf in now.leaves:
+        came = leaf.oid not in known and leaf.attached
+        # One that was attached while it was empty has its rows from the stream.
+        if came and connection.one("SELECT coalesce(pg_relation_size(%s::oid), 0)", leaf.oid) != (0,):
+            return f"the table {leaf.name} was attached to it as a partition, with rows"
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -12,8 +11,7 @@ from lakefeed.errors import ConfigError
 
 if TYPE_CHECKING:
     from lakefeed.capture.base import Source
-    from lakefeed.capture.postgres.dialect import PostgresDialect
-    from lakefeed.capture.postgres.verify import PostgresVerifyReader
+    from lakefeed.capture.postgres.dialect import PostgresDialect, PostgresVerifyReader
     from lakefeed.change.table import TableId
 
 
@@ -53,11 +51,11 @@ source:
     before_images: BeforeImages = False
 
     def source(self) -> Source:
-        self._require_driver()
+        dialect = self.dialect()
         if self.capture == "poll":
             from lakefeed.capture.poll.source import PostgresPolling
 
-            return PostgresPolling(self.dsn, text_columns=tuple(self.text_columns), **self.polling())
+            return PostgresPolling(self.dsn, text_columns=dialect.text_columns, **self.polling())
         from lakefeed.capture.postgres.source import Postgres
 
         return Postgres(
@@ -66,48 +64,18 @@ source:
         )  # fmt: skip
 
     def dialect(self) -> PostgresDialect:
-        self._require_driver()
-        from lakefeed.capture.postgres.dialect import PostgresDialect
-
-        return PostgresDialect(self.dsn, tuple(self.text_columns))
-
-    def verify_reader(self, table: TableId) -> PostgresVerifyReader:
-        self._require_driver()
-        from lakefeed.capture.postgres.verify import PostgresVerifyReader
-
-        return PostgresVerifyReader(self.dsn, table)
-
-    def _require_driver(self) -> None:
         """ConfigError without psycopg, and for a connection string that it cannot read."""
         try:
-            from psycopg import ProgrammingError
-            from psycopg.conninfo import conninfo_to_dict
+            from lakefeed.capture.postgres.dialect import PostgresDialect
         except ImportError as error:
             raise ConfigError(
                 f"source.kind: postgres needs the driver psycopg, which is not installed ({error})",
                 remedy="pip install 'lakefeed[postgres]'",
             ) from error
-        try:
-            conninfo_to_dict(self.dsn)
-        except ProgrammingError:
-            raise ConfigError(  # without libpq's message, which may quote the password
-                f"source.dsn is not a PostgreSQL connection string: {_mistake(self.dsn)}",
-                remedy="Write it as host=localhost port=5432 dbname=shop user=lakefeed, "
-                "or as postgresql://lakefeed@localhost:5432/shop.",
-            ) from None
+        return PostgresDialect(self.dsn, tuple(self.text_columns))
 
+    def verify_reader(self, table: TableId) -> PostgresVerifyReader:
+        self.dialect()
+        from lakefeed.capture.postgres.dialect import PostgresVerifyReader
 
-def _mistake(dsn: str) -> str:
-    """Which part of a connection string is wrong, in words that show no value of it."""
-    from psycopg.pq import Conninfo
-
-    if "://" in dsn:
-        return "it is no valid URI"
-    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
-    for number, part in enumerate(re.findall(r"(?:'(?:\\.|[^'\\])*(?:'|$)|[^\s'])+", dsn), start=1):
-        name, separator, _ = part.partition("=")
-        if not separator:
-            return f"part {number} has no '='"
-        if name not in known:
-            return f"there is no option '{name}'" if name.isidentifier() else f"part {number} has no name before '='"
-    return "a quote is not closed, or a value is missing"
+        return PostgresVerifyReader(self.dsn, table)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import socket
 import time
 from collections.abc import Generator, Iterator
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import generators
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import Conninfo
 
 from lakefeed.errors import ConfigError, LakefeedError, SourceError, SourceSetupError, SourceUnavailableError
 
@@ -41,16 +43,15 @@ _REFUSED = (
     "password", "authentication", "pg_hba.conf", "does not exist", "permission denied", "certificate",
     "does not support SSL",  # and not "SSL" alone: the loss of a connection begins so, too
 )  # fmt: skip
+BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+"""Every transaction of ours is like that."""
 _CONNECT_SECONDS = 10
-_GRACE_SECONDS = 10.0
+_DEFAULTS = {
+    "connect_timeout": _CONNECT_SECONDS, "keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5,
+    "keepalives_count": 4, "tcp_user_timeout": 30_000,
+}  # fmt: skip
 _TRANSACTION_TIMEOUT = 170_000
-_KEEPALIVES = {
-    "keepalives": 1,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 4,
-    "tcp_user_timeout": 30_000,
-}
+_LONGEST_NAME = 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,12 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
         return super().wait(bounded(), interval) if timeout is None else super().wait(bounded(), interval, timeout)
 
+    def one(self, query: str, *values: Any) -> tuple[Any, ...]:
+        """The row of a query that always has one."""
+        row = self.execute(query.encode(), values or None).fetchone()
+        assert row is not None, query  # noqa: S101  # functions and aggregates always answer
+        return row
+
     def require_alive(self) -> None:
         """OperationalError unless the server lets somebody in and answers."""
         with self.database.connection("lakefeed") as other:
@@ -119,10 +126,29 @@ class Database:
     dsn: str = field(repr=False)
 
     def __post_init__(self) -> None:
+        """ConfigError for a connection string that libpq cannot read. Without libpq's message, which may quote the
+        password: only which part of it is wrong."""
         try:
             conninfo_to_dict(self.dsn)
         except psycopg.ProgrammingError:
-            raise ConfigError("source.dsn is not a PostgreSQL connection string") from None  # it may hold a password
+            known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+            parts = re.findall(r"(?:'(?:\\.|[^'\\])*(?:'|$)|[^\s'])+", self.dsn) if "://" not in self.dsn else []
+            mistakes = ["it is no valid URI"] if "://" in self.dsn else []
+            for number, (name, separator, _) in enumerate((part.partition("=") for part in parts), start=1):
+                if not separator:
+                    mistakes.append(f"part {number} has no '='")
+                elif name not in known:
+                    mistakes.append(
+                        f"there is no option '{name}'"
+                        if name.isidentifier()
+                        else f"part {number} has no name before '='"
+                    )
+            mistake = [*mistakes, "a quote is not closed, or a value is missing"][0]
+            raise ConfigError(
+                f"source.dsn is not a PostgreSQL connection string: {mistake}",
+                remedy="Write it as host=localhost port=5432 dbname=shop user=lakefeed, "
+                "or as postgresql://lakefeed@localhost:5432/shop.",
+            ) from None
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -130,17 +156,12 @@ class Database:
 
     def __str__(self) -> str:
         known = self.parameters
-        return (
-            f"{known.get('host', 'localhost')}:{known.get('port', 5432)}/{known.get('dbname', known.get('user', ''))}"
-        )
+        database = known.get("dbname", known.get("user", ""))
+        return f"{known.get('host', 'localhost')}:{known.get('port', 5432)}/{database}"
 
     def connect(self, name: str, timeouts: Timeouts = CATALOG, *, replication: bool = False) -> Connection:
         """A connection of the caller's own, in autocommit mode. ``name`` is what pg_stat_activity shows."""
-        given = self.parameters
-        wanted: dict[str, Any] = {"application_name": name[:63]}
-        wanted |= {key: value for key, value in _KEEPALIVES.items() if key not in given}
-        if "connect_timeout" not in given:
-            wanted["connect_timeout"] = _CONNECT_SECONDS
+        wanted = {**_DEFAULTS, **self.parameters, "application_name": name[:63]}
         if replication:
             wanted["replication"] = "database"
         limits = {
@@ -149,13 +170,13 @@ class Database:
             "idle_in_transaction_session_timeout": timeouts.idle_in_transaction,
         }
         with self.errors():
-            connection = Connection.connect(make_conninfo(self.dsn, **wanted), autocommit=True)
+            connection = Connection.connect(make_conninfo(**wanted), autocommit=True)
             try:
                 connection.database, connection.answer_seconds = self, timeouts.answer
                 if connection.info.server_version >= _TRANSACTION_TIMEOUT:
                     limits["transaction_timeout"] = timeouts.transaction
                 settings = "".join(f"; SET {setting} = '{seconds * 1000:.0f}ms'" for setting, seconds in limits.items())
-                require(connection, SESSION + settings)
+                run(connection, SESSION + settings)
             except BaseException:
                 connection.close()
                 raise
@@ -222,6 +243,11 @@ def run(connection: Connection, sql: str) -> psycopg.pq.abc.PGresult:
     """Run statements in the simple query protocol, the only one that a replication connection knows; the result of the
     last one. psycopg.Error if one fails."""
     connection.pgconn.send_query(sql.encode())
+    return finish(connection)
+
+
+def finish(connection: Connection) -> psycopg.pq.abc.PGresult:
+    """The result of the last of the statements that were sent. psycopg.Error if one failed."""
     results: list[psycopg.pq.abc.PGresult] = connection.wait(generators.execute(connection.pgconn))
     for result in results:
         if result.status == psycopg.pq.ExecStatus.FATAL_ERROR:
@@ -229,25 +255,15 @@ def run(connection: Connection, sql: str) -> psycopg.pq.abc.PGresult:
     return results[-1]
 
 
-def require(connection: Connection, sql: str) -> list[tuple[str | None, ...]]:
-    """Run statements; the rows of the last one, as text. psycopg.Error if one fails."""
-    return rows_of(run(connection, sql))
-
-
-def rows_of(result: psycopg.pq.abc.PGresult) -> list[tuple[str | None, ...]]:
-    """The rows of a result, as text."""
-    return [
-        tuple(None if (value := result.get_value(row, column)) is None else value.decode()
-              for column in range(result.nfields))
-        for row in range(result.ntuples)
-    ]  # fmt: skip
-
-
-def read_identity(database: Database, names: Names) -> str:
-    """System identifier, timeline and database. A failover or a restore to a point in time begins a new timeline."""
-    with database.connection(names.slot, replication=True) as connection:
-        ((system, timeline, _, name),) = require(connection, "IDENTIFY_SYSTEM")
-    return f"system {system}, timeline {timeline}, database {name}"
+def wait_while(connection: Connection, query: str, seconds: float, *values: Any) -> list[Any]:
+    """Wait until none of the things that a query names now is named any more. Returns those that are left in time."""
+    until = time.monotonic() + seconds
+    left = {row[0]: row for row in connection.execute(query.encode(), values or None)}
+    while left and time.monotonic() < until:
+        time.sleep(0.01)
+        there = {row[0] for row in connection.execute(query.encode(), values or None)}
+        left = {name: row for name, row in left.items() if name in there}
+    return [row[-1] for row in left.values()]
 
 
 def quoted(name: str) -> str:
@@ -255,11 +271,6 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-_PREFIX = "lakefeed_"
-_LONGEST = 63
-
-
-@dataclass(frozen=True, slots=True)
 class Names:
     """The objects that one pipeline has in the source. Slot and publication have one name, in lower case with
     underscores, as slots must.
@@ -267,24 +278,11 @@ class Names:
     A pipeline whose own name is not like that gets a digest behind it, so that no two pipelines can share a slot.
     """
 
-    pipeline: str
-
-    @property
-    def slot(self) -> str:
-        clean = "".join(
-            letter if letter in "abcdefghijklmnopqrstuvwxyz0123456789_" else "_" for letter in self.pipeline
-        )
-        name = _PREFIX + clean
-        if clean == self.pipeline and len(name) <= _LONGEST:
-            return name
-        digest = hashlib.sha256(self.pipeline.encode()).hexdigest()[:8]
-        return f"{name[: _LONGEST - 9]}_{digest}"
-
-    @property
-    def publication(self) -> str:
-        return self.slot
-
-    @property
-    def readers(self) -> str:
-        """The application name of connections that read chunks."""
-        return f"{self.slot[:57]}_copy"
+    def __init__(self, pipeline: str) -> None:
+        clean = re.sub("[^a-z0-9_]", "_", pipeline)
+        self.slot = f"lakefeed_{clean}"
+        if clean != pipeline or len(self.slot) > _LONGEST_NAME:
+            digest = hashlib.sha256(pipeline.encode()).hexdigest()[:8]
+            self.slot = f"{self.slot[: _LONGEST_NAME - 9]}_{digest}"
+        self.publication = self.slot
+        self.readers = f"{self.slot[:57]}_copy"  # the application name of connections that read chunks

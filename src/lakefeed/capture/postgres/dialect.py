@@ -1,9 +1,12 @@
 # ruff: noqa: S608 (names in SQL are quoted; values are psycopg literals)
 """PostgresDialect: a PostgreSQL database or replica, for a role that may do nothing but SELECT.
 
-Rows come through COPY in binary form and give the same Arrow values as the log's (``binary``). The snapshot of a log
+Rows come through COPY in binary form and give the same Arrow values as the log's (``values``). The snapshot of a log
 source is read under the exported snapshot that its plan recorded (``SnapshotOrigin``), as long as that is alive; then
 every chunk is exact at its position. Without it, a chunk reads under a snapshot of its own and has a bracket.
+
+PostgresVerifyReader takes names from here, but values by plain SELECT as psycopg converts them: what the COPY decoder
+makes of them is what ``lakefeed verify`` proves.
 """
 
 from __future__ import annotations
@@ -33,11 +36,11 @@ from lakefeed.capture.dialect import (
     key_rows,
 )
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.postgres.binary import form_of, read_copy
 from lakefeed.capture.postgres.catalog import SourceTable, one_reading, read_tables, sql_name, with_columns
-from lakefeed.capture.postgres.database import READING, Connection, Database, quoted, run
-from lakefeed.capture.postgres.snapshot import BEGIN, SnapshotOrigin, bracketed, import_snapshot, shows
-from lakefeed.capture.postgres.values import KEEP_AS_TEXT, SourceType
+from lakefeed.capture.postgres.database import BEGIN, READING, Connection, Database, quoted, run
+from lakefeed.capture.postgres.slot import SnapshotOrigin, bracketed, import_snapshot, shows
+from lakefeed.capture.postgres.values import SourceType, copied_columns, form_of
+from lakefeed.capture.postgres.wire import read_copy
 from lakefeed.change.table import Column, TableId
 from lakefeed.change.watermark import KeyValue
 
@@ -50,14 +53,8 @@ _SAMPLED_BLOCKS = 50
 _BLOCK_BYTES = 8192
 _PIECE_BYTES, _PIECE_ROWS = 4 << 20, 16_384
 _POLLS_KEPT = 4_096
+_VERIFY, _RUN_ROWS = "lakefeed_verify", 50_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-_PRIMARY_KEY = """
-SELECT i.indrelid::int8, array_agg(a.attname::text ORDER BY k.index)
-  FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, index), pg_attribute a
- WHERE i.indisprimary AND i.indrelid = ANY(%s) AND a.attrelid = i.indrelid AND a.attnum = k.number
-   AND k.index <= i.indnkeyatts
- GROUP BY i.indrelid"""
 
 # A transaction without an id has written nothing. It may yet write, under the time of its beginning; after a minute it
 # is taken for a report that only reads, since otherwise one such would hold up everything for hours.
@@ -103,6 +100,9 @@ class PostgresDialect(Dialect):
     default_schema = "public"
     folds_case = False
 
+    def __post_init__(self) -> None:
+        Database(self.dsn)  # ConfigError for a connection string that is none
+
     def connect(self) -> PostgresSession:
         database = Database(self.dsn)
         return PostgresSession(database, database.connect(self.application_name, READING), self.text_columns)
@@ -131,14 +131,16 @@ class PostgresSession(Session):
         self._text_columns = text_columns
         self._polls: deque[tuple[int, int]] = deque(maxlen=_POLLS_KEPT)
 
+    @property
+    def _is_idle(self) -> bool:
+        return bool(self._connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE)
+
     def identity(self) -> str:
         """System identifier and database. A replica is the same database: it has the same rows."""
+        query = "SELECT (SELECT system_identifier::text FROM pg_control_system()), current_database()"
         with self._database.errors():
-            row = self._connection.execute(
-                "SELECT (SELECT system_identifier::text FROM pg_control_system()), current_database()"
-            ).fetchone()
-        assert row is not None  # noqa: S101  # functions always answer
-        return f"postgres:{row[0]}/{row[1]}"
+            system, name = self._connection.one(query)
+        return f"postgres:{system}/{name}"
 
     def tables(self) -> Mapping[TableId, Refusal | None]:
         with self._database.errors():
@@ -149,18 +151,12 @@ class PostgresSession(Session):
 
     def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
         # Inside a consistent read, the catalog is read in that.
-        is_idle = self._connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-        with self._database.errors(), one_reading(self._connection) if is_idle else nullcontext():
+        with self._database.errors(), one_reading(self._connection) if self._is_idle else nullcontext():
             there = read_tables(self._connection)
-            wanted = [there[table] for table in tables if table in there]
-            found = self._connection.execute(_PRIMARY_KEY, ([table.oid for table in wanted],)).fetchall()
-            keys: dict[int, list[str]] = dict(found)
+            wanted = [replace(there[table], key=there[table].primary_key) for table in tables if table in there]
             complete = with_columns(self._connection, wanted)
             orderings = read_orderings(self._connection, complete)
-        return {
-            table.id: described(replace(table, key=tuple(keys.get(table.oid, ()))), self._text_columns, orderings)
-            for table in complete
-        }
+        return {table.id: described(table, self._text_columns, orderings) for table in complete}
 
     def horizon(self) -> Horizon:
         """Exact where the role may see when transactions began; else by the snapshot's oldest transaction.
@@ -169,19 +165,14 @@ class PostgresSession(Session):
         snapshot ended before the oldest of them. It holds on replicas too, whose snapshots do not list transactions.
         """
         with self._database.errors():
-            row = self._connection.execute(_HORIZON, (_NAME,)).fetchone()
-        assert row is not None  # noqa: S101  # functions always answer
-        now, oldest, next_one, is_hidden, began = row
+            now, oldest, next_one, is_hidden, began = self._connection.one(_HORIZON, _NAME)
         self._polls.append((now, next_one))
         if not is_hidden:
             return Horizon(now, min(now, began if began is not None else now))
         return Horizon(now, max((at for at, limit in self._polls if limit <= oldest), default=None))
 
     def read(self, query: Query, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        if self._connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
-            with self.consistent():
-                yield from self._read(query, schema)
-        else:
+        with self.consistent() if self._is_idle else nullcontext():
             yield from self._read(query, schema)
 
     @contextmanager
@@ -192,7 +183,7 @@ class PostgresSession(Session):
                 if origin is None:
                     self._connection.execute(BEGIN)
                     yield None
-                elif import_snapshot(self._connection, exported := SnapshotOrigin.from_json(origin)):
+                elif import_snapshot(self._connection, exported := SnapshotOrigin(**origin)):
                     yield Bracket(exported.position, exported.position)
                 else:
                     yield Bracket(*bracketed(self._connection))
@@ -203,8 +194,7 @@ class PostgresSession(Session):
     def cuts(self, table: DescribedTable, where: Sequence[str], key: Sequence[Column], rows: int) -> Cuts | None:
         """Of a large table: as many as its estimated rows need, from a sample of its blocks."""
         with self._database.errors():
-            name = sql_name(table.id)
-            size, there = self._connection.execute(_SIZE, (name, name)).fetchone() or (0, 0)
+            size, there = self._connection.one(_SIZE, sql_name(table.id), sql_name(table.id))
         if size <= COUNTED_BYTES or there <= 0:
             return None
         chunks = -(-there // rows)
@@ -240,15 +230,15 @@ class PostgresSession(Session):
             stated = [SourceType(result.ftype(index), result.fmod(index)) for index in range(len(schema))]
             if query.source is not None and not shows(self._connection, sql_name(query.source.id)):
                 raise TableChangedError
-            forms = [form_of(one.name, one.type, kind) for one, kind in zip(schema, stated, strict=True)]
-            copied = f"SELECT {', '.join(form.sql for form in forms)} FROM ({query.sql}) AS r"
+            forms = [form_of(quoted(one.name), one.type, kind) for one, kind in zip(schema, stated, strict=True)]
+            copied = f"SELECT {', '.join(form for form, _ in forms)} FROM ({query.sql}) AS r"
             for rows in read_copy(self._connection, copied, piece_bytes=_PIECE_BYTES, piece_rows=_PIECE_ROWS):
                 arrays = []
-                for form, values, one in zip(forms, rows.columns(len(forms)), schema, strict=True):
+                for (_, as_arrow), values, one in zip(forms, copied_columns(rows, len(forms)), schema, strict=True):
                     try:
-                        arrays.append(form.read(values))
+                        arrays.append(as_arrow(values))
                     except MisfitError as error:
-                        raise MisfitError(error.reason, column=one.name, remedy=KEEP_AS_TEXT) from error
+                        raise error.of(one.name) from error
                 yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -271,3 +261,37 @@ def read_orderings(connection: Connection, tables: Sequence[SourceTable]) -> dic
     for kind, strategy, operator in connection.execute(_ORDERINGS, (kinds,)):
         found.setdefault(kind, {})[strategy] = operator
     return {kind: Ordering(one[1], one[3], one[5]) for kind, one in found.items()}
+
+
+class PostgresVerifyReader:
+    """See ``capture.registry.VerifyReader``. Rows of children that inherit from the table are not its own. A cursor of
+    the server gives the rows, so that memory stays bounded."""
+
+    def __init__(self, dsn: str, table: TableId) -> None:
+        self._database = Database(dsn)
+        self._dialect = PostgresDialect(dsn)
+        self._table = table
+
+    def columns(self) -> Sequence[str]:
+        return self._dialect.described(self._table).schema.names
+
+    def count(self) -> int:
+        origin = self._dialect.described(self._table).origin
+        with self._database.connection(_VERIFY) as connection:
+            return int(connection.one(f"SELECT count(*) FROM {origin}")[0])
+
+    def rows(self, columns: pa.Schema, names: Sequence[str]) -> Iterator[Sequence[tuple[Any, ...]]]:
+        # As printed where the lake has text: a cast to text would strip the padding of char(n).
+        listed = [
+            f"CASE WHEN {one} IS NULL THEN NULL ELSE format('%s', {one}) END" if field.type == pa.string() else one
+            for one, field in zip(map(quoted, names), columns, strict=True)
+        ]
+        query = f"SELECT {', '.join(listed)} FROM {self._dialect.described(self._table).origin}"
+        with (
+            self._database.connection(_VERIFY) as connection,
+            connection.transaction(),
+            connection.cursor(_VERIFY) as cursor,
+        ):
+            cursor.execute(query.encode())
+            while rows := cursor.fetchmany(_RUN_ROWS):
+                yield rows

@@ -12,33 +12,42 @@ ran, is found by reading the catalog (``discover``).
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from lakefeed.capture.dialect import DescribedTable, Refusal, Session
+from lakefeed.capture.dialect import DescribedTable, Session
+from lakefeed.capture.log import Announced, Choose
 from lakefeed.capture.postgres.catalog import (
     FULL,
+    NEVER,
+    PARTITIONED,
     CatalogFacts,
     SourceColumn,
     SourceTable,
+    altered,
+    as_remembered,
     column_of,
+    fingerprint,
     one_reading,
     read_tables,
     unseen,
+    width_of,
     with_columns,
 )
 from lakefeed.capture.postgres.database import Connection, Connections
 from lakefeed.capture.postgres.dialect import described, read_orderings
 from lakefeed.capture.postgres.pgoutput import Layout, Relation, Resolved
-from lakefeed.capture.postgres.slot import Coverage, head, inserted, read_coverage
+from lakefeed.capture.postgres.resume import Coverage, read_coverage, withdraw
+from lakefeed.capture.postgres.slot import head, inserted
 from lakefeed.capture.postgres.values import SourceType
 from lakefeed.capture.schema import DeliveredSchemas, Stated
 from lakefeed.change.change_set import RecopyNeeded, TableDropped
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId, TableSchema
 
-_INVISIBLE = 10_000  # beyond every attribute number (1600 columns at most)
 _FLUSH_SECONDS = 1.0
 """A commit that nobody waits for (``synchronous_commit = off``) is visible up to 3 * wal_writer_delay before it is in
 the log that the stream reads."""
@@ -47,7 +56,7 @@ the log that the stream reads."""
 @dataclass(frozen=True, slots=True)
 class _Captured:
     """A captured table at the last reading: what puts it into the publication, None if its changes were not published
-    then, and how it was, None if it was not there."""
+    then, and how it was, None if it was not there, or not read by this process yet: then its fingerprint counts."""
 
     member: int | None
     source: SourceTable | None
@@ -56,13 +65,18 @@ class _Captured:
 class TableFacts(DeliveredSchemas[PostgresLsn]):
     """See ``SchemaFacts``. ``resolve`` belongs to the stream's thread and asks nobody."""
 
-    def __init__(self, connections: Connections, publication: str, text_columns: Sequence[str]) -> None:
+    def __init__(
+        self, connections: Connections, publication: str, text_columns: Sequence[str], *, provision: bool
+    ) -> None:
         super().__init__()
         self._connections = connections
         self._publication = publication
         self._text_columns = tuple(text_columns)
+        self._provision = provision
         self._newest: dict[int, SourceTable] = {}
         self._captured: dict[TableId, _Captured] = {}
+        self._ahead: dict[TableId, PostgresLsn] = {}  # of tables whose shape was read ahead of the stream, until where
+        self._renamed: dict[int, TableId] = {}  # partitioned tables, with the name that the stream has of them
 
     def recall(self, schemas: Sequence[TableSchema]) -> None:
         """What was delivered by an earlier process. Ids of columns have the relation's oid in them."""
@@ -71,22 +85,22 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             if first:
                 self.learn(schema.table, int(first.partition(".")[0]), schema.at_version(0))
 
-    def tables(self, session: Session) -> Mapping[TableId, Refusal | None]:  # noqa: ARG002  # its limits are a copy's
-        with self._connections.connection() as connection:
-            return {table: source.refusal for table, source in read_tables(connection).items()}
-
     def snapshot(self, session: Session, table: TableId) -> tuple[DescribedTable, TableSchema] | None:  # noqa: ARG002
         with self._connections.connection() as connection:
             with one_reading(connection):
                 there = read_tables(connection)
                 sources = with_columns(connection, [there[table]] if table in there else [])
             found = [described(one, self._text_columns, read_orderings(connection, [one])) for one in sources]
-        return (found[0], self._learn_source(sources[0])) if found else None
+            at = inserted(connection)
+        return (found[0], self._learn_source(sources[0], at)) if found else None
 
-    def _learn_source(self, source: SourceTable) -> TableSchema:
-        schema = source.schema(self._text_columns)
-        self._newest[source.oid] = source
-        self.learn(source.id, source.oid, schema)
+    def _learn_source(self, source: SourceTable, at: PostgresLsn) -> TableSchema:
+        """``at`` is behind the reading: the stream may have rows of an older shape until there."""
+        schema = replace(source.schema(self._text_columns), fingerprint=fingerprint(source))
+        with self._lock:
+            self._newest[source.oid] = source
+            self.learn(source.id, source.oid, schema)
+            self._ahead[source.id] = at
         return schema
 
     def resolve(self, relation: Relation, facts: CatalogFacts) -> Resolved:
@@ -94,9 +108,9 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         if "." in relation.schema:
             return Resolved(None)
         table = TableId(relation.schema, relation.name)
-        serial, source = facts.tables.get(relation.id, (0, None))
+        moment, source = facts.tables.get(relation.id, (NEVER, None))
         newest = self._newest.get(relation.id)
-        if newest is not None and newest.serial > serial:
+        if newest is not None and newest.snapshot > moment:
             source = newest
         before = self.known(table)
         last = before.schema if before is not None and before.life == relation.id else None
@@ -115,12 +129,27 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             stated = SourceColumn(number, column.name, not_null, kind, missing=missing)
             columns.append(column_of(frame, stated, self._text_columns))
         schema = TableSchema(table, tuple(columns), key)
-        refusal = source.refusal if source is not None else None
-        stated_table = Stated(relation.id, schema, refusal, stale_reason, _not_known(source))
-        delivered, announced = self.change(stated_table)
         # The stream says what the identity of a partitioned table is, but rows are logged by that of their partition.
         leaves = source.leaves if source is not None else ()
         whole = relation.identity != FULL or all(leaf.identity == FULL for leaf in leaves)
+        if last is not None and table in self._ahead and source is not None:
+            was, now = _shape(last), _shape(source.schema(self._text_columns))
+            is_newer = max(numbers, default=0) > width_of(last.fingerprint)
+            if was == now != _shape(schema) and not is_newer:  # of before the copy was planned: what is known stays so
+                notice = RecopyNeeded(table, "its columns changed while it was being copied")
+                return Resolved(Layout(relation.id, schema, whole), Announced(notices=(notice,)))
+        refusal = source.refusal if source is not None else None
+        stated_table = Stated(relation.id, schema, refusal, stale_reason, _not_known(source))
+        delivered, announced = self.change(stated_table)
+        if announced.schemas and source is not None and last is not None and last.fingerprint:
+            # What has to be noticed up to the reading of the catalog is reported here: it is remembered from now on.
+            stale = [notice for notice in announced.notices if isinstance(notice, RecopyNeeded)]
+            told = {name for notice in stale for name in (names if notice.columns is None else notice.columns)}
+            _, suspects = altered(None, last.fingerprint, source)
+            if all(column.name in told for column in delivered.columns if column.id in suspects):
+                delivered = replace(delivered, fingerprint=fingerprint(source))
+                self.deliver(relation.id, delivered)
+                announced = replace(announced, schemas=(delivered,))
         return Resolved(Layout(relation.id, delivered, whole), announced)
 
     def expect(self, tables: Sequence[TableId]) -> None:
@@ -135,10 +164,11 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
                 coverage = read_coverage(connection, self._publication)
             for table in tables:
                 if table not in self._captured:
-                    self._begin(table, there.get(table), coverage)
+                    self._begin(table, None, coverage)
                 if table in there and (gap := coverage.gap(table)) is not None:
                     self._captured[table] = replace(self._captured[table], member=None)
-                    self.later(_flushed(connection), RecopyNeeded(table, gap))
+                    if there[table].refusal is None:  # else it is blocked, and was taken out for that reason
+                        self.later(_flushed(connection), RecopyNeeded(table, gap))
             self._find_dropped(connection, there)
 
     def prepared(self, tables: Sequence[TableId]) -> None:
@@ -146,32 +176,40 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         with self._connections.connection() as connection, one_reading(connection):
             there = read_tables(connection)
             sources = with_columns(connection, [there[table] for table in tables if table in there])
-            coverage = read_coverage(connection, self._publication)
+            coverage, at = read_coverage(connection, self._publication), inserted(connection)
         for source in sources:
-            self._learn_source(source)
+            self._learn_source(source, at)
             self._begin(source.id, source, coverage)
 
-    def discover(self, session: Session, tables: Sequence[TableId]) -> tuple[TableSchema, ...]:  # noqa: ARG002
+    def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:  # noqa: ARG002  # a copy's limits
         """Compare all tables there are, the columns of those in question and what is published with before."""
         with self._connections.connection() as connection:
             with one_reading(connection):
                 there = read_tables(connection)
-                chosen = [table for table in tables if table in there]
+                chosen = choose({table: source.refusal for table, source in there.items()})
                 known = [table for table in there.keys() - set(chosen) if self.known(table) is not None]
                 sources = with_columns(connection, [there[table] for table in (*chosen, *known)])
                 coverage = read_coverage(connection, self._publication)
             self._compare(connection, there, coverage)
             stated, schemas = [], []
             for source in sources:
-                schema, before = source.schema(self._text_columns), self.known(source.id)
-                _, stale_reason = match_columns(schema.names, before.schema if before is not None else None, source)
-                stated.append(Stated(source.oid, schema, source.refusal, stale_reason, _not_known(source)))
+                schema, known_as = source.schema(self._text_columns), self.known(source.id)
+                before = known_as.schema if known_as is not None and known_as.life == source.oid else None
+                _, stale_reason = match_columns(schema.names, before, source)
+                is_other, reasons = True, dict[str, str]()
+                if before is not None and before.fingerprint:
+                    is_other, reasons = altered(connection, before.fingerprint, source)
+                    is_other = is_other or schema.names != before.names
+                schema = replace(schema, fingerprint=fingerprint(source) if is_other else "")
+                stated.append(Stated(source.oid, schema, source.refusal, stale_reason, _not_known(source), reasons))
                 schemas.append(schema)
             self.observe(stated, lambda: _flushed(connection))
-        return tuple(schemas[: len(chosen)])
+        return tuple(one for one in schemas[: len(chosen)] if there[one.table].oid not in self._renamed)
 
     def _compare(self, connection: Connection, there: Mapping[TableId, SourceTable], coverage: Coverage) -> None:
-        """Find captured tables that are gone, whose changes the publication leaves out, or whose partitions left."""
+        """Find captured tables that are gone, whose changes the publication leaves out, or whose partitions left; and
+        take out of the publication what must not be there any more."""
+        self._find_renamed(there)
         self._find_dropped(connection, there)
         for table, before in self._captured.items():
             source = there[table]
@@ -180,8 +218,13 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             if gap is None and before.member not in (None, now.member):
                 gap = "it was taken out of the publication and put back"
             reason = gap if before.member is not None else None
-            if reason is None and before.source is not None and before.source.oid == source.oid:
-                reason = unseen(connection, before.source.leaves, source.leaves)
+            was, known = before.source, self.known(table)
+            if was is None and known is not None and known.life == source.oid and known.schema.fingerprint:
+                was = as_remembered(source, known.schema.fingerprint)
+            if reason is None and was is not None and was.oid == source.oid:
+                reason = unseen(connection, was, source)
+            if gap is None and source.refusal is not None and self._provision:
+                now = replace(now, member=None) if withdraw(connection, coverage, table) else now
             self._captured[table] = now
             if reason is not None and not self.is_due_later(table):
                 # Only behind the reading: a copy of before would not have what a new partition has.
@@ -198,18 +241,46 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             del self._captured[table]
             self.later(_flushed(connection), TableDropped(table))
 
+    def _find_renamed(self, there: Mapping[TableId, SourceTable]) -> None:
+        """PostgreSQL sends no new description of a partitioned table that was renamed (seen with 15 and 18): changes
+        arrive under the old name for as long as the connection lives. So once that is reported as dropped, the stream
+        begins again; until then the new name is not offered, since its copy might be from before that."""
+        partitioned = {source.oid for source in there.values() if source.kind == PARTITIONED}
+        with self._lock:
+            known = [(table, one.life) for table, one in self._known.items() if table not in there]
+            self._renamed |= {life: table for table, life in known if life in partitioned}
+
+    def due(self, reached: PostgresLsn) -> Sequence[Announced]:
+        if self._ahead:
+            with self._lock:
+                self._ahead = {table: at for table, at in self._ahead.items() if reached < at}
+        return super().due(reached)
+
+    def begins_again(self) -> bool:
+        with self._lock:
+            left = {oid: table for oid, table in self._renamed.items() if table in self._due or table in self._known}
+            is_over, self._renamed = len(left) < len(self._renamed), left
+        return is_over
+
+    def rewind(self, position: PostgresLsn) -> None:
+        super().rewind(position)
+        with self._lock:
+            self._renamed = {oid: table for oid, table in self._renamed.items() if table in self._due}
+
 
 def match_columns(
     names: Sequence[str], before: TableSchema | None, source: SourceTable | None
 ) -> tuple[tuple[int, ...], str | None]:
     """The attribute number of each column; and why existing rows may have other values than these numbers say.
 
-    ``before`` is the last schema of the same relation that was delivered, ``source`` the catalog as it is now.
+    ``before`` is the last schema of the same relation that was delivered, ``source`` the catalog as it was read, before
+    or after ``names`` were in force. PostgreSQL counts columns up and never gives a number twice. So a column that the
+    catalog does not show yet has the next number; if it turns out to have another one, the table is copied.
     """
     was = {column.name: int((column.id or ".0").partition(".")[2]) for column in before.columns} if before else {}
     if source is None:
-        unknown = range(_INVISIBLE, _INVISIBLE + len(names))
-        return tuple(was.get(name, number) for name, number in zip(names, unknown, strict=True)), None
+        unknown = itertools.count(max(was.values(), default=0) + 1)
+        return tuple(was[name] if name in was else next(unknown) for name in names), None
     now = {column.name: column.number for column in source.columns}
     as_before, as_now = list(names) == list(was), list(names) == list(now)
     if as_before and not as_now:
@@ -219,9 +290,6 @@ def match_columns(
     if not was:
         return numbers, None
     found = dict(zip(names, numbers, strict=True))
-    # A column that was there before and is there still was there all the time.
-    if (set(was.values()) & set(now.values())) - set(found.values()):
-        return numbers, "its columns changed while it was being copied"
     if list(found) == list(was) and list(found.values()) != list(was.values()):
         return numbers, "a column was dropped and added again under the same name"
     newest = max(was.values(), default=0)
@@ -248,8 +316,13 @@ def _guessed(names: Sequence[str], source: SourceTable) -> tuple[int, ...]:
     found: list[int] = []
     for number in by_name:
         low = found[-1] if found else 0
-        found.append(number or next((one for one in free if one > low), low + _INVISIBLE))
+        found.append(number or next((one for one in free if one > low), max(low, source.width) + 1))
     return tuple(found)
+
+
+def _shape(schema: TableSchema) -> tuple[Any, ...]:
+    """What the stream and the catalog both say of a table."""
+    return tuple((one.id, one.name, one.type, one.source_type) for one in schema.columns), schema.key
 
 
 def _key(relation: Relation, source: SourceTable | None) -> tuple[str, ...]:

@@ -6,40 +6,38 @@ moves the slot but ``confirm``.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
 from lakefeed.capture.base import Lag
 from lakefeed.capture.log import ResumePoint
-from lakefeed.capture.postgres.catalog import read_tables, wait_for_writers
-from lakefeed.capture.postgres.database import Connection, Connections, Names, quoted, read_identity
+from lakefeed.capture.postgres.catalog import SourceTable, read_tables, sql_name
+from lakefeed.capture.postgres.database import Connection, Connections, Names, quoted, wait_while
 from lakefeed.capture.postgres.pgoutput import WalPiece
 from lakefeed.capture.postgres.slot import (
-    advance_slot,
+    ExportedSnapshots,
+    SnapshotOrigin,
     create_slot,
-    drop_slot,
     head,
     inserted,
-    missing_slot,
-    publication_statements,
-    published,
     read_slot,
     require_position,
-    seconds_behind,
-    shortcomings,
     slot_statement,
     usable_slot,
 )
-from lakefeed.capture.postgres.snapshot import ExportedSnapshots, SnapshotOrigin
 from lakefeed.capture.postgres.walsender import Walsender
 from lakefeed.capture.reader import BackgroundReader
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, SourceSetupError, SourceUnavailableError, StateError
+
+log = logging.getLogger(__name__)
 
 WRITERS_SECONDS = 5.0
 """How long a copy without an exported snapshot waits for transactions from before its table was published."""
@@ -48,6 +46,121 @@ _MISSED = (
     " `lakefeed rebuild`."
 )
 _AT_ONCE_SECONDS = 0.05
+
+
+# Sessions, and prepared transactions (no process), that have written to a table.
+_WRITERS = """
+SELECT l.virtualtransaction, l.pid FROM pg_locks l
+ WHERE l.locktype = 'relation' AND l.relation = ANY(%s) AND l.granted AND l.database = (
+       SELECT oid FROM pg_database WHERE datname = current_database())
+   AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"""
+
+# ``number`` is another one if the table was taken out and put back, or the publication made again.
+_PUBLISHED = """
+SELECT t.schemaname, t.tablename, coalesce(r.oid, p.oid)::int8 AS number,
+       r.prattrs IS NOT NULL OR r.prqual IS NOT NULL,
+       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated = 's')
+  FROM pg_publication p JOIN pg_publication_tables t ON t.pubname = p.pubname
+  JOIN pg_namespace n ON n.nspname = t.schemaname
+  JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+  LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
+ WHERE p.pubname = %s ORDER BY 1, 2"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortcoming:
+    """Why a publication does not publish everything, or something else than a copy has, with the statement that
+    repairs it. ``table`` is the one it concerns, None for all. Not ``misses``: tables in question are not published."""
+
+    problem: str
+    remedy: str
+    table: TableId | None = None
+    misses: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What a publication publishes at one moment.
+
+    ``members`` are its tables, each with a number that is another one if the table was taken out and put back, or the
+    publication made again; None if there is no publication.
+    """
+
+    name: str
+    members: Mapping[TableId, int] | None = None
+    shortcomings: tuple[Shortcoming, ...] = ()
+
+    def gap(self, table: TableId) -> str | None:
+        """Why changes of a table are not published, None if they are."""
+        if self.members is None:
+            return f"the publication {self.name} was dropped"
+        if table not in self.members:
+            return "it is not published any more"
+        return next((one.problem for one in self.shortcomings if one.misses and one.table in (None, table)), None)
+
+    def member(self, table: TableId) -> int | None:
+        return (self.members or {}).get(table)
+
+    def removal(self, table: TableId) -> str:
+        return f"ALTER PUBLICATION {quoted(self.name)} DROP TABLE ONLY {sql_name(table)}"
+
+    def statement(self, wanted: Iterable[TableId]) -> str | None:
+        """The SQL that makes the publication cover ``wanted``; None if it does."""
+        missing = sorted(set(wanted) - (self.members or {}).keys())
+        # ONLY: children of a table are published with it otherwise, asked for or not, and without an identity the
+        # application's own UPDATE and DELETE on them would fail.
+        tables = ", ".join(f"ONLY {sql_name(table)}" for table in missing)
+        if self.members is None:
+            of = f" FOR TABLE {tables}" if tables else ""
+            return f"CREATE PUBLICATION {quoted(self.name)}{of} WITH (publish_via_partition_root = true)"
+        return f"ALTER PUBLICATION {quoted(self.name)} ADD TABLE {tables}" if tables else None
+
+
+def read_coverage(connection: Connection, name: str) -> Coverage:
+    row = connection.execute("SELECT to_jsonb(p) FROM pg_publication p WHERE pubname = %s", (name,)).fetchone()
+    if row is None:
+        return Coverage(name)
+    options: dict[str, Any] = row[0]  # as JSON, because each version of PostgreSQL has other columns there
+    publication, alter = f"publication {quoted(name)}", f"ALTER PUBLICATION {quoted(name)}"
+    found, members = list[Shortcoming](), dict[TableId, int]()
+    if not all(options[kind] for kind in ("pubinsert", "pubupdate", "pubdelete", "pubtruncate")):
+        remedy = f"{alter} SET (publish = 'insert, update, delete, truncate');"
+        found.append(Shortcoming(f"{publication} leaves out some kinds of changes", remedy))
+    if not options["pubviaroot"]:
+        remedy = f"{alter} SET (publish_via_partition_root = true);"
+        found.append(Shortcoming(f"{publication} publishes partitions under their own names", remedy, misses=False))
+    for schema, table_name, number, is_narrowed, has_generated in connection.execute(_PUBLISHED, (name,)):
+        if "." in schema:
+            continue
+        table = TableId(schema, table_name)
+        members[table] = number
+        if has_generated and options.get("pubgencols", "n") != "n":
+            problem = f"{publication} publishes generated columns of {table}, which a copy does not have"
+            found.append(Shortcoming(problem, f"{alter} SET (publish_generated_columns = none);", table))
+        if is_narrowed:
+            only = f"ONLY {sql_name(table)}"
+            problem = f"{publication} has a column list or a row filter for {table}"
+            found.append(Shortcoming(problem, f"{alter} DROP TABLE {only}; {alter} ADD TABLE {only};", table))
+    return Coverage(name, members, tuple(found))
+
+
+def _at_once(connection: Connection, statement: str) -> None:
+    """LockNotAvailable instead of a wait: a snapshot of ours may be kept meanwhile."""
+    with connection.transaction():
+        connection.execute(f"SET LOCAL lock_timeout = '{_AT_ONCE_SECONDS * 1000:.0f}ms'".encode())
+        connection.execute(statement.encode())
+
+
+def withdraw(connection: Connection, coverage: Coverage, table: TableId) -> bool:
+    """Take a table that has lost its identity out of the publication: as long as it is in there, PostgreSQL refuses the
+    application's own UPDATEs and DELETEs of it. False if that cannot be now; nothing waits for it."""
+    try:
+        _at_once(connection, coverage.removal(table))
+    except psycopg.Error as error:
+        log.warning("%s cannot be taken out of the publication now: %s", table, error)
+        return False
+    log.warning("%s was taken out of the publication: it has no usable replica identity any more", table)
+    return True
 
 
 class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
@@ -73,47 +186,51 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
     def find(self) -> PostgresLsn | None:
         with self._connections.connection() as connection:
             slot = usable_slot(connection, self._names.slot)
-        return None if slot is None else slot.confirmed
+        return None if slot is None or slot.lost is not None else slot.confirmed
 
     def identity(self) -> str:
-        """It has the timeline: after a failover or a restore to a point in time the pipeline stops and says so."""
-        return read_identity(self._database, self._names)
+        """It has the timeline: a failover or a restore to a point in time begins a new one, and the pipeline stops."""
+        with self._database.connection(self._names.slot, replication=True) as connection:
+            system, timeline, _, name = connection.one("IDENTIFY_SYSTEM")
+        return f"system {system}, timeline {timeline}, database {name}"
 
     def create(self, tables: Sequence[TableId]) -> PostgresLsn:
-        """Exported snapshots are given up before anything waits for a lock: an application's CREATE INDEX CONCURRENTLY
-        that waits for a snapshot of ours would have the lock that we wait for."""
+        """1. the publication, 2. the slot. Exported snapshots are given up before anything waits for a lock: an
+        application's CREATE INDEX CONCURRENTLY that waits for a snapshot of ours would have the lock that we wait for.
+        """
         names = self._names
         with self._connections.connection() as connection:
             there = read_tables(connection)
             for table in tables:
-                if table not in there:
-                    remedy = "Correct source.tables, or create the table."
-                    raise SourceSetupError(f"there is no table {table}", remedy=remedy)
-                if (refusal := there[table].refusal) is not None:
+                if (refusal := _source(there, table).refusal) is not None:
                     raise SourceSetupError(f"{table} cannot be captured: {refusal.reason}", remedy=refusal.remedy)
             slot = usable_slot(connection, names.slot)
-            for one in shortcomings(connection, names.publication):
+            if slot is not None and slot.lost is not None and self._provision:
+                # The pipeline begins again: one that goes on has been refused by ``require``.
+                connection.execute("SELECT pg_drop_replication_slot(%s)", (names.slot,))
+                slot = None
+            coverage = read_coverage(connection, names.publication)
+            for one in coverage.shortcomings:
                 remedy = one.remedy + (_MISSED if slot is not None else "")
                 raise ConfigError(f"{one.problem}, so that changes would be missing or differ", remedy=remedy)
             try:
                 if self._provision:
-                    self._publish(connection, tables)
+                    self._publish(connection, coverage, tables)
                 else:
-                    self._require_provided(connection, tables, slot=slot is not None)
+                    self._require_provided(coverage, tables, slot=slot is not None)
             finally:
                 # Where the log was when tables were first seen as published, also those that others published.
-                members = published(connection, names.publication) or {}
-                at = inserted(connection)
+                coverage, at = read_coverage(connection, names.publication), inserted(connection)
                 for table in tables:
-                    if table in members and self._since.get(table, (None, at))[0] != members[table]:
-                        self._since[table] = (members[table], at)
+                    member = coverage.member(table)
+                    if member is not None and self._since.get(table, (None, at))[0] != member:
+                        self._since[table] = (member, at)
             if slot is not None:
                 return slot.confirmed
         self._exported.close()
         made = create_slot(self._database, names.slot, self._closed, temporary=False)
         self._exported.add(made, tables)
-        found = self.find()
-        return made[1] if found is None else found
+        return self.find() or made[1]
 
     def origin(self, table: TableId, delivered: PostgresLsn | None) -> Mapping[str, Any]:
         """A table may have had transactions under way that began before it was published, so that the stream does not
@@ -121,40 +238,41 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         with self._connections.connection() as connection:
             if usable_slot(connection, self._names.slot) is None:
                 raise StateError("there is no replication slot for the pipeline yet", remedy="Call prepare first.")
-            source = read_tables(connection).get(table)
-            if source is None:
-                remedy = "Correct source.tables, or create the table."
-                raise SourceSetupError(f"there is no table {table}", remedy=remedy)
+            source = _source(read_tables(connection), table)
             first = PostgresLsn(0)
             least = max(delivered or first, self._since.get(table, (0, first))[1])
             origin = self._exported.for_copy(connection, table, least)
             if origin is None:
-                origin = SnapshotOrigin("", "", first)
-                if writers := wait_for_writers(connection, source, WRITERS_SECONDS):
+                oids = [source.oid, *(leaf.oid for leaf in source.leaves)]
+                if writers := wait_while(connection, _WRITERS, WRITERS_SECONDS, oids):
                     pids = ", ".join(str(pid) if pid is not None else "a prepared transaction" for pid in writers)
                     raise SourceSetupError(
                         f"the copy of {table} cannot start: transactions that may have written to it before it was "
                         f"published are still open, in the processes {pids}",
                         remedy=f"Commit them, or end them: SELECT pg_terminate_backend({writers[0] or '…'});",
                     )
-        return origin.to_json()
+        return (origin or SnapshotOrigin())._asdict()
 
     def copied(self, table: TableId) -> None:
         self._exported.release(table)
 
     def require(self, position: PostgresLsn) -> None:
         with self._connections.connection() as connection:
-            slot = usable_slot(connection, self._names.slot)
-            if slot is None:
-                raise missing_slot(self._names, position)
-            require_position(connection, slot, position)
+            require_position(connection, self._names.slot, position)
 
     def start(self, after: PostgresLsn) -> BackgroundReader[PostgresLsn, WalPiece]:
         return BackgroundReader(str(self._database), Walsender(self._database, self._names, after))
 
     def confirm(self, position: PostgresLsn) -> None:
+        name = self._names.slot
         with self._connections.connection() as connection:
-            advance_slot(connection, self._names.slot, position)
+            slot = read_slot(connection, name)
+            if slot is None or position <= slot.confirmed:
+                return
+            try:
+                connection.execute("SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (name, position.text()))
+            except psycopg.errors.ObjectInUse as error:
+                raise SourceUnavailableError(f"the replication slot {name} is in use: {error}") from error
 
     def ahead_bytes(self, low: PostgresLsn, high: PostgresLsn) -> int:
         return high.value - low.value
@@ -169,7 +287,7 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
             if slot is None:
                 return Lag()
             behind = max(0, head(connection).value - slot.confirmed.value)
-            seconds = seconds_behind(connection, slot) if behind else 0.0
+            seconds = slot.seconds_behind if behind else 0.0
         if behind and confirmed_at is not None:  # this process follows the stream and knows better
             seconds = max(0.0, time.time() - confirmed_at)
         return Lag(bytes=behind, seconds=seconds, source=slot.health)
@@ -178,59 +296,66 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         self._exported.close()
         removed = []
         with self._connections.connection() as connection:
-            if drop_slot(connection, self._names.slot):
+            if usable_slot(connection, self._names.slot) is not None:
+                connection.execute("SELECT pg_drop_replication_slot(%s)", (self._names.slot,))
                 removed.append(f"replication slot {self._names.slot}")
-            if published(connection, self._names.publication) is not None:
+            if read_coverage(connection, self._names.publication).members is not None:
                 connection.execute(f"DROP PUBLICATION {quoted(self._names.publication)}".encode())
                 removed.append(f"publication {self._names.publication}")
         return tuple(removed)
 
-    def _publish(self, connection: Connection, wanted: Sequence[TableId]) -> None:
+    def _publish(self, connection: Connection, coverage: Coverage, wanted: Sequence[TableId]) -> None:
         """All at once; one by one if some may not be. The others then are published before the slot is made, and one
         snapshot does for all. A table that somebody has locked is tried at once first, then for as long as
         ``lock_timeout`` allows with no snapshot of ours kept."""
-        there = published(connection, self._names.publication)
-        for statement in publication_statements(self._names.publication, there, wanted):
+        statement = coverage.statement(wanted)
+        if statement is None:
+            return
+        try:
             try:
-                try:
-                    with connection.transaction():
-                        connection.execute(f"SET LOCAL lock_timeout = '{_AT_ONCE_SECONDS * 1000:.0f}ms'".encode())
-                        connection.execute(statement.encode())
-                except psycopg.errors.LockNotAvailable:
-                    if len(wanted) > 1:
-                        raise
-                    self._exported.close()
-                    connection.execute(statement.encode())
-            except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable) as error:
-                failed: list[TableId] = []
-                for table in wanted if len(wanted) > 1 else ():
-                    try:
-                        self._publish(connection, [table])
-                    except (SourceSetupError, SourceUnavailableError):
-                        failed.append(table)
-                if len(wanted) > 1 and not failed:
-                    return
-                if isinstance(error, psycopg.errors.LockNotAvailable):
-                    named = ", ".join(map(str, failed or wanted))
-                    raise SourceSetupError(
-                        f"{named} cannot be published now: another session has a lock on it that ALTER PUBLICATION "
-                        "waits for",
-                        remedy="Lakefeed tries again by itself; pg_locks shows the session.",
-                    ) from error
+                _at_once(connection, statement)
+            except psycopg.errors.LockNotAvailable:
+                if len(wanted) > 1:
+                    raise
+                self._exported.close()
+                connection.execute(statement.encode())
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable) as error:
+            if len(wanted) > 1:
+                self._publish_each(connection, wanted)
+            elif isinstance(error, psycopg.errors.LockNotAvailable):
                 raise SourceSetupError(
-                    f"this role may not prepare the source: {error}", remedy=f"Run as the tables' owner: {statement};"
+                    f"{wanted[0]} cannot be published now: another session has a lock on it that ALTER PUBLICATION "
+                    "waits for",
+                    remedy="Lakefeed tries again by itself; pg_locks shows the session.",
                 ) from error
+            else:
+                remedy = f"Run as the tables' owner: {statement};"
+                raise SourceSetupError(f"this role may not prepare the source: {error}", remedy=remedy) from error
 
-    def _require_provided(self, connection: Connection, wanted: Sequence[TableId], *, slot: bool) -> None:
+    def _publish_each(self, connection: Connection, wanted: Sequence[TableId]) -> None:
+        """SourceSetupError for the first that cannot be published, once all have been tried."""
+        failed: list[SourceSetupError] = []
+        for table in wanted:
+            try:
+                self._publish(connection, read_coverage(connection, self._names.publication), [table])
+            except SourceSetupError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
+    def _require_provided(self, coverage: Coverage, wanted: Sequence[TableId], *, slot: bool) -> None:
         """Somebody else makes publication and slot. Without them nothing goes; a table that is not published is its
         own problem."""
-        there = published(connection, self._names.publication)
-        statements = publication_statements(self._names.publication, there, wanted)
-        if there is not None and slot and not statements:
-            return
-        missing = [*statements, *([] if slot else [slot_statement(self._names.slot)])]
-        kind = SourceSetupError if there is not None and slot else ConfigError
-        raise kind(
-            "source.provision is off, and the publication or the slot is not ready",
-            remedy=f"Run: {'; '.join(missing)};",
-        )
+        statements = [coverage.statement(wanted), None if slot else slot_statement(self._names.slot)]
+        missing = "; ".join(one for one in statements if one is not None)
+        kind = SourceSetupError if coverage.members is not None and slot else ConfigError
+        if missing:
+            raise kind(
+                "source.provision is off, and the publication or the slot is not ready", remedy=f"Run: {missing};"
+            )
+
+
+def _source(there: Mapping[TableId, SourceTable], table: TableId) -> SourceTable:
+    if table not in there:
+        raise SourceSetupError(f"there is no table {table}", remedy="Correct source.tables, or create the table.")
+    return there[table]

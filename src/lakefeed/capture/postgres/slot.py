@@ -1,23 +1,32 @@
-"""Replication slots and publications as the server reports them, and the statements that make them.
+"""Replication slots, and the snapshots that making one exports. Nothing here waits without an end: not for a lock, and
+not for the transactions that a new slot waits for.
 
-Nothing here waits without an end: not for a lock, and not for the transactions that a new slot waits for.
+A read transaction under an exported snapshot has exactly the commits up to its position; only making a slot tells both.
+For a copy that starts later than the pipeline's own slot, a temporary one is made; a plain transaction takes its
+snapshot over at once, so that the slot keeps no log back. Losing a snapshot is no error: chunks then read under their
+own and say between which positions that is.
+
+A snapshot keeps the server from cleaning up, and whoever waits for old snapshots (CREATE INDEX CONCURRENTLY, for one)
+waits for it. So the transaction that keeps it touches no table and no catalog, it is kept only for tables whose copy is
+not over, and a thread asks every second whether a session waits for it, and gives it up at once if so.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from collections.abc import Iterable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import psycopg
+from psycopg import sql
 
-from lakefeed.capture.postgres.catalog import sql_name
-from lakefeed.capture.postgres.database import SLOT, Connection, Database, Names, quoted, rows_of
+from lakefeed.capture.postgres.catalog import sql_name, wait_for_commits
+from lakefeed.capture.postgres.database import BEGIN, KEEPING, SLOT, Connection, Database, Names, finish, quoted
 from lakefeed.capture.postgres.wire import wait_ready
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
@@ -26,70 +35,49 @@ from lakefeed.errors import LakefeedError, PositionLostError, SourceSetupError, 
 log = logging.getLogger(__name__)
 
 PLUGIN = "pgoutput"
-_CHOICES = (
-    "Choose: restore the source's log, or move the pipeline's state directory away and let it copy every table again."
-)
+SLOT_SECONDS = 600.0
+"""For the pipeline's own slot. Long: whoever begins again waits for everything that has begun since."""
+_REPORT_SECONDS = 5.0
+
+_SLOT = """
+SELECT to_jsonb(s), extract(epoch FROM CASE WHEN s.active_pid IS NULL
+         THEN clock_timestamp() - (to_jsonb(s) ->> 'inactive_since')::timestamptz
+         ELSE (SELECT r.flush_lag FROM pg_stat_replication r WHERE r.pid = s.active_pid) END)::float8
+  FROM pg_replication_slots s WHERE s.slot_name = %s"""
+
+_BLOCKING = """
+SELECT a.pid, coalesce(a.usename, '?'), coalesce(a.state, '?'), extract(epoch FROM now() - a.xact_start)::int8
+  FROM pg_stat_activity a WHERE a.pid = ANY(pg_blocking_pids(%s)) ORDER BY a.xact_start LIMIT 1"""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A replication slot as the server reports it."""
+    """A replication slot. ``report`` is what the server says of it, which has other keys in each version."""
 
-    name: str
-    plugin: str
-    database: str
-    active_pid: int | None
+    report: Mapping[str, Any]
     confirmed: PostgresLsn
-    wal_status: str | None
-    safe_wal_size: int | None
     lost: str | None
     """Why it cannot be used any more."""
-    idle_since: float | None = None
-    """Since when nobody reads from it (seconds since 1970, the server's clock); known from PostgreSQL 17 on."""
-    unfinished: bool = False
-    """The server is still making it; if its client goes away, it will not be there."""
+    seconds_behind: float | None
+    """How old what is not confirmed may be, as the server knows it: for a reader that is connected, how long a
+    confirmation takes; without one, for how long nobody has been reading (known from PostgreSQL 17 on)."""
 
     @property
     def health(self) -> dict[str, int | str | None]:
         """What ``status`` shows of it, by PostgreSQL's own names."""
-        return {
-            "slot": self.name,
-            "active_pid": self.active_pid,
-            "confirmed_flush_lsn": self.confirmed.text(),
-            "wal_status": self.wal_status,
-            "safe_wal_size": self.safe_wal_size,
-            "invalidation_reason": self.lost,
-        }
+        shown = ("active_pid", "confirmed_flush_lsn", "wal_status", "safe_wal_size")
+        found = {name: self.report.get(name) for name in shown}
+        return {"slot": self.report["slot_name"], **found, "invalidation_reason": self.lost}
 
 
 def read_slot(connection: Connection, name: str) -> Slot | None:
-    """As JSON, because each version of PostgreSQL has other columns there."""
-    row = connection.execute("SELECT to_jsonb(s) FROM pg_replication_slots s WHERE slot_name = %s", (name,)).fetchone()
+    row = connection.execute(_SLOT, (name,)).fetchone()
     if row is None:
         return None
-    data: dict[str, Any] = row[0]
-    reason = data.get("invalidation_reason") or ("its log was removed" if data.get("wal_status") == "lost" else None)
-    confirmed = PostgresLsn.parse(data["confirmed_flush_lsn"]) if data.get("confirmed_flush_lsn") else PostgresLsn(0)
-    size, since = data.get("safe_wal_size"), data.get("inactive_since")
-    return Slot(
-        name, data.get("plugin") or "", data.get("database") or "", data.get("active_pid"), confirmed,
-        data.get("wal_status"), size, reason, datetime.fromisoformat(since).timestamp() if since else None,
-        data.get("plugin") == PLUGIN and data.get("confirmed_flush_lsn") is None,
-    )  # fmt: skip
-
-
-def seconds_behind(connection: Connection, slot: Slot) -> float | None:
-    """How old what is not confirmed may be, as the server knows it; None if it does not.
-
-    For a reader that is connected the server measures how long a confirmation takes. Without one, it is as long as
-    nobody has been reading.
-    """
-    if slot.active_pid is not None:
-        query = "SELECT extract(epoch FROM flush_lag)::float8 FROM pg_stat_replication WHERE pid = %s"
-        row = connection.execute(query, (slot.active_pid,)).fetchone()
-        return max(0.0, row[0]) if row is not None and row[0] is not None else None
-    row = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
-    return max(0.0, row[0] - slot.idle_since) if row is not None and slot.idle_since is not None else None
+    report, seconds = row
+    lost = report.get("invalidation_reason") or ("its log was removed" if report["wal_status"] == "lost" else None)
+    confirmed = PostgresLsn.parse(report["confirmed_flush_lsn"] or "0/0")
+    return Slot(report, confirmed, lost, None if seconds is None else max(0.0, seconds))
 
 
 def usable_slot(connection: Connection, name: str) -> Slot | None:
@@ -97,93 +85,61 @@ def usable_slot(connection: Connection, name: str) -> Slot | None:
     slot = read_slot(connection, name)
     if slot is None:
         return None
-    if slot.unfinished:
-        raise SourceUnavailableError(
-            f"the replication slot {name} is still being made by the server's process {slot.active_pid}, for a client "
-            "that may be gone: it waits for transactions that were running",
-            remedy=f"Lakefeed tries again by itself; or end it: SELECT pg_terminate_backend({slot.active_pid});",
-        )
+    pid, plugin, database = (slot.report[key] for key in ("active_pid", "plugin", "database"))
     here = connection.info.dbname
-    if slot.plugin != PLUGIN or slot.database != here:
+    if plugin != PLUGIN or database != here:
         raise SourceSetupError(
-            f"the replication slot {name} belongs to plugin '{slot.plugin}' and database '{slot.database}', "
+            f"the replication slot {name} belongs to plugin '{plugin}' and database '{database}', "
             f"not to {PLUGIN} and '{here}'",
             remedy="Give the pipeline another name, or drop that slot if nobody needs it.",
+        )
+    if slot.report["confirmed_flush_lsn"] is None:
+        raise SourceUnavailableError(
+            f"the replication slot {name} is still being made by the server's process {pid}, for a client "
+            "that may be gone: it waits for transactions that were running",
+            remedy=f"Lakefeed tries again by itself; or end it: SELECT pg_terminate_backend({pid});",
         )
     return slot
 
 
 def head(connection: Connection) -> PostgresLsn:
     """How far the log is flushed: what logical decoding can see."""
-    row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
-    assert row is not None  # noqa: S101  # a function always answers
-    return PostgresLsn.parse(str(row[0]))
+    return PostgresLsn.parse(connection.one("SELECT pg_current_wal_flush_lsn()::text")[0])
 
 
 def inserted(connection: Connection) -> PostgresLsn:
     """How far the log is written, flushed or not: every commit that is visible now lies before it."""
-    row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-    assert row is not None  # noqa: S101  # a function always answers
-    return PostgresLsn.parse(str(row[0]))
+    return PostgresLsn.parse(connection.one("SELECT pg_current_wal_insert_lsn()::text")[0])
 
 
-def require_position(connection: Connection, slot: Slot, position: PostgresLsn) -> None:
-    """PositionLostError unless everything strictly after ``position`` can still be read."""
-    if slot.lost is not None:
-        raise PositionLostError(f"the replication slot {slot.name} was invalidated: {slot.lost}", remedy=_CHOICES)
-    if position < slot.confirmed:
-        raise PositionLostError(
-            f"the replication slot {slot.name} is at {slot.confirmed}, ahead of the pipeline's {position}: it was "
-            "advanced or created again by somebody else, and the changes between are gone",
-            remedy=_CHOICES,
+def require_position(connection: Connection, name: str, position: PostgresLsn) -> None:
+    """PositionLostError unless everything strictly after ``position`` can still be read from the slot."""
+    slot, reached, problem = usable_slot(connection, name), head(connection), None
+    if slot is None:
+        problem = f"the replication slot {name} is gone; what was written after {position} cannot be read any more"
+    elif slot.lost is not None:
+        problem = f"the replication slot {name} was invalidated: {slot.lost}"
+    elif position < slot.confirmed:
+        problem = (
+            f"the replication slot {name} is at {slot.confirmed}, ahead of the pipeline's {position}: it was advanced "
+            "or created again by somebody else, and the changes between are gone"
         )
-    reached = head(connection)
-    if position > reached:
-        raise PositionLostError(
-            f"the pipeline is at {position}, but the server has written no further than {reached}: it was restored "
-            "or rewound, or it is another server",
-            remedy=_CHOICES,
+    elif position > reached:
+        problem = (
+            f"the pipeline is at {position}, but the server has written no further than {reached}: it was restored or "
+            "rewound, or it is another server"
         )
-
-
-def missing_slot(names: Names, position: PostgresLsn) -> PositionLostError:
-    return PositionLostError(
-        f"the replication slot {names.slot} is gone; what was written after {position} cannot be read any more",
-        remedy=_CHOICES,
-    )
+    if problem is not None:
+        raise PositionLostError(
+            problem,
+            remedy="Choose: restore the source's log, or move the pipeline's state directory away and let it copy "
+            "every table again.",
+        )
 
 
 def slot_statement(name: str) -> str:
     """The SQL that makes the slot, for those who make it themselves."""
     return f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}')"
-
-
-def advance_slot(connection: Connection, name: str, position: PostgresLsn) -> None:
-    """Let the server forget everything up to ``position``. Never moves back."""
-    slot = read_slot(connection, name)
-    if slot is None or position <= slot.confirmed:
-        return
-    try:
-        connection.execute("SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (name, position.text()))
-    except psycopg.errors.ObjectInUse as error:
-        raise SourceUnavailableError(f"the replication slot {name} is in use: {error}") from error
-
-
-def drop_slot(connection: Connection, name: str) -> bool:
-    slot = usable_slot(connection, name)
-    if slot is None:
-        return False
-    connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
-    return True
-
-
-_REPORT_SECONDS = 5.0
-SLOT_SECONDS = 600.0
-"""For the pipeline's own slot. Long: whoever begins again waits for everything that has begun since."""
-
-_BLOCKING = """
-SELECT a.pid, coalesce(a.usename, '?'), coalesce(a.state, '?'), extract(epoch FROM now() - a.xact_start)::int8
-  FROM pg_stat_activity a WHERE a.pid = ANY(pg_blocking_pids(%s)) ORDER BY a.xact_start LIMIT 1"""
 
 
 def create_slot(
@@ -199,9 +155,8 @@ def create_slot(
     try:
         with database.errors():
             kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
-            statement = f"CREATE_REPLICATION_SLOT {quoted(name)} {kind} {PLUGIN} (SNAPSHOT 'export')"
             pgconn = connection.pgconn
-            pgconn.send_query(statement.encode())
+            pgconn.send_query(f"CREATE_REPLICATION_SLOT {quoted(name)} {kind} {PLUGIN} (SNAPSHOT 'export')".encode())
             began = reported_at = time.monotonic()
             while pgconn.flush() or pgconn.is_busy():
                 wait_ready((pgconn.socket,), 0.5)
@@ -218,16 +173,12 @@ def create_slot(
                             reason,
                             remedy="Lakefeed tries again by itself; end that transaction, or let it come to its end.",
                         )
-            rows: list[tuple[str | None, ...]] = []
-            while (result := pgconn.get_result()) is not None:
-                if result.status not in (psycopg.pq.ExecStatus.COMMAND_OK, psycopg.pq.ExecStatus.TUPLES_OK):
-                    raise psycopg.errors.error_from_result(result)
-                rows += rows_of(result)
-            _, point, snapshot, _ = rows[0]
+            made = finish(connection)
+            _, point, snapshot, _ = ((made.get_value(0, column) or b"").decode() for column in range(4))
     except BaseException:
         connection.close()
         raise
-    return connection, PostgresLsn.parse(point or ""), snapshot or ""
+    return connection, PostgresLsn.parse(point), snapshot
 
 
 def _blocking(connection: Connection) -> str:
@@ -240,114 +191,215 @@ def _blocking(connection: Connection) -> str:
     return "transactions that were running when it began"
 
 
-_PUBLISHED = """
-SELECT t.schemaname, t.tablename, coalesce(r.oid, p.oid)::int8
-  FROM pg_publication p JOIN pg_publication_tables t ON t.pubname = p.pubname
-  JOIN pg_namespace n ON n.nspname = t.schemaname
-  JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
-  LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
- WHERE p.pubname = %s"""
+IDLE_SECONDS = 300.0
+"""How long a snapshot is kept while nobody reads from it: the process that was to read may be dead."""
+CHECK_SECONDS = 0.5
+WAIT_SECONDS = 5.0
+"""How long making a snapshot may wait for running transactions. Without one, the copy is read with brackets."""
 
-_NARROWED = """
-SELECT n.nspname, c.relname FROM pg_publication_rel r
-  JOIN pg_publication p ON p.oid = r.prpubid JOIN pg_class c ON c.oid = r.prrelid
-  JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE p.pubname = %s AND (r.prattrs IS NOT NULL OR r.prqual IS NOT NULL) ORDER BY 1, 2"""
+# Whether a session waits for a process of ours, and whether somebody reads: a chunk is read in a transaction; the
+# session that plans copies has none while it waits.
+_IN_USE = """
+SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pg_blocking_pids(pid) && %s::int4[]),
+       EXISTS (SELECT FROM pg_stat_activity WHERE application_name = %s AND state <> 'idle')"""
 
-_GENERATED = """
-SELECT t.schemaname, t.tablename FROM pg_publication_tables t JOIN pg_namespace n ON n.nspname = t.schemaname
-  JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
- WHERE t.pubname = %s AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated = 's')
- ORDER BY 1, 2"""
+_COMMIT_SECONDS = 30.0
+# It is of a transaction that is over, or there is none of that name.
+_NO_SNAPSHOT = (
+    psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.InvalidParameterValue, psycopg.errors.UndefinedObject
+)  # fmt: skip
 
-_KINDS = ("pubinsert", "pubupdate", "pubdelete", "pubtruncate")
+# The transaction's snapshot shows pg_class as of then; pg_relation_filenode and pg_partition_tree show it as of now.
+_CHANGED = """
+WITH RECURSIVE tree(part) AS (
+  SELECT %(table)s::regclass::oid
+  UNION ALL SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.part
+              JOIN pg_class c ON c.oid = t.part AND c.relkind = 'p'),
+was AS (SELECT c.oid, c.relfilenode FROM tree t JOIN pg_class c ON c.oid = t.part),
+now AS (SELECT oid, coalesce(pg_relation_filenode(oid), 0) AS file
+          FROM (SELECT %(table)s::regclass::oid
+                UNION SELECT relid::oid FROM pg_partition_tree(%(table)s::regclass)) AS p(oid))
+SELECT count(*) FROM was FULL JOIN now USING (oid) WHERE was.relfilenode IS DISTINCT FROM now.file"""
 
 
-@dataclass(frozen=True, slots=True)
-class Shortcoming:
-    """Why a publication does not publish everything, with the statement that repairs it.
+class SnapshotOrigin(NamedTuple):
+    """The exported snapshot of a plan: its name, what it contains, and where in the log it belongs. Without a name
+    there was none, and chunks have brackets. As JSON it is a dict of these texts."""
 
-    ``table`` is the one it concerns, None for all. Not ``misses``: tables in question are not published at all.
+    snapshot: str = ""
+    content: str = ""
+    at: str = "0/0"
+
+    @property
+    def position(self) -> PostgresLsn:
+        return PostgresLsn.parse(self.at)
+
+
+def import_snapshot(connection: Connection, origin: SnapshotOrigin) -> bool:
+    """Begin a read transaction under an exported snapshot, if it is still there and still the same: names are used
+    again after a restart. False: no transaction is open."""
+    if not origin.snapshot:
+        return False
+    connection.execute(BEGIN)
+    try:
+        connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(origin.snapshot)))
+        if connection.one("SELECT pg_current_snapshot()::text") == (origin.content,):
+            return True
+    except _NO_SNAPSHOT:
+        pass
+    connection.execute("ROLLBACK")
+    return False
+
+
+def shows(connection: Connection, table: str) -> bool:
+    """Whether the transaction's snapshot has the rows of a table (its name as SQL) and of its partitions of now. One
+    that was rewritten or attached since would be read with the catalog of now and the rows of then: an ALTER TABLE that
+    rewrites leaves none to be seen."""
+    return connection.execute(_CHANGED, {"table": table}).fetchone() == (0,)
+
+
+def bracketed(connection: Connection) -> tuple[PostgresLsn, PostgresLsn]:
+    """Begin a read transaction, and say which commits it has: all up to the first position, none after the second.
+
+    By visibility and not by log position alone (T5): a commit is in the log before its rows become visible. So the
+    position that was read first is a low mark only once every transaction that might have been committing at that
+    moment is over; the high mark is read after the snapshot. SourceUnavailableError if they do not come to an end.
     """
-
-    problem: str
-    remedy: str
-    table: TableId | None = None
-    misses: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """What a publication publishes at one moment; ``members`` as ``published`` reads them."""
-
-    name: str
-    members: Mapping[TableId, int] | None
-    shortcomings: tuple[Shortcoming, ...]
-
-    def gap(self, table: TableId) -> str | None:
-        """Why changes of a table are not published, None if they are."""
-        if self.members is None:
-            return f"the publication {self.name} was dropped"
-        if table not in self.members:
-            return "it is not published any more"
-        return next((one.problem for one in self.shortcomings if one.misses and one.table in (None, table)), None)
-
-    def member(self, table: TableId) -> int | None:
-        return (self.members or {}).get(table)
+    low = inserted(connection)
+    if not wait_for_commits(connection, _COMMIT_SECONDS):
+        raise SourceUnavailableError(
+            f"transactions that were active {_COMMIT_SECONDS:.0f} s ago are still active, so a copy cannot be dated",
+            remedy="Lakefeed tries again by itself; a long statement in pg_stat_activity is what it waits for.",
+        )
+    connection.execute(BEGIN)
+    connection.execute("SELECT pg_current_snapshot()")  # the first statement takes the snapshot
+    return low, inserted(connection)
 
 
-def read_coverage(connection: Connection, name: str) -> Coverage:
-    return Coverage(name, published(connection, name), tuple(shortcomings(connection, name)))
+@dataclass(eq=False, slots=True)
+class _Kept:
+    """A snapshot, the transaction that keeps it, and the tables that are still to be copied from it."""
+
+    origin: SnapshotOrigin
+    transaction: Connection
+    tables: set[TableId]
+    used_at: float = field(default_factory=time.monotonic)
+    busy: threading.Lock = field(default_factory=threading.Lock)
+    """Of the transaction, while somebody uses it."""
 
 
-def published(connection: Connection, name: str) -> Mapping[TableId, int] | None:
-    """The tables of the publication; None if there is no publication.
+class ExportedSnapshots:
+    """Any thread."""
 
-    Each with a number that is another one if the table was taken out and put back, or the publication made again.
-    """
-    row = connection.execute("SELECT oid FROM pg_publication WHERE pubname = %s", (name,)).fetchone()
-    if row is None:
-        return None
-    rows = connection.execute(_PUBLISHED, (name,))
-    return {TableId(schema, table): number for schema, table, number in rows if "." not in schema}
+    def __init__(self, database: Database, names: Names, stop: threading.Event) -> None:
+        self._database = database
+        self._names = names
+        self._stop = stop
+        self._lock = threading.RLock()
+        self._kept: list[_Kept] = []
+        self._changed = threading.Event()
+        self._thread: threading.Thread | None = None
 
+    def __len__(self) -> int:
+        return len(self._kept)
 
-def publication_statements(name: str, there: Collection[TableId] | None, wanted: Iterable[TableId]) -> Sequence[str]:
-    """The SQL that makes the publication cover ``wanted``."""
-    missing = sorted(set(wanted) - set(there or ()))
-    # ONLY: children of a table are published with it otherwise, asked for or not, and without an identity the
-    # application's own UPDATE and DELETE on them would fail.
-    tables = ", ".join(f"ONLY {sql_name(table)}" for table in missing)
-    if there is None:
-        of = f" FOR TABLE {tables}" if tables else ""
-        return [f"CREATE PUBLICATION {quoted(name)}{of} WITH (publish_via_partition_root = true)"]
-    return [f"ALTER PUBLICATION {quoted(name)} ADD TABLE {tables}"] if tables else []
+    def add(self, made: tuple[Connection, PostgresLsn, str], tables: Iterable[TableId]) -> SnapshotOrigin:
+        """Take over the snapshot of a slot that was just made; the slot's connection is closed."""
+        connection, position, snapshot = made
+        with closing(connection):
+            transaction = self._database.connect(self._names.slot, KEEPING)
+            try:
+                with self._database.errors():
+                    transaction.execute(BEGIN)
+                    transaction.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+                    name, content = transaction.one("SELECT pg_export_snapshot(), pg_current_snapshot()::text")
+            except BaseException:
+                transaction.close()
+                raise
+        kept = _Kept(SnapshotOrigin(name, content, position.text()), transaction, set(tables))
+        with self._lock:
+            self._kept.append(kept)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._watch, name="lakefeed-snapshots", daemon=True)
+                self._thread.start()
+        return kept.origin
 
+    def for_copy(self, connection: Connection, table: TableId, least: PostgresLsn) -> SnapshotOrigin | None:
+        """The newest snapshot, or one of now if that is not at ``least`` or behind it, or shows another table. None
+        if running transactions do not let one be made in time.
 
-def shortcomings(connection: Connection, name: str) -> Iterator[Shortcoming]:
-    """Why a publication that is there does not publish everything, or something else than a copy has."""
-    row = connection.execute("SELECT to_jsonb(p) FROM pg_publication p WHERE pubname = %s", (name,)).fetchone()
-    if row is None:
-        return
-    options: dict[str, Any] = row[0]  # as JSON, because each version of PostgreSQL has other columns there
-    publication, alter = f"publication {quoted(name)}", f"ALTER PUBLICATION {quoted(name)}"
-    if not all(options[kind] for kind in _KINDS):
-        remedy = f"{alter} SET (publish = 'insert, update, delete, truncate');"
-        yield Shortcoming(f"{publication} leaves out some kinds of changes", remedy)
-    if not options["pubviaroot"]:
-        remedy = f"{alter} SET (publish_via_partition_root = true);"
-        yield Shortcoming(f"{publication} publishes partitions under their own names", remedy, misses=False)
-    if options.get("pubgencols", "n") != "n":
-        remedy = f"{alter} SET (publish_generated_columns = none);"
-        for schema, table in connection.execute(_GENERATED, (name,)).fetchall():
-            problem = f"{publication} publishes generated columns of {schema}.{table}, which a copy does not have"
-            yield Shortcoming(problem, remedy, _table(schema, table))
-    for schema, table in connection.execute(_NARROWED, (name,)).fetchall():
-        only = "ONLY " + f"{quoted(schema)}.{quoted(table)}"
-        remedy = f"{alter} DROP TABLE {only}; {alter} ADD TABLE {only};"
-        problem = f"{publication} has a column list or a row filter for {schema}.{table}"
-        yield Shortcoming(problem, remedy, _table(schema, table))
+        A copy must have all changes that were delivered, and all from before the table was published. What the table
+        was to be copied from before is not kept for it any longer.
+        """
+        with self._lock:
+            origin = self._kept[-1].origin if self._kept and self._kept[-1].origin.position >= least else None
+        if origin is not None:
+            is_usable = import_snapshot(connection, origin) and shows(connection, sql_name(table))
+            connection.execute("ROLLBACK")
+            origin = origin if is_usable else None
+        if origin is None:
+            name = f"{self._names.slot[:46]}_tmp_{secrets.token_hex(6)}"
+            try:
+                made = create_slot(self._database, name, self._stop, temporary=True, seconds=WAIT_SECONDS)
+            except SourceUnavailableError as error:
+                log.warning("%s is copied without an exported snapshot: %s", table, error.message)
+                self.release(table)
+                return None
+            origin = self.add(made, ())
+        self.release(table, but=origin)
+        with self._lock:
+            for kept in self._kept:
+                if kept.origin == origin:
+                    kept.tables.add(table)
+        return origin
 
+    def release(self, table: TableId, *, but: SnapshotOrigin | None = None) -> None:
+        """The copy of ``table`` is over. A snapshot that is kept for no table ends."""
+        with self._lock:
+            for kept in list(self._kept):
+                if kept.origin != but:
+                    kept.tables.discard(table)
+                    if not kept.tables:
+                        self._end(kept)
 
-def _table(schema: str, name: str) -> TableId | None:
-    return TableId(schema, name) if "." not in schema else None
+    def close(self) -> None:
+        """Give up every snapshot. More may be added later."""
+        with self._lock:
+            for kept in list(self._kept):
+                self._end(kept)
+
+    def _end(self, kept: _Kept) -> None:
+        self._kept = [one for one in self._kept if one is not kept]
+        kept.transaction.sever()  # the other thread may be using it, and fails now
+        with kept.busy, suppress(psycopg.Error):
+            kept.transaction.close()
+        self._changed.set()
+
+    def _watch(self) -> None:
+        """Until no snapshot is left. A server that cannot be asked has no snapshot of ours any more."""
+        try:
+            with self._database.connection(self._names.slot, KEEPING) as connection:
+                while self._kept:
+                    for kept in list(self._kept):
+                        if (reason := self._reason_to_end(connection, kept)) is not None:
+                            log.warning("the exported snapshot at %s is given up: %s", kept.origin.position, reason)
+                            with self._lock:
+                                self._end(kept)
+                    self._changed.wait(CHECK_SECONDS)
+                    self._changed.clear()
+        except LakefeedError as error:
+            log.warning("exported snapshots are given up: %s", error.message)
+        self.close()
+
+    def _reason_to_end(self, connection: Connection, kept: _Kept) -> str | None:
+        try:
+            with kept.busy:
+                kept.transaction.execute("SELECT 1")  # so that the server knows that somebody is there
+        except psycopg.Error:
+            return "its connection was lost"
+        is_waited_for, is_read = connection.one(_IN_USE, [kept.transaction.info.backend_pid], self._names.readers)
+        if is_waited_for:
+            return "a session of the application waits for it"
+        if is_read:
+            kept.used_at = time.monotonic()
+        return "nobody has read from it for long" if time.monotonic() - kept.used_at > IDLE_SECONDS else None

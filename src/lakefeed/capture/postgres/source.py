@@ -1,13 +1,8 @@
 """``Postgres``: what a user writes to capture a PostgreSQL database, by logical decoding (pgoutput).
 
-Guarantees and limits, beyond the contract of ChangeCapture:
-- A change set ends at the end of a commit record, in commit order; positions are those ends.
-- Nothing is written to the source but the pipeline's own slot and publication. Nothing moves the slot but ``confirm``.
-- A copy is exact at its position while the process that planned it lives; see ``snapshot``.
-- Tables whose changes the log does not have (no key and no full replica identity, unlogged) are never published:
-  a published table without identity would refuse the application's own updates. ``check`` names them.
-- Generated columns are not captured: the stream does not carry them.
-- The identity has the timeline: after a failover or a restore to a point in time the pipeline stops and says so.
+Beyond the contract of ChangeCapture: positions are the ends of commit records. Nothing is written to the source but the
+pipeline's own slot and publication. Tables whose changes the log does not have (no key and no full replica identity,
+unlogged) are never published: the application's own updates would be refused. Generated columns are not captured.
 """
 
 from __future__ import annotations
@@ -27,8 +22,6 @@ from lakefeed.capture.postgres.preflight import check_source
 from lakefeed.capture.postgres.resume import PostgresResumePoint
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.errors import ConfigError
-
-_MECHANISMS = ("log",)
 
 
 @dataclass(frozen=True)
@@ -54,11 +47,8 @@ class Postgres:
 
     def __post_init__(self) -> None:
         Database(self.dsn)
-        if self.capture not in _MECHANISMS:
-            choices = ", ".join(_MECHANISMS)
-            raise ConfigError(
-                f"source.capture: '{self.capture}' is not a way to capture PostgreSQL; there is {choices}"
-            )
+        if self.capture != "log":
+            raise ConfigError(f"source.capture: '{self.capture}' is not a way to capture PostgreSQL; there is log")
         for name in ("tables", "text_columns"):
             value = getattr(self, name)
             if isinstance(value, str):
@@ -70,7 +60,7 @@ class Postgres:
     def bind(self, pipeline: str) -> ChangeCapture:
         database, names = Database(self.dsn), Names(pipeline)
         connections, text_columns = Connections(database, names.slot), tuple(self.text_columns)
-        facts = TableFacts(connections, names.publication, text_columns)
+        facts = TableFacts(connections, names.publication, text_columns, provision=self.provision)
         return LogCapture(
             PostgresLsn,
             Capabilities(

@@ -1,16 +1,20 @@
-"""Values as PostgreSQL prints them → Arrow, a whole column at a time. Pure; the same for stream and snapshot.
+"""Values as PostgreSQL sends them → Arrow, a whole column at a time. Pure.
 
-The type rule says which Arrow type a column gets (the table for people is in docs/postgres.md): one rule over one
-representation, the text that PostgreSQL prints under the session settings of ``database.SESSION``. A type that is not
-in the table below is text, exactly as printed.
+The type rule says which Arrow type a column gets (the table for people is in docs/postgres.md). Values come in two
+forms, which give exactly the same: the log has what PostgreSQL prints under the session settings of
+``database.SESSION``, a copy has the binary form of the types in ``_TYPES``. A type that is not there is text, exactly
+as printed.
 
 What Arrow and Spark cannot hold exactly in the column's type (``infinity``, BC, years above 9999, NaN in a numeric with
 precision) stops that table with a remedy (``fit``): name the column in ``text_columns``, and it is kept as printed.
+Bytes that no PostgreSQL sends are a DecodeError.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -19,88 +23,344 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakefeed.capture.fit import MisfitError
+from lakefeed.errors import DecodeError
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+Array = Any  # pyarrow's stubs know arrays by their scalar type, which is decided here at run time
 
-EPOCH_MICROSECONDS = 946_684_800_000_000
+EPOCH_US = 946_684_800_000_000
 """PostgreSQL counts time from 2000, Arrow from 1970."""
 PAD = 16
 """Zero bytes behind the data, so that an integer or a uuid can be read at every place of it."""
 
 
-def padded(parts: list[bytes]) -> Bytes:
-    """The parts one after another, with the pad behind them."""
-    return np.frombuffer(b"".join([*parts, bytes(PAD)]), np.uint8)
-
-
-def gathered(data: Bytes, at: Ints, kind: str) -> Any:
-    """What begins at ``at``, seen as ``kind`` (``>i4``, ``V16`` …), one for each place."""
-    dtype = np.dtype(kind)
+def numbers(data: Bytes, at: Ints, sent: str, made: Any = np.int64) -> Any:
+    """What begins at ``at`` in the form ``sent`` (``>i4``, ``V16`` …), one for each place, as the dtype ``made``."""
+    dtype = np.dtype(sent)
     # A view in which every byte begins a value: numpy reads unaligned, one gather instead of one for each byte.
     view: Any = np.ndarray((len(data) - dtype.itemsize + 1,), dtype, data, 0, (1,))
-    return view[at]
+    return view[at].astype(made, copy=False)
 
 
-def integers(data: Bytes, at: Ints, kind: str) -> Ints:
-    """The big-endian integers (``>i4``, ``>u2`` …) that begin at ``at``, one for each place."""
-    found: Ints = gathered(data, at, kind).astype(np.int64)
-    return found
+@dataclass(frozen=True)
+class Messages:
+    """Messages one after another in one padded buffer."""
+
+    data: Bytes
+    begins: Ints
+    ends: Ints
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+    def __getitem__(self, which: slice | Mask) -> Messages:
+        return Messages(self.data, self.begins[which], self.ends[which])
+
+    @cached_property
+    def kinds(self) -> Bytes:
+        """The first byte of each."""
+        return self.data[self.begins]
+
+    def message(self, index: int) -> bytes:
+        return self.data[self.begins[index] : self.ends[index]].tobytes()
+
+
+def as_messages(parts: list[bytes]) -> Messages:
+    """Whole messages."""
+    lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+    ends = np.cumsum(lengths)
+    return Messages(np.frombuffer(b"".join([*parts, bytes(PAD)]), np.uint8), ends - lengths, ends)
+
+
+def joined(runs: list[Messages]) -> Messages:
+    """Several runs of messages as one: what is decoded together costs less than one by one."""
+    if len(runs) == 1:
+        return runs[0]
+    # Of each buffer, only the stretch that its run lies in.
+    pieces = [run.data[run.begins[0] : run.ends[-1]] for run in runs]
+    sizes = np.array([len(piece) for piece in pieces], np.int64)
+    moved = [at - run.begins[0] for at, run in zip(np.cumsum(sizes) - sizes, runs, strict=True)]
+    return Messages(
+        np.concatenate([*pieces, np.zeros(PAD, np.uint8)]),
+        np.concatenate([run.begins + by for run, by in zip(runs, moved, strict=True)]),
+        np.concatenate([run.ends + by for run, by in zip(runs, moved, strict=True)]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """``data[start : start + length]`` for each row; NULL where ``valid`` is False."""
+    """A column: ``data[start : start + length]`` for each row; NULL where ``valid`` is False."""
 
     data: Bytes
     starts: Ints
     lengths: Ints
     valid: Mask
 
-    def binary(self) -> Any:
+    def binary(self) -> Array:
         """An Arrow binary array, copied once by Arrow itself.
 
         The buffer is seen as alternating values and gaps between them, whose every second element is then taken. That
-        needs values in buffer order without overlap, which rows of a message stream are, with one rare exception.
+        needs values in buffer order without overlap. Rows of a message stream are, but for those that share one value:
+        an old row is a delete and a before image, and completes a new one.
         """
-        count = len(self.starts)
-        ends = self.starts + self.lengths
-        if count == 0 or np.any(self.starts[1:] < ends[:-1]):
-            pairs = zip(self.starts.tolist(), ends.tolist(), self.valid.tolist(), strict=True)
-            return pa.array([self.data[a:b].tobytes() if ok else None for a, b, ok in pairs], pa.binary())
-        offsets = np.empty(2 * count, np.int32)
-        offsets[0::2], offsets[1::2] = self.starts, ends
-        buffers: Any = [None, *map(as_buffer, (offsets, self.data))]
-        alternating = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
-        wanted: Any = pa.array(
-            np.arange(0, 2 * count - 1, 2, dtype=np.int32), mask=None if self.valid.all() else ~self.valid
-        )
-        return alternating.take(wanted)
+        count, starts, lengths = len(self.starts), self.starts, self.lengths
+        wanted: Any = np.arange(count)
+        if np.any(starts[1:] < starts[:-1] + lengths[:-1]):
+            starts, first, wanted = np.unique(starts, return_index=True, return_inverse=True)
+            lengths = lengths[first]
+        offsets: Any = np.zeros(max(2 * len(starts), 1), np.int32)
+        offsets[0::2], offsets[1::2] = starts, starts + lengths
+        data: Any = self.data
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+        alternating = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+        return alternating.take(pa.array(2 * wanted, mask=None if self.valid.all() else ~self.valid))
 
 
-def as_buffer(array: Any) -> pa.Buffer:
-    """Arrow's view of an array's memory, without a copy."""
-    return pa.py_buffer(array)
+KEEP_AS_TEXT = "Add '{column}' to source.text_columns, which keeps that column as PostgreSQL prints it."
+"""The remedy for a value that does not fit its column."""
+NOT_UTF8 = (
+    "Correct the value in the source, or take '{table}' out of source.tables. Where it is Latin-1: "  # a remedy
+    'UPDATE "{table.schema}"."{table.name}" SET "{name}" = convert_from(convert(convert_to("{name}", \'SQL_ASCII\'), '
+    "'LATIN1', 'UTF8'), 'SQL_ASCII') WHERE encode(convert_to(\"{name}\", 'SQL_ASCII'), 'hex') !~ "
+    "'^([0-7].|[cd].[89ab].|e.[89ab].[89ab].|f.[89ab].[89ab].[89ab].)*$';"
+)
+"""The same, for a text of a database without an encoding. The bytes of UTF-8 are matched in hexadecimal form."""
+TOO_LARGE = "Make the row smaller (printed, less than 1 GB) or delete it, or take the table out of source.tables."
+"""The remedy for a row that the server cannot send."""
 
 
-NUMERIC = 1700
+def misfit(reason: str) -> MisfitError:
+    return MisfitError(reason, remedy=KEEP_AS_TEXT)
+
+
+_BAD = 255
+_NIBBLE = np.full(256, _BAD, dtype=np.uint8)
+_NIBBLE[np.frombuffer(b"0123456789", np.uint8)] = np.arange(10)
+_NIBBLE[np.frombuffer(b"abcdef", np.uint8)] = np.arange(10, 16)
+
+
+def to_arrow(texts: Array, kind: pa.DataType) -> Array:
+    """A column of printed values (binary) as ``kind``. MisfitError if one of them does not fit exactly."""
+    try:
+        if pa.types.is_binary(kind):
+            return _from_hex(texts)
+        try:
+            strings = texts.cast(pa.string())
+        except pa.ArrowInvalid as error:
+            raise MisfitError("a text that is not UTF-8", remedy=NOT_UTF8) from error
+        if pa.types.is_string(kind):
+            return strings
+        if pa.types.is_boolean(kind):
+            truth = pc.equal(strings, pa.scalar("t"))
+            if not pc.all(pc.or_(truth, pc.equal(strings, pa.scalar("f"))), min_count=0).as_py():
+                raise misfit("a boolean that is neither t nor f")
+            return truth
+        if isinstance(kind, pa.TimestampType) and kind.tz is not None:
+            # The session's time zone is UTC, so the offset is always +00.
+            if not pc.all(pc.ends_with(strings, "+00"), min_count=0).as_py():
+                raise misfit("a timestamp with time zone that is infinite, BC or not in UTC")
+            return pc.assume_timezone(pc.utf8_slice_codeunits(strings, 0, -3).cast(pa.timestamp("us")), "UTC")
+        return strings.cast(kind)  # of dates Arrow reads four-digit years only, and ``0044-03-15 BC`` is refused
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise misfit(str(error).splitlines()[0][:200]) from error
+
+
+def _from_hex(texts: Array) -> Array:
+    """``\\x0aff`` → two bytes. All values at once: drop the prefixes, then pair the nibbles."""
+    packed = pa.concat_arrays([texts])  # offsets from 0, however it was sliced
+    count = len(packed)
+    valid = packed.is_valid().to_numpy(zero_copy_only=False)
+    _, offsets_buffer, data_buffer = packed.buffers()
+    if count == 0 or data_buffer is None:
+        return pa.array([None if not ok else b"" for ok in valid], pa.binary())
+    offsets = np.frombuffer(offsets_buffer, np.int32)[packed.offset :][: count + 1].astype(np.int64)
+    data = np.frombuffer(data_buffer, np.uint8)
+    lengths = np.diff(offsets)
+    first = offsets[:-1][valid]
+    if np.any(lengths[valid] < 2) or np.any(lengths % 2):
+        raise misfit("a bytea that is not in hexadecimal form")
+    if np.any(data[first] != ord("\\")) or np.any(data[first + 1] != ord("x")):
+        raise misfit("a bytea that is not in hexadecimal form")
+    keep = np.ones(len(data), dtype=bool)
+    keep[: offsets[0]] = keep[offsets[-1] :] = False
+    keep[first] = keep[first + 1] = False
+    nibbles = _NIBBLE[data[keep]]
+    if np.any(nibbles == _BAD):
+        raise misfit("a bytea with a digit that is not hexadecimal")
+    octets = (nibbles[0::2] << 4) | nibbles[1::2]
+    ends = np.concatenate(([0], np.cumsum(np.where(valid, lengths // 2 - 1, 0)))).astype(np.int32)
+    return _from_buffers(pa.binary(), valid, ends, octets)
+
+
+def _from_buffers(kind: pa.DataType, valid: Mask, *arrays: Any) -> Array:
+    """An Arrow array over numpy's memory, without a copy of it."""
+    bitmap = None if valid.all() else np.packbits(valid, bitorder="little")
+    buffers = [None if one is None else pa.py_buffer(one) for one in (bitmap, *arrays)]
+    return pa.Array.from_buffers(kind, len(valid), buffers)
+
+
+def copied_columns(rows: Messages, count: int) -> tuple[Slices, ...]:
+    """The columns of rows in the binary form of COPY: a column count (int16), then for each column a length (int32, -1
+    for NULL) and that many bytes. DecodeError if the rows are not of ``count`` columns."""
+    place, ends = rows.begins + 2, rows.ends
+    if np.any(place > ends) or np.any(numbers(rows.data, rows.begins, ">i2") != count):
+        raise DecodeError(f"a copied row does not have {count} columns")
+    found = []
+    for _ in range(count):
+        starts, lengths = place + 4, numbers(rows.data, place, ">i4")
+        valid = lengths >= 0
+        if not valid.all():
+            if np.any(lengths < -1):
+                raise DecodeError("a copied value has a negative length")
+            lengths = np.maximum(lengths, 0)
+        place = starts + lengths
+        if np.any(place > ends):
+            raise DecodeError("a copied row ends too early")
+        found.append(Slices(rows.data, starts, lengths, valid))
+    if np.any(place != ends):
+        raise DecodeError("a copied row has bytes left over")
+    return tuple(found)
+
+
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31, counted from 1970
+_DAY = 86_400_000_000
+_HEX = np.frombuffer("".join(f"{octet:02x}" for octet in range(256)).encode(), np.uint16)
+_UUID_PARTS = ((0, 8, 0), (8, 12, 9), (12, 16, 14), (16, 20, 19), (20, 32, 24))
+"""Digits from, to, and where they go: the dashes are between."""
+
+
+def _fixed(values: Slices, sent: str, made: Any) -> Any:
+    """The values as numbers of one size; anything where they are NULL."""
+    width = np.dtype(sent).itemsize
+    if np.any(values.lengths[values.valid] != width):
+        raise DecodeError(f"a value that should have {width} bytes has not")
+    return numbers(values.data, values.starts, sent, made)
+
+
+def _booleans(values: Slices) -> Array:
+    octets = _fixed(values, "u1", np.uint8)
+    if np.any(octets[values.valid] > 1):
+        raise DecodeError("a boolean that is neither 0 nor 1")
+    return pa.array(octets != 0, mask=~values.valid)
+
+
+def _numbers(values: Slices, sent: str, kind: pa.DataType) -> Array:
+    found = _fixed(values, sent, kind.to_pandas_dtype())
+    if pa.types.is_floating(kind):
+        found[np.isnan(found)] = np.nan  # as printed, a NaN has neither sign nor payload
+    return pa.array(found, mask=None if values.valid.all() else ~values.valid)
+
+
+def _instants(values: Slices, sent: str, day: int, kind: pa.DataType) -> Array:
+    """Days or microseconds since 2000. The outermost numbers stand for the infinities, and are out of range anyway."""
+    found = _fixed(values, sent, np.int64)
+    epoch = EPOCH_US // _DAY * day
+    if np.any(((found < _FIRST_DAY * day - epoch) | (found >= (_LAST_DAY + 1) * day - epoch)) & values.valid):
+        raise misfit(f"a {'date' if day == 1 else 'timestamp'} that is infinite, BC or after the year 9999")
+    made = (found + epoch).astype(np.dtype(sent).newbyteorder("="))
+    return pa.array(made, mask=None if values.valid.all() else ~values.valid).view(kind)
+
+
+def _texts(values: Slices) -> Array:
+    """Types whose binary form is the text itself."""
+    return to_arrow(values.binary(), pa.string())
+
+
+def _jsonb(values: Slices) -> Array:
+    """A version number, then the text."""
+    some = values.valid
+    if np.any(values.lengths[some] < 1) or np.any(values.data[values.starts[some]] != 1):
+        raise DecodeError("a jsonb of an unknown version")
+    return _texts(Slices(values.data, values.starts + some, values.lengths - some, some))
+
+
+def _uuids(values: Slices) -> Array:
+    count = len(values.starts)
+    digits = _HEX[_fixed(values, "V16", "V16").view(np.uint8)].view(np.uint8).reshape(count, 32)
+    text = np.full((count, 36), ord("-"), np.uint8)
+    for begin, end, place in _UUID_PARTS:
+        text[:, place : place + end - begin] = digits[:, begin:end]
+    return _from_buffers(pa.string(), values.valid, np.arange(0, (count + 1) * 36, 36, dtype=np.int32), text)
+
+
+WIDEST = 18
+"""Digits that a sum in 64 bits can hold."""
+_NUMERIC_HEAD = 8
+_GROUP = 4  # decimal digits in a digit of base 10,000
+_NEGATIVE, _SPECIAL = 0x4000, 0xC000
+
+
+def decimals(values: Slices, kind: pa.Decimal128Type) -> Array:
+    """A column of ``numeric`` as ``kind``, which has at most WIDEST digits: digits of base 10,000 are added up, times
+    10 to the scale."""
+    data, starts, lengths = values.data, values.starts[values.valid], values.lengths[values.valid]
+    if np.any(lengths < _NUMERIC_HEAD):
+        raise DecodeError("a numeric ends too early")
+    count, weight = numbers(data, starts, ">i2"), numbers(data, starts + 2, ">i2")
+    sign = numbers(data, starts + 4, ">u2")
+    if np.any(sign & _SPECIAL == _SPECIAL):
+        raise misfit("a numeric that is NaN or infinite")
+    if np.any(sign & ~_NEGATIVE) or np.any(lengths != _NUMERIC_HEAD + 2 * count):
+        raise DecodeError("a numeric that is none")
+    sums = np.zeros(len(starts), np.int64)
+    lowest = -(-kind.scale // _GROUP)  # groups behind the point
+    highest = int(weight[count > 0].max(initial=-lowest))
+    too_fine = np.any((count > 0) & (weight - count + 1 < -lowest))
+    if (highest + 1) * _GROUP + kind.scale > WIDEST + _GROUP or too_fine:
+        raise misfit("a numeric with more digits than its column has")
+    for place in range(highest, -lowest - 1, -1):
+        index = weight - place
+        there = (index >= 0) & (index < count)
+        digit = np.where(there, numbers(data, starts + _NUMERIC_HEAD + 2 * np.where(there, index, 0), ">i2"), 0)
+        if np.any((digit < 0) | (digit >= 10**_GROUP)):
+            raise DecodeError("a numeric with a digit that is none")
+        kept = min(_GROUP, kind.scale + _GROUP * (place + 1))  # of the last group, those before the scale ends
+        cut = 10 ** (_GROUP - kept)
+        if cut > 1 and np.any(digit % cut):
+            raise misfit("a numeric with more digits than its column has")
+        sums = sums * 10**kept + digit // cut
+    if np.any(sums >= 10**kind.precision):
+        raise misfit(f"a numeric that does not fit {kind}")
+    pairs = np.zeros((len(values.starts), 2), np.int64)  # the low half, then the high one, which is the sign alone
+    pairs[values.valid, 0] = np.where(sign == _NEGATIVE, -sums, sums)
+    pairs[:, 1] = pairs[:, 0] >> 63
+    return _from_buffers(kind, values.valid, pairs)
+
+
+Reader = Callable[[Slices], Array]
+"""A column in binary form → what ``to_arrow`` gives for the printed form. MisfitError by the same rule."""
+
+
+def _typed(kind: pa.DataType, read: Callable[..., Array], **how: Any) -> tuple[pa.DataType, Reader]:
+    return kind, partial(read, kind=kind, **how)
+
+
+_TYPES: dict[int, tuple[pa.DataType, Reader]] = {
+    16: (pa.bool_(), _booleans),
+    17: (pa.binary(), Slices.binary),  # bytea
+    19: (pa.string(), _texts),  # name
+    20: _typed(pa.int64(), _numbers, sent=">i8"),
+    21: _typed(pa.int16(), _numbers, sent=">i2"),
+    23: _typed(pa.int32(), _numbers, sent=">i4"),
+    25: (pa.string(), _texts),
+    26: _typed(pa.int64(), _numbers, sent=">u4"),  # oid: 32 bits without a sign
+    114: (pa.string(), _texts),  # json
+    700: _typed(pa.float32(), _numbers, sent=">f4"),
+    701: _typed(pa.float64(), _numbers, sent=">f8"),
+    1042: (pa.string(), _texts),  # char(n)
+    1043: (pa.string(), _texts),  # varchar
+    1082: _typed(pa.date32(), _instants, sent=">i4", day=1),
+    1114: _typed(pa.timestamp("us"), _instants, sent=">i8", day=_DAY),
+    1184: _typed(pa.timestamp("us", tz="UTC"), _instants, sent=">i8", day=_DAY),
+    2950: (pa.string(), _uuids),
+    3802: (pa.string(), _jsonb),
+}
+"""Which Arrow type a column gets, and what reads its binary form."""
+_NUMERIC = 1700
 _WIDEST_DECIMAL = 38
 _TYPMOD_HEADER = 4  # typmods of variable-length types count a header that no longer exists
-
-_PLAIN: dict[int, pa.DataType] = {
-    16: pa.bool_(),
-    17: pa.binary(),  # bytea
-    20: pa.int64(),
-    21: pa.int16(),
-    23: pa.int32(),
-    26: pa.int64(),  # oid: 32 bits without a sign
-    700: pa.float32(),
-    701: pa.float64(),
-    1082: pa.date32(),
-    1114: pa.timestamp("us"),
-    1184: pa.timestamp("us", tz="UTC"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +375,8 @@ class SourceType:
 def arrow_type(source: SourceType) -> pa.DataType:
     """The column's Arrow type. A numeric is a decimal if its declaration bounds it to 38 digits, else text: there is no
     number type that holds it all."""
-    if source.oid != NUMERIC:
-        return _PLAIN.get(source.oid, pa.string())
+    if source.oid != _NUMERIC:
+        return _TYPES[source.oid][0] if source.oid in _TYPES else pa.string()
     modifier = source.modifier - _TYPMOD_HEADER
     if modifier < 0:
         return pa.string()
@@ -128,66 +388,14 @@ def arrow_type(source: SourceType) -> pa.DataType:
     return pa.decimal128(precision, scale) if precision <= _WIDEST_DECIMAL else pa.string()
 
 
-KEEP_AS_TEXT = "Add '{column}' to source.text_columns, which keeps that column as PostgreSQL prints it."
-"""The remedy for a value that does not fit its column."""
-Array = Any  # pyarrow's stubs know arrays by their scalar type, which is decided here at run time
-
-_BAD = 255
-_NIBBLE = np.full(256, _BAD, dtype=np.uint8)
-_NIBBLE[np.frombuffer(b"0123456789", np.uint8)] = np.arange(10)
-_NIBBLE[np.frombuffer(b"abcdef", np.uint8)] = np.arange(10, 16)
-
-
-def to_arrow(texts: Array, kind: pa.DataType) -> Array:
-    """A column of printed values (binary or string) as ``kind``. MisfitError if one of them does not fit exactly."""
-    try:
-        if pa.types.is_binary(kind):
-            return _from_hex(texts)
-        strings = texts.cast(pa.string())  # from binary, this checks that it is UTF-8
-        if pa.types.is_string(kind):
-            return strings
-        if pa.types.is_boolean(kind):
-            truth = pc.equal(strings, pa.scalar("t"))
-            if not pc.all(pc.or_(truth, pc.equal(strings, pa.scalar("f"))), min_count=0).as_py():
-                raise MisfitError("a boolean that is neither t nor f")
-            return truth
-        if isinstance(kind, pa.TimestampType) and kind.tz is not None:
-            # The session's time zone is UTC, so the offset is always +00.
-            if not pc.all(pc.ends_with(strings, "+00"), min_count=0).as_py():
-                raise MisfitError("a timestamp with time zone that is infinite, BC or not in UTC")
-            return pc.assume_timezone(pc.utf8_slice_codeunits(strings, 0, -3).cast(pa.timestamp("us")), "UTC")
-        return strings.cast(kind)  # of dates Arrow reads four-digit years only, and ``0044-03-15 BC`` is refused
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise MisfitError(str(error).splitlines()[0][:200]) from error
-
-
-def _from_hex(texts: Array) -> Array:
-    """``\\x0aff`` → two bytes. All values at once: drop the prefixes, then pair the nibbles."""
-    packed = pa.concat_arrays([texts.cast(pa.binary())])  # offsets from 0, however it was sliced
-    count = len(packed)
-    valid = packed.is_valid().to_numpy(zero_copy_only=False)
-    _, offsets_buffer, data_buffer = packed.buffers()
-    if count == 0 or data_buffer is None:
-        return pa.array([None if not ok else b"" for ok in valid], pa.binary())
-    first = packed.offset
-    offsets = np.frombuffer(offsets_buffer, np.int32)[first : first + count + 1].astype(np.int64)
-    data = np.frombuffer(data_buffer, np.uint8)
-    starts, lengths = offsets[:-1], np.diff(offsets)
-    present = np.flatnonzero(valid)
-    if np.any(lengths[present] < 2) or np.any(lengths % 2):
-        raise MisfitError("a bytea that is not in hexadecimal form")
-    if np.any(data[starts[present]] != ord("\\")) or np.any(data[starts[present] + 1] != ord("x")):
-        raise MisfitError("a bytea that is not in hexadecimal form")
-    keep = np.ones(len(data), dtype=bool)
-    keep[: offsets[0]] = keep[offsets[-1] :] = False
-    keep[starts[present]] = keep[starts[present] + 1] = False
-    nibbles = _NIBBLE[data[keep]]
-    if np.any(nibbles == _BAD):
-        raise MisfitError("a bytea with a digit that is not hexadecimal")
-    octets = (nibbles[0::2] << 4) | nibbles[1::2]
-    sizes = np.where(valid, lengths // 2 - 1, 0)
-    ends = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
-    mask = None if valid.all() else pa.array(valid).buffers()[1]
-    return pa.Array.from_buffers(
-        pa.binary(), count, [mask, pa.py_buffer(ends.tobytes()), pa.py_buffer(octets.tobytes())]
-    )
+def form_of(column: str, kind: pa.DataType, stated: SourceType) -> tuple[str, Reader]:
+    """What a copy selects for ``column`` (its name as SQL), and what makes Arrow of it. ``kind`` is its Arrow type,
+    ``stated`` the type that the server says it has."""
+    if arrow_type(stated) == kind:
+        if stated.oid == _NUMERIC and isinstance(kind, pa.Decimal128Type) and kind.precision <= WIDEST:
+            return column, partial(decimals, kind=kind)
+        if stated.oid in _TYPES:
+            return column, _TYPES[stated.oid][1]
+    # By the type's output function, which a cast to text is not for all types; only a NULL itself is NULL.
+    printed = f"CASE WHEN {column} IS DISTINCT FROM NULL THEN format('%s', {column}) END"
+    return printed, lambda values: to_arrow(values.binary(), kind)

@@ -1,9 +1,11 @@
 """Walsender: the replication connection, as a LogReader. What it reads comes in pieces with whole messages.
 
-The bytes come in two ways, the same to their user. ``SocketWire`` reads the socket itself once libpq has connected and
-authenticated. ``LibpqWire`` asks libpq for one message after another; it is for connections that libpq encrypts, and
-costs more CPU (docs/decisions/0009-socket.md). The catalog is asked on a second connection, once for all relations that
-a piece describes, and the answer travels inside the piece: the decoder asks nobody.
+The catalog is asked on a second connection, once for all relations that a piece describes, and the answer travels
+inside the piece: the decoder asks nobody.
+
+A transaction with a row that the server cannot print (a bytea of 600 MB has 1.2 GB of text) would end the stream for
+all tables. It is read in binary form instead, from where the text ended to its COMMIT, and the decoder says which
+tables are concerned. The publication is no way out: the server goes by what it was when the row was written.
 """
 
 from __future__ import annotations
@@ -14,30 +16,23 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import psycopg
-from psycopg.pq import ExecStatus
 
 from lakefeed.capture.log import LogReader
 from lakefeed.capture.postgres.catalog import CatalogFacts, read_facts, wait_for_commits
-from lakefeed.capture.postgres.database import STREAM, Connection, Database, Names, quoted
-from lakefeed.capture.postgres.database import run as run_command
-from lakefeed.capture.postgres.pgoutput import PIECE_BYTES, Run, WalPiece, joined, make_run, run_of
+from lakefeed.capture.postgres.database import STREAM, Database, Names, quoted
+from lakefeed.capture.postgres.pgoutput import CHANGES, PIECE_BYTES, WalPiece, committed, described, without
 from lakefeed.capture.postgres.slot import head, read_slot
-from lakefeed.capture.postgres.values import EPOCH_MICROSECONDS
-from lakefeed.capture.postgres.wire import BOTH, COMPLETE, DONE, ERROR, READY, Line, error_of, is_plain, wait_ready
+from lakefeed.capture.postgres.values import EPOCH_US, TOO_LARGE, Messages, joined
+from lakefeed.capture.postgres.wire import UNSENDABLE, open_wire, wait_ready
 from lakefeed.change.lsn import PostgresLsn
-from lakefeed.errors import LakefeedError, PositionLostError, SourceUnavailableError
+from lakefeed.errors import LakefeedError, PositionLostError, SourceError, SourceUnavailableError
 
-HEADER_BYTES = 25
-"""Before each message of the log: w, start, end, time."""
 _LOG, _KEEPALIVE = ord("w"), ord("k")
+_HEAD_BYTES = 25  # before each message of the log: w, start, end, time
 _KEEPALIVE_BYTES = 18
-_OBJECT_BYTES = 200  # what Python needs for each message, however short
-_ARRIVAL_BYTES = 8 << 20
-_START_SECONDS = 60.0
 _STATUS_SECONDS = 1.0  # an idle server says by itself only now and then how far it has come
 _BURST = 500
 GULP_SECONDS = 0.02
@@ -57,173 +52,14 @@ SELECT wait_event ILIKE 'WalSenderWaitForWal', (extract(epoch FROM clock_timesta
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
-    """The server has nothing more up to ``position``, it said at ``sent_us`` (its clock, microseconds since 1970)."""
-
-    position: PostgresLsn
-    sent_us: int
-
-
-@dataclass(frozen=True, slots=True)
 class Arrival:
-    """What has come: messages of the log; ``idle`` if the last word was that there is nothing more now."""
+    """What has come: ``messages`` of the server, among them a run of the log. ``idle_at`` if its last word was that it
+    has nothing more up to there; it said so at ``sent_us`` (its clock, microseconds since 1970)."""
 
-    run: Run | None = None
-    idle: Idle | None = None
-    asked: bool = False
-    """The server wants to hear from us."""
     messages: int = 0
-    ended: bool = False
-    """The server has ended the stream."""
-
-
-class Wire(Protocol):
-    """Belongs to one thread. Everything may raise psycopg.Error."""
-
-    def start(self, command: str) -> None:
-        """Send START_REPLICATION; the stream has begun when this returns."""
-
-    def read(self) -> Arrival:
-        """What has come by now, without a wait; several MB at most."""
-
-    def write(self, message: bytes) -> None: ...
-
-    def finish(self, seconds: float) -> None:
-        """End the stream from here, and wait that long for the server to let go of the slot."""
-
-    def close(self) -> None:
-        """Let go of everything that is not the connection's. Never raises."""
-
-
-def open_wire(connection: Connection) -> Wire:
-    """The fastest wire for a connection that has just been made."""
-    return SocketWire(connection) if is_plain(connection) else LibpqWire(connection)
-
-
-class SocketWire:
-    """For connections that are not encrypted."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._line = Line(connection)
-
-    def start(self, command: str) -> None:
-        self._line.send(b"Q", command.encode() + b"\0")
-        until = time.monotonic() + _START_SECONDS
-        while time.monotonic() < until:
-            frames = self._line.wait(until)
-            for index in range(len(frames)):  # "ready" after an error of before may be among them
-                if frames.kind(index) == ERROR:
-                    raise error_of(frames.body(index))
-                if frames.kind(index) == BOTH:
-                    self._line.put_back(frames.after(index))
-                    return
-        raise psycopg.OperationalError(f"the server did not start the stream within {_START_SECONDS:.0f} s")
-
-    def read(self) -> Arrival:
-        frames = self._line.received()
-        if not len(frames):
-            return Arrival()
-        others = frames.others()
-        for index in others:
-            if frames.kind(index) == ERROR:
-                raise error_of(frames.body(index))
-        begins, ends = frames.data_bodies()
-        inner = frames.data[begins]
-        log = inner == _LOG
-        messages = run_of(frames.data, begins[log] + HEADER_BYTES, ends[log]) if log.any() else None
-        idle, asked = None, False
-        for index in np.flatnonzero(inner == _KEEPALIVE).tolist():
-            idle, wants = _keepalive(frames.data[begins[index] : ends[index]].tobytes())
-            asked = asked or wants
-        if len(log) and log[-1]:
-            idle = None
-        ended = any(frames.kind(index) in (DONE, COMPLETE) for index in others)
-        return Arrival(messages, idle, asked, len(begins), ended)
-
-    def write(self, message: bytes) -> None:
-        self._line.send(b"d", message)
-
-    def finish(self, seconds: float) -> None:
-        self._line.send(b"c", b"")
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            # The slot is free when the command is complete, not when the stream has ended.
-            frames = self._line.wait(until)
-            if any(frames.kind(index) == READY for index in frames.others()):
-                return
-
-    def close(self) -> None:
-        self._line.close()
-
-
-def _keepalive(message: bytes) -> tuple[Idle | None, bool]:
-    if len(message) < _KEEPALIVE_BYTES:
-        return None, False
-    position, sent, wants = struct.unpack_from(">Qq?", message, 1)
-    return Idle(PostgresLsn(position), sent + EPOCH_MICROSECONDS), bool(wants)
-
-
-class LibpqWire:
-    """For connections that only libpq can decrypt."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._pgconn = connection.pgconn
-
-    def start(self, command: str) -> None:
-        run_command(self._connection, command)
-        self._pgconn.nonblocking = 1  # a server that takes nothing must not keep us
-
-    def read(self) -> Arrival:
-        """Libpq's own buffer holds some dozen messages only, so it is filled again and again until there is no more."""
-        taken: list[bytes] = []
-        size, seen, filled_at = 0, 0, -1
-        idle, asked, ended = None, False, False
-        while size < _ARRIVAL_BYTES:
-            count, data = self._pgconn.get_copy_data(1)
-            if count == 0 and filled_at < seen:
-                filled_at = seen
-                self._pgconn.consume_input()
-                continue
-            if count < 0:
-                result = self._pgconn.get_result()
-                if result is not None and result.status == ExecStatus.FATAL_ERROR:
-                    raise psycopg.errors.error_from_result(result)
-                ended = True
-            if count <= 0:
-                break
-            seen += 1
-            if data[0] == _LOG:
-                taken.append(data)  # type: ignore[arg-type]  # a memoryview, which join takes as well
-                size += count + _OBJECT_BYTES
-                idle = None
-            elif data[0] == _KEEPALIVE:
-                idle, wants = _keepalive(bytes(data))
-                asked = asked or wants
-        messages = make_run(taken, skip=HEADER_BYTES) if taken else None
-        return Arrival(messages, idle, asked, seen, ended)
-
-    def write(self, message: bytes) -> None:
-        self._pgconn.put_copy_data(message)
-        self._pgconn.flush()
-
-    def finish(self, seconds: float) -> None:
-        self._pgconn.put_copy_end()
-        self._pgconn.flush()
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            count, _ = self._pgconn.get_copy_data(1)
-            if count < 0:
-                # The slot is free when the command is complete, not when the stream has ended.
-                while not self._pgconn.is_busy() and self._pgconn.get_result() is not None:
-                    pass
-                return
-            if count == 0:
-                wait_ready((self._pgconn.socket,), 0.1)
-                self._pgconn.consume_input()
-
-    def close(self) -> None:
-        pass
+    run: Messages | None = None
+    idle_at: PostgresLsn | None = None
+    sent_us: int = 0
 
 
 class Walsender(LogReader[PostgresLsn, WalPiece]):
@@ -236,7 +72,12 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         self._asked = False
         self._reported = PostgresLsn(0)
         self._reported_at = 0.0
-        self._failed = self._is_settled = self._in_transaction = self._is_closed = False
+        self._failed = self._is_settled = self._in_transaction = self._is_closed = self._is_binary = False
+        self._after, self._given = after, 0
+        """The last COMMIT that was given, and how many messages of the transaction behind it."""
+        self._skipped = 0
+        self._described: set[str] = set()
+        self._error: psycopg.Error | None = None
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)  # a full pipe wakes as well as one byte more
         self._catalog = database.connect(names.slot)
@@ -245,14 +86,12 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
                 slot = read_slot(self._catalog, names.slot)
             # Where the slot is, and not ``after``: reading on confirms nothing.
             self._confirmed = slot.confirmed if slot is not None else PostgresLsn(0)
-            self._connection = database.connect(names.slot, STREAM, replication=True)
+            self._connect()
         except BaseException:
             self._catalog.close()
             raise
-        self._wire = open_wire(self._connection)
-        self._gulps = not (self._connection.info.host or "/").startswith("/")
         try:
-            self._start(after)
+            self._start()
         except BaseException:
             self._release()
             raise
@@ -267,9 +106,22 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             try:
                 arrival = self._settled() if wait_seconds <= 0 else self._next(wait_seconds)
                 return self._piece(arrival) if arrival is not None else None
-            except psycopg.Error as error:
+            except UNSENDABLE as error:
+                if self._is_binary:  # a row of more than 1 GB in any form
+                    self._failed = True
+                    raise SourceError(
+                        f"{self._database}: PostgreSQL cannot send a row of {' or '.join(sorted(self._described))},"
+                        f" written after {self._after.text()}: {str(error).splitlines()[0]}",
+                        remedy=f"{TOO_LARGE} The log cannot be read past it: run `lakefeed uninstall`, which drops"
+                        " the slot, then `lakefeed sync`, which copies every table again.",
+                    ) from error
+                self._restart(binary=True)
+                return WalPiece()
+            except BaseException as error:
                 self._failed = True
-                raise self._mapped(error) from error
+                if isinstance(error, psycopg.Error):
+                    raise self._mapped(error) from error
+                raise
 
     def size(self, piece: WalPiece) -> int:
         return piece.run.data.nbytes if piece.run is not None else 0
@@ -301,7 +153,12 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             if not self._failed:
                 self._reported_at = 0.0
                 self._report()
-                self._wire.finish(_CLOSE_SECONDS)
+                self._wire.end()
+                until = time.monotonic() + _CLOSE_SECONDS
+                # The slot is free when the command is complete, not when the stream has ended.
+                while not self._wire.is_over and (left := until - time.monotonic()) > 0:
+                    self._wire.read()
+                    wait_ready((self._connection.pgconn.socket,), min(left, 0.1) if not self._wire.is_over else 0.0)
         self._release()
 
     def _release(self) -> None:
@@ -312,11 +169,24 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         for end in (self._wake_read, self._wake_write):
             os.close(end)
 
-    def _start(self, after: PostgresLsn) -> None:
+    def _connect(self) -> None:
+        self._connection = self._database.connect(self._names.slot, STREAM, replication=True)
+        self._wire = open_wire(self._connection)
+        self._gulps = not (self._connection.info.host or "/").startswith("/")
+
+    def _restart(self, *, binary: bool) -> None:
+        """Read the log again from the last COMMIT on; what was given of the next transaction is not given again."""
+        self._is_binary, self._skipped, self._described = binary, 0, set()
+        self._wire.close()
+        self._connection.close()
+        self._connect()
+        self._start()
+
+    def _start(self) -> None:
         publication = quoted(self._names.publication).replace("'", "''")
         command = (
-            f"START_REPLICATION SLOT {quoted(self._names.slot)} LOGICAL {after.text()}"
-            f" (proto_version '1', publication_names '{publication}')"
+            f"START_REPLICATION SLOT {quoted(self._names.slot)} LOGICAL {self._after.text()}"
+            f" (proto_version '1', publication_names '{publication}', binary '{str(self._is_binary).lower()}')"
         )
         until = time.monotonic() + _FREE_SECONDS
         while True:
@@ -335,24 +205,30 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         """What comes within that time, and with a backlog as much as is decoded at once; None if nothing does, or
         somebody called ``wake``."""
         until = time.monotonic() + wait_seconds
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
         while True:
             self._report()
-            arrival = self._wire.read()
+            arrival = self._received()
             if arrival.messages:
                 runs = [arrival.run] if arrival.run is not None else []
                 self.in_burst = arrival.messages >= _BURST and self._gulps
-                while arrival.messages >= _BURST and self._gulps and not arrival.ended:
+                while arrival.messages >= _BURST and self._gulps:
                     if sum(one.data.nbytes for one in runs) >= PIECE_BYTES:
                         break
                     time.sleep(GULP_SECONDS)
-                    self._asked = self._asked or arrival.asked
-                    arrival = self._wire.read()
+                    try:
+                        arrival = self._received()
+                    except psycopg.Error as error:
+                        self._error = error  # for the next read: what came before it is given first
+                        break
                     runs += [arrival.run] if arrival.run is not None else []
                 run = joined(runs) if runs else None
                 if run is not None:
-                    self._in_transaction = run.whole() < len(run)
-                return replace(arrival, run=run, messages=1)
-            if arrival.ended:
+                    self._in_transaction = committed(run) < len(run)
+                return replace(arrival, run=run)
+            if self._wire.is_over:
                 raise SourceUnavailableError(f"{self._database}: the server ended the replication stream")
             left = until - time.monotonic()
             if left <= 0:
@@ -361,6 +237,21 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
                 return None
+
+    def _received(self) -> Arrival:
+        """What has come by now, without a wait."""
+        messages = self._wire.read()
+        if messages is None:
+            return Arrival()
+        log, idle_at, sent_us = messages.kinds == _LOG, None, 0
+        for index in np.flatnonzero(messages.kinds == _KEEPALIVE).tolist():
+            if len(message := messages.message(index)) >= _KEEPALIVE_BYTES:
+                position, sent, asks = struct.unpack_from(">Qq?", message, 1)
+                idle_at, sent_us = PostgresLsn(position), sent + EPOCH_US
+                self._asked = self._asked or asks
+        ends = messages.ends[log]  # one that is nothing but its head is empty, which the decoder refuses
+        run = Messages(messages.data, np.minimum(messages.begins[log] + _HEAD_BYTES, ends), ends)
+        return Arrival(len(messages), run if len(run) else None, None if log[-1] else idle_at, sent_us)
 
     def _settled(self) -> Arrival | None:
         """What comes next; None if the server has said that nothing more is in its log up to its head of now. How far
@@ -381,11 +272,11 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             arrival = self._next(_ASK_SECONDS)
             if arrival is None:
                 continue
-            if arrival.run is not None or arrival.idle is None:
+            if arrival.run is not None or arrival.idle_at is None:
                 return arrival
-            answered = arrival.idle.sent_us > since_us
+            answered = arrival.sent_us > since_us
             # A large transaction has such answers in the middle, too.
-            if not self._in_transaction and (arrival.idle.position >= target or (answered and asleep)):
+            if not self._in_transaction and (arrival.idle_at >= target or (answered and asleep)):
                 self._is_settled = True
                 return arrival
             if answered:
@@ -398,10 +289,23 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         return (row[0] is True, int(row[1])) if row is not None else (False, 0)
 
     def _piece(self, arrival: Arrival) -> WalPiece:
-        self._asked = self._asked or arrival.asked
-        facts, described = CatalogFacts(), arrival.run.relations() if arrival.run is not None else []
-        if described:
-            facts = read_facts(self._catalog, described)
+        run = arrival.run
+        if run is None:
+            return WalPiece(idle_at=arrival.idle_at)
+        if self._is_binary:
+            run, skipped = without(run, self._given - self._skipped)
+            self._skipped += skipped
+        whole = committed(run)
+        if whole:
+            self._after = PostgresLsn(int.from_bytes(run.message(whole - 1)[10:18], "big"))  # as the decoder has it
+            self._given = 0
+        self._given += int(np.isin(run[whole:].kinds, CHANGES).sum())
+        if whole and self._is_binary:
+            self._restart(binary=False)
+        facts, tables = CatalogFacts(), described(run)
+        self._described |= {f"{one.schema}.{one.name}" for one in tables} if self._is_binary else set()
+        if tables:
+            facts = read_facts(self._catalog, tables)
             # A commit is in the log before the catalog shows it: a column that the catalog does not have was added a
             # moment ago, or was renamed or dropped since.
             live = {
@@ -409,10 +313,10 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
                 for oid, (_, source) in facts.tables.items()
                 if source is not None
             }
-            if any(column.name not in live.get(one.id, {column.name}) for one in described for column in one.columns):
+            if any(column.name not in live.get(one.id, {column.name}) for one in tables for column in one.columns):
                 wait_for_commits(self._catalog, _VISIBLE_SECONDS)
-                facts = read_facts(self._catalog, described)
-        return WalPiece(arrival.run, facts, arrival.idle.position if arrival.idle is not None else None)
+                facts = read_facts(self._catalog, tables)
+        return WalPiece(run if len(run) else None, facts, None if self._is_binary or whole else arrival.idle_at)
 
     def _report(self) -> None:
         """Standby status update: written, flushed and applied up to what was confirmed. The server is asked to answer,
@@ -423,7 +327,7 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             return
         asked, self._asked = self._asked or late, False
         position = self._confirmed
-        micros = time.time_ns() // 1000 - EPOCH_MICROSECONDS
+        micros = time.time_ns() // 1000 - EPOCH_US
         value = position.value
         self._wire.write(struct.pack(">cQQQqB", b"r", value, value, value, micros, int(asked)))
         self._reported, self._reported_at = position, now

@@ -1,8 +1,9 @@
-"""A connection's socket, read past libpq between two commands of its own.
+"""Wires: the data of a stream or copy (CopyData messages) on a connection that libpq has opened.
 
-Libpq takes a few KB from the socket at a time and makes an object of every message; here as much is taken at once as
-has come (docs/decisions/0009-socket.md has the figures). Only for connections that are not encrypted, and only while
-libpq waits for nothing: whoever speaks here listens until the server is ready again, or closes the connection.
+``SocketWire`` reads the socket past libpq: libpq takes a few KB from it at a time and makes an object of every message;
+here as much is taken at once as has come (docs/decisions/0009-socket.md has the figures). Only for connections that are
+not encrypted, and only while libpq waits for nothing: whoever starts a command reads until it is over, or closes the
+connection. ``LibpqWire`` is for the others. Both give the same.
 
 Frames of the protocol: a kind (1 byte), a length (int32), a body. Format: PostgreSQL documentation, "Message Formats".
 A length counts itself and the body, not the kind.
@@ -15,24 +16,27 @@ import select
 import socket
 import struct
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 import psycopg
+from psycopg.pq import ExecStatus
 
-from lakefeed.capture.postgres.database import Connection
-from lakefeed.capture.postgres.values import PAD, Bytes, Ints
+from lakefeed.capture.fit import MisfitError
+from lakefeed.capture.postgres.database import Connection, run
+from lakefeed.capture.postgres.values import PAD, TOO_LARGE, Messages, as_messages
 from lakefeed.errors import DecodeError
 
-DATA, BOTH, OUT, DONE, COMPLETE, ERROR, READY = (ord(letter) for letter in "dWHcCEZ")
+_DATA, _BOTH, _OUT, _ERROR, _READY = (ord(letter) for letter in "dWHEZ")
 _HEAD = 5
-_ROOM_BYTES = 4 << 20
-_READY_FRAME = bytes([READY, 0, 0, 0, 5])
+_READY_FRAME = bytes([_READY, 0, 0, 0, 5])
 _LENGTH = struct.Struct(">i")
+_ROOM_BYTES = 4 << 20
+_MOST_BYTES = 8 << 20
+_OBJECT_BYTES = 200  # what Python needs for each message, however short
 _SEND_SECONDS = 10.0
-SILENCE_SECONDS = 30.0
+_SILENCE_SECONDS = 30.0
 """After so long without a byte in the middle of a COPY the server is asked on another connection whether it lives."""
-_CLOSED = "server closed the connection unexpectedly"
 
 
 def wait_ready(files: tuple[int, ...], seconds: float, event: int = select.POLLIN) -> list[int]:
@@ -44,40 +48,8 @@ def wait_ready(files: tuple[int, ...], seconds: float, event: int = select.POLLI
     return [file for file, _ in waiting.poll(max(0.0, seconds) * 1000)]
 
 
-def is_plain(connection: Connection) -> bool:
-    """Nobody but libpq can read a connection that it encrypts."""
-    return not (connection.pgconn.ssl_in_use or connection.pgconn.used_gssapi)
-
-
-@dataclass(frozen=True, slots=True)
-class Frames:
-    """Whole frames one after another: ``starts`` is where each begins and, behind the last, where it ends."""
-
-    data: Bytes
-    starts: Ints
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def kind(self, index: int) -> int:
-        return int(self.data[self.starts[index]])
-
-    def body(self, index: int) -> bytes:
-        return self.data[self.starts[index] + _HEAD : self.starts[index + 1]].tobytes()
-
-    def data_bodies(self) -> tuple[Ints, Ints]:
-        """Where the bodies of the frames with COPY data begin and end."""
-        chosen = self.data[self.starts[:-1]] == DATA
-        return self.starts[:-1][chosen] + _HEAD, self.starts[1:][chosen]
-
-    def others(self) -> list[int]:
-        """The frames that are something else than COPY data."""
-        found: list[int] = np.flatnonzero(self.data[self.starts[:-1]] != DATA).tolist()
-        return found
-
-    def after(self, index: int) -> bytes:
-        """All the bytes behind one of them."""
-        return self.data[self.starts[index + 1] : self.starts[-1]].tobytes()
+UNSENDABLE = (psycopg.errors.InternalError_, psycopg.errors.ProgramLimitExceeded, psycopg.errors.FeatureNotSupported)
+"""What a server raises that cannot send a row: a value or a row above 1 GB, a type without output."""
 
 
 class Inbox:
@@ -110,7 +82,7 @@ class Inbox:
                 return
             self.size += count
 
-    def take(self) -> Frames:
+    def take(self) -> Messages:
         """The whole frames; what begins another stays here. DecodeError for a length that cannot be."""
         at, length = 0, _LENGTH.unpack_from
         starts = [0]
@@ -128,25 +100,78 @@ class Inbox:
         data[:end] = np.frombuffer(self._room, np.uint8, end)
         self._room[: self.size - end] = self._room[end : self.size]
         self.size -= end
-        return Frames(data, np.array(starts, np.int64))
-
-    def put_back(self, data: bytes) -> None:
-        """Bytes that belong before what is here."""
-        self._room = bytearray(data) + self._room
-        self.size += len(data)
+        places = np.array(starts, np.int64)
+        return Messages(data, places[:-1], places[1:])
 
 
-class Line:
-    """Belongs to one thread. Everything may raise psycopg.OperationalError."""
+class SocketWire:
+    """One command at a time. Belongs to one thread. Everything but ``close`` may raise psycopg.Error."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self._answer_seconds = connection.answer_seconds
         self._socket = socket.socket(fileno=os.dup(connection.pgconn.socket))  # libpq's own is libpq's to close
         self._socket.setblocking(False)
         self._inbox = Inbox()
+        self._has_begun, self._is_ready = False, True
+        self._first: Messages | None = None
+        self._failed: psycopg.Error | None = None
 
-    def send(self, kind: bytes, body: bytes) -> None:
-        left = memoryview(kind + struct.pack(">i", len(body) + 4) + body)
+    @property
+    def is_over(self) -> bool:
+        """The command is complete and all of it is read: libpq can use the connection again."""
+        return self._is_ready and self._first is None and self._failed is None
+
+    def start(self, command: str) -> None:
+        """Send START_REPLICATION or COPY; its data has begun when this returns."""
+        self._has_begun, self._is_ready, self._failed = False, False, None
+        self._send(b"Q", command.encode() + b"\0")
+        until = time.monotonic() + self._answer_seconds
+        self._first = self.read()
+        while not (self._has_begun or self._is_ready):
+            if not wait_ready((self._socket.fileno(),), until - time.monotonic()):
+                raise psycopg.OperationalError(f"the server answered nothing for {self._answer_seconds:.0f} s")
+            self._first = self.read()
+
+    def read(self, least_bytes: int = 0) -> Messages | None:
+        """The data that has come by now, several MB at most, without a wait; None if it is less than ``least_bytes``
+        and more is to come. An error of the server is raised behind the data that came before it, when the command
+        is over."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        self._inbox.fill(self._socket)
+        if self._inbox.size < least_bytes and not (self._inbox.is_over or self._is_ready):
+            return None
+        frames = self._inbox.take()
+        for index in np.flatnonzero(frames.kinds != _DATA).tolist():
+            kind = frames.kinds[index]
+            self._has_begun = self._has_begun or kind in (_BOTH, _OUT)
+            self._is_ready = self._is_ready or kind == _READY
+            if kind == _ERROR:
+                self._failed = error_of(frames.message(index)[_HEAD:])
+        data = frames[frames.kinds == _DATA]
+        if len(data):
+            return Messages(data.data, data.begins + _HEAD, data.ends)
+        if self._inbox.closed and not len(frames):
+            raise self._failed or psycopg.OperationalError("server closed the connection unexpectedly")
+        if self._is_ready and self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+        return None
+
+    def write(self, message: bytes) -> None:
+        self._send(b"d", message)
+
+    def end(self) -> None:
+        """End the stream from here: what the server has sent is read until the command is over."""
+        self._send(b"c", b"")
+
+    def close(self) -> None:
+        """Let go of everything that is not the connection's. Never raises."""
+        self._socket.close()
+
+    def _send(self, kind: bytes, body: bytes) -> None:
+        left = memoryview(kind + _LENGTH.pack(len(body) + 4) + body)
         while left:
             try:
                 left = left[self._socket.send(left) :]
@@ -154,43 +179,7 @@ class Line:
                 if not wait_ready((self._socket.fileno(),), _SEND_SECONDS, select.POLLOUT):
                     raise psycopg.OperationalError("the server takes no more messages") from None
             except OSError as error:
-                raise psycopg.OperationalError(f"{_CLOSED} ({error})") from error
-
-    def received(self) -> Frames:
-        """What has come by now, several MB at most."""
-        self._inbox.fill(self._socket)
-        frames = self._inbox.take()
-        if not len(frames) and self._inbox.closed:
-            raise psycopg.OperationalError(_CLOSED)
-        return frames
-
-    def wait(self, until: float) -> Frames:
-        """What comes next; nothing if the time is over."""
-        frames = self.received()
-        while not len(frames) and (left := until - time.monotonic()) > 0:
-            wait_ready((self._socket.fileno(),), left)
-            frames = self.received()
-        return frames
-
-    def listen(self, least_bytes: int) -> Frames:
-        """About that much or more, or what comes until the server is ready again. It may be silent for as long as a
-        query takes to its first row, but only while it answers on another connection."""
-        while True:
-            self._inbox.fill(self._socket)
-            if self._inbox.size >= least_bytes or self._inbox.is_over:
-                frames = self.received()
-                if len(frames):
-                    return frames
-            if not wait_ready((self._socket.fileno(),), SILENCE_SECONDS):
-                self._connection.require_alive()
-
-    def put_back(self, data: bytes) -> None:
-        """Bytes that are to be received again."""
-        self._inbox.put_back(data)
-
-    def close(self) -> None:
-        """The connection goes on, or is its owner's to close."""
-        self._socket.close()
+                raise psycopg.OperationalError(f"server closed the connection unexpectedly ({error})") from error
 
 
 def error_of(body: bytes) -> psycopg.Error:
@@ -200,7 +189,130 @@ def error_of(body: bytes) -> psycopg.Error:
     if "D" in fields:
         text += f"\nDETAIL:  {fields['D']}"
     try:
-        kind = psycopg.errors.lookup(fields.get("C", ""))
+        return psycopg.errors.lookup(fields.get("C", ""))(text)
     except KeyError:
-        kind = psycopg.OperationalError
-    return kind(text)
+        return psycopg.OperationalError(text)
+
+
+class LibpqWire:
+    """The same, for connections that only libpq can decrypt."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._pgconn = connection.pgconn
+        self._taken: list[bytes] = []
+        self._size = 0
+        self._has_ended = self._is_ready = True
+        self._failed: psycopg.Error | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_ready and not self._taken and self._failed is None
+
+    def start(self, command: str) -> None:
+        run(self._connection, command)
+        self._has_ended = self._is_ready = False
+
+    def read(self, least_bytes: int = 0) -> Messages | None:
+        """Libpq's own buffer holds some dozen messages only, so it is filled again and again until there is no more."""
+        is_filled = False
+        while self._size < _MOST_BYTES and not self._has_ended:
+            count, data = self._pgconn.get_copy_data(1)
+            if count > 0:
+                self._taken.append(data)  # type: ignore[arg-type]  # a memoryview, which join takes as well
+                self._size += count + _OBJECT_BYTES
+                is_filled = False
+            elif count == 0 and is_filled:
+                break
+            elif count == 0:
+                self._pgconn.consume_input()
+                is_filled = True
+            self._has_ended = count < 0
+        if self._has_ended and not self._is_ready:
+            self._pgconn.consume_input()
+            while not self._is_ready and not self._pgconn.is_busy():
+                result = self._pgconn.get_result()
+                self._is_ready = result is None
+                if result is not None and result.status == ExecStatus.FATAL_ERROR:
+                    self._failed = psycopg.errors.error_from_result(result)
+        if self._is_ready and not self._taken and self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+        if not self._taken or (self._size < least_bytes and not self._is_ready):
+            return None
+        taken, self._taken, self._size = self._taken, [], 0
+        return as_messages(taken)
+
+    def write(self, message: bytes) -> None:
+        self._pgconn.put_copy_data(message)
+        self._pgconn.flush()
+
+    def end(self) -> None:
+        self._pgconn.put_copy_end()
+        self._pgconn.flush()
+
+    def close(self) -> None:
+        pass
+
+
+Wire = SocketWire | LibpqWire
+
+
+def open_wire(connection: Connection) -> Wire:
+    """The fastest wire for a connection: nobody but libpq can read one that it encrypts.
+
+    A database without an encoding is read as it is: the server would end a whole stream at a value that is not UTF-8.
+    """
+    if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
+        run(connection, "SET client_encoding = 'SQL_ASCII'")
+    is_encrypted = connection.pgconn.ssl_in_use or connection.pgconn.used_gssapi
+    return LibpqWire(connection) if is_encrypted else SocketWire(connection)
+
+
+_SIGNATURE = b"PGCOPY\n\xff\r\n\0"
+_COPY_HEADER = len(_SIGNATURE) + 8  # flags, length of an extension that there is none of
+_TRAILER = b"\xff\xff"
+
+
+def read_copy(connection: Connection, query: str, *, piece_bytes: int, piece_rows: int) -> Iterator[Messages]:
+    """The rows of ``query`` as COPY ... TO STDOUT (FORMAT binary) sends them, in pieces of about that size, for
+    ``copied_columns``. psycopg.Error if it fails, also in the middle; MisfitError for a row that cannot be sent.
+
+    Format: PostgreSQL documentation, "COPY", "Binary Format". The server sends one row in a message, the first one
+    behind a header; a trailer is the last. It may be silent for as long as a query takes to its first row, but only
+    while it answers on another connection. Whoever stops before the end has no connection any more.
+    """
+    wire = open_wire(connection)
+    has_begun = has_ended = False
+    try:
+        wire.start(f"COPY ({query}) TO STDOUT (FORMAT binary)")
+        while not wire.is_over:
+            rows = wire.read(piece_bytes)
+            if rows is None:
+                if not wire.is_over and not wait_ready((connection.pgconn.socket,), _SILENCE_SECONDS):
+                    connection.require_alive()
+                continue
+            if has_ended:
+                raise DecodeError("a copy goes on behind its trailer")
+            if not has_begun:
+                first, has_begun = rows.message(0), True
+                if not first.startswith(_SIGNATURE) or len(first) < _COPY_HEADER:
+                    raise DecodeError("a copy does not begin with its signature")
+                begins = rows.begins.copy()
+                begins[0] += _COPY_HEADER
+                rows = Messages(rows.data, begins, rows.ends)[int(len(first) == _COPY_HEADER) :]
+            has_ended = len(rows) > 0 and rows.message(len(rows) - 1) == _TRAILER
+            rows = rows[: len(rows) - has_ended]
+            for start in range(0, len(rows), piece_rows):
+                yield rows[start : start + piece_rows]
+    except UNSENDABLE as error:
+        reason = f"PostgreSQL cannot send it: {str(error).splitlines()[0]}"
+        raise MisfitError(reason, column="a row", remedy=TOO_LARGE) from error
+    finally:
+        wire.close()
+        if not wire.is_over:
+            connection.close()  # libpq does not know that there is more to come
+    if connection.info.encoding == "ascii":  # psycopg's name of SQL_ASCII, under which it reads no text
+        run(connection, "SET client_encoding = 'UTF8'")
+    if not has_ended:
+        raise DecodeError("a copy ended without its trailer")

@@ -6,9 +6,11 @@ without an end, and never changes the file's journal mode.
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -17,13 +19,14 @@ from urllib.parse import quote
 from lakefeed.errors import LakefeedError, SourceSetupError, SourceUnavailableError, StateError
 
 Row = tuple[Any, ...]
+Mode = Literal["ro", "rw"]
 
 MINIMUM = (3, 37, 0)  # PRAGMA table_list, which shows shadow tables and WITHOUT ROWID
+LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
-_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
-_PASSING = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_NOMEM})
-_DAMAGED = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
-_REFUSED = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_CANTOPEN})
+_PASSING = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_NOMEM)
+_DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+_REFUSED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_CANTOPEN)
 
 
 def quoted(name: str) -> str:
@@ -31,41 +34,21 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def opened_file(path: str, options: str, busy_timeout_seconds: float) -> sqlite3.Connection:
-    """A connection that has read from the file. ``options`` are those of SQLite's URI, such as ``mode=ro``."""
-    connection = sqlite3.connect(
-        f"file:{quote(str(Path(path).absolute()))}?{options}",
-        uri=True,
-        timeout=busy_timeout_seconds,
-        isolation_level=None,
-        check_same_thread=False,
-    )
-    try:
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # opening alone reads nothing
-    except sqlite3.Error:
-        connection.close()
-        raise
-    return connection
-
-
 @dataclass(frozen=True, slots=True)
 class Database:
-    """Where the file is and how long to wait for its locks. Picklable: chunks carry it to other processes."""
+    """Where the file is and how long to wait for its locks. ``immutable``: nobody writes to it while it is read."""
 
     path: str
     busy_timeout_seconds: float = 5.0
+    immutable: bool = False
 
     @contextmanager
-    def connection(self, mode: Literal["ro", "rw"] = "ro") -> Iterator[sqlite3.Connection]:
-        """A connection for one block, with errors mapped."""
-        with self.errors():
-            connection = self.connect(mode)
-            try:
-                yield connection
-            finally:
-                connection.close()
+    def connection(self) -> Iterator[sqlite3.Connection]:
+        """A connection that reads, for one block, with errors mapped."""
+        with self.errors(), closing(self.connect("ro")) as connection:
+            yield connection
 
-    def connect(self, mode: Literal["ro", "rw"] = "rw") -> sqlite3.Connection:
+    def connect(self, mode: Mode) -> sqlite3.Connection:
         """A connection of the caller's own. Threads: one at a time, but not always the same."""
         if sqlite3.sqlite_version_info < MINIMUM:
             wanted = ".".join(map(str, MINIMUM))
@@ -75,15 +58,29 @@ class Database:
             )
         with self.errors():
             try:
-                return self._connect(mode)
+                return self._connect("mode=ro&immutable=1" if self.immutable else f"mode={mode}")
             except sqlite3.OperationalError:
-                if mode == "rw":
+                if mode == "rw" or self.immutable or not os.access(self.path, os.W_OK):
                     raise
-                # A read-only connection cannot create the -shm file that the first reader of a WAL database needs.
-                return self._connect("rw")
+                # Nobody has this WAL database open, and its shared memory file can be made by a writer only.
+                connection = self._connect("mode=rw")
+                connection.execute("PRAGMA query_only = 1")
+                return connection
 
-    def _connect(self, mode: str) -> sqlite3.Connection:
-        return opened_file(self.path, f"mode={mode}", self.busy_timeout_seconds)
+    def _connect(self, options: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"file:{quote(str(Path(self.path).absolute()))}?{options}",
+            uri=True,
+            timeout=self.busy_timeout_seconds,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # opening alone reads nothing
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -91,14 +88,14 @@ class Database:
         try:
             yield
         except sqlite3.Error as error:
-            raise self.mapped(error) from error
+            raise self._mapped(error) from error
 
-    def mapped(self, error: sqlite3.Error) -> LakefeedError:
+    def _mapped(self, error: sqlite3.Error) -> LakefeedError:
         code = getattr(error, "sqlite_errorcode", None)
         if code is None:  # misuse found by Python's module: a closed connection, mostly
             return StateError(f"{self.path}: {error}", remedy="Open the capture before it is used.")
         primary = code & 0xFF
-        if primary in _BUSY:
+        if primary in (*LOCKED, sqlite3.SQLITE_PROTOCOL):
             return SourceUnavailableError(f"{self.path} is locked by another connection ({error})")
         if primary in _PASSING:
             return SourceUnavailableError(f"{self.path} cannot be read or written right now ({error})")
@@ -106,11 +103,13 @@ class Database:
             remedy = "Check the path; if it is the right file, restore it from a backup."
             return SourceSetupError(f"{self.path} is not a usable SQLite database ({error})", remedy=remedy)
         if primary == sqlite3.SQLITE_CANTOPEN and not Path(self.path).exists():
-            return SourceUnavailableError(
-                f"{self.path} is not there", remedy="Put the file back; Lakefeed then goes on."
-            )
+            remedy = "Put the file back; Lakefeed then goes on."
+            return SourceUnavailableError(f"{self.path} is not there", remedy=remedy)
         if primary in _REFUSED:
-            remedy = f"Give this user the right to write: chmod u+rw {self.path}, and its directory."
+            remedy = (
+                f"Give this user the right to write: chmod u+rw {self.path}, and its directory. If nobody writes to it"
+                " (read-only media), poll it with SqlitePolling(…, immutable=True)."
+            )
             return SourceSetupError(f"{self.path} cannot be opened or written ({error})", remedy=remedy)
         return SourceSetupError(f"{self.path}: {error}")
 
@@ -160,3 +159,47 @@ class OpenedFile:
                 f"{self.path} is not the file any more that was opened: it was replaced or removed",
                 remedy="Lakefeed opens the new file by itself; if there is none, put it back.",
             )
+
+
+class Connections:
+    """Connections to the very file that was opened. Any thread.
+
+    ``use`` lends one for a block. Between ``keep`` and ``close`` a spare one waits for the next use, because opening
+    costs more than a short question. Nobody waits for anybody: two uses at a time have two connections, and one that
+    is lent while ``close`` is called is closed by its own use.
+    """
+
+    def __init__(self, database: Database, file: OpenedFile, mode: Mode) -> None:
+        self._database = database
+        self._file = file
+        self._mode: Mode = mode
+        self._lock = threading.Lock()  # of the two below, for moments only
+        self._spare: sqlite3.Connection | None = None
+        self._keeps = False
+
+    def keep(self) -> None:
+        self._keeps = True
+
+    @contextmanager
+    def use(self) -> Iterator[sqlite3.Connection]:
+        with self._database.errors():
+            self._file.require()
+            with self._lock:
+                lent, self._spare = self._spare, None
+            connection = lent or self._database.connect(self._mode)
+            try:
+                self._file.require()  # it may have been replaced in between
+                yield connection
+            finally:
+                with self._lock:
+                    is_kept = self._keeps and self._spare is None
+                    self._spare = connection if is_kept else self._spare
+                if not is_kept:
+                    connection.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            self._keeps, spare, self._spare = False, self._spare, None
+        if spare is not None:
+            spare.close()

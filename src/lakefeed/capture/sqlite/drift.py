@@ -1,5 +1,5 @@
 # ruff: noqa: S608 (names in SQL are quoted by database.quoted; values are bound)
-"""Schema drift: what the capture does when the source's schema is not the one its triggers were made for.
+"""How the capture of a table begins, and what becomes of it when the schema is not the one its triggers were made for.
 
 ``follow_schema`` acts only after PRAGMA schema_version or the source's option ``before_images`` has changed. For each
 captured table it decides, from the text of its own triggers and from the catalog:
@@ -27,26 +27,16 @@ are scanned before the write lock is taken; what the scan has shown counts if th
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
 
-from lakefeed.capture.sqlite.catalog import SourceTable, read_table
+import pyarrow as pa
+
+from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.sqlite.database import quoted, transaction
-from lakefeed.capture.sqlite.meta import (
-    NOW,
-    Captured,
-    Meta,
-    Names,
-    State,
-    add_mark,
-    forget_table,
-    load_meta,
-    next_number,
-    put_table,
-    put_verified,
-    schema_version,
-    was_vacuumed,
-)
-from lakefeed.capture.sqlite.shape import Reshaped, new_capture, reshape
+from lakefeed.capture.sqlite.meta import NOW, Captured, Meta, OwnTables, State, schema_version
+from lakefeed.capture.sqlite.table import SourceColumn, SourceTable, read_table
 from lakefeed.capture.sqlite.triggers import (
     Installed,
     candidate_queries,
@@ -55,96 +45,110 @@ from lakefeed.capture.sqlite.triggers import (
     remove,
     slot_names,
     trigger_statements,
-    triggers_of,
 )
+from lakefeed.capture.sqlite.values import arrow_type, text_form, to_arrow
 from lakefeed.change.batch import Operation
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped
+from lakefeed.change.table import Column, TableSchema
 from lakefeed.errors import TableStoppedError
 
+WIDEST = 1990
+"""SQLite allows 2000 columns in a table, and the log has a few of its own."""
 _DROP_AND_ADD = 2  # schema changes
 _ALWAYS = frozenset({"ai", "au", "ad"})
 _IMAGES = f"op IN ({int(Operation.INSERT)}, {int(Operation.UPDATE)})"
 
 
-def follow_schema(connection: sqlite3.Connection, names: Names, verified: int, *, before_images: bool) -> Meta | None:
+def capture_table(own: OwnTables, source: SourceTable, *, before_images: bool) -> Captured:
+    """Capture a table from scratch under a new number, whatever was there for it before. In a write transaction.
+
+    What the rows hold that are there already is not known yet. TableStoppedError if it cannot be captured.
+    """
+    if not source.key and source.rowid is None:
+        raise TableStoppedError(
+            f"table {source.id} has no key, and its columns hide every name of the rowid",
+            table=str(source.id),
+            remedy=f"Declare a primary key on {source.name}, or leave the table out.",
+        )
+    if len(source.columns) > WIDEST:
+        raise TableStoppedError(
+            f"table {source.id} has {len(source.columns)} columns; a change log can hold {WIDEST}",
+            table=str(source.id),
+            remedy="Leave the table out.",
+        )
+    number, schema = own.next_number(), source.schema()
+    columns = tuple(replace(column, id=f"{number}.{slot}") for slot, column in enumerate(schema.columns))
+    captured = Captured(
+        number,
+        replace(schema, columns=columns),
+        tuple(range(len(columns))),
+        len(columns),
+        rowid_key=not source.key,
+        sql=source.sql,
+        before_images=before_images,
+        scanned=False,
+    )
+    install(own, source, captured)
+    own.put_table(captured)
+    return captured
+
+
+def follow_schema(own: OwnTables, verified: int, *, before_images: bool) -> Meta | None:
     """Bring every capture in line with the schema as it is. Returns what is captured now; None if nothing ever was.
 
     ``verified`` is what the caller knows of it, see Meta.
     """
     while True:
-        with transaction(connection, "DEFERRED"):
-            meta, version = load_meta(connection, names), schema_version(connection)
+        with transaction(own.connection, "DEFERRED"):
+            meta, version = own.load(), schema_version(own.connection)
             if meta is None or meta.is_right(version, before_images=before_images):
                 return meta
             verified = max(verified, meta.verified)
-            steps = version - meta.schema_version  # each schema change counts one
-            scanned = {
-                one.number: _scan(connection, names, one, verified, readded=steps >= _DROP_AND_ADD)
-                for one in meta.tables
-                if one.state is not State.DROPPED
-            }
-        with transaction(connection, "IMMEDIATE"):
-            meta = load_meta(connection, names)
-            if meta is None or schema_version(connection) != version:
+            many = version - meta.schema_version >= _DROP_AND_ADD  # each schema change counts one
+            suspicions = {one.number: _scan(own, one, verified, readded=many) for one in meta.in_force}
+        with transaction(own.connection, "IMMEDIATE"):
+            meta = own.load()
+            if meta is None or schema_version(own.connection) != version:
                 continue
-            triggers = read_triggers(connection, names)
+            triggers = read_triggers(own)
             for captured in meta.tables:
                 if captured.state is not State.DROPPED:
-                    one = _Table(connection, names, captured, meta.confirmed.sequence, verified)
-                    found = triggers_of(triggers, names, captured.number)
-                    one.follow(found, scanned.get(captured.number, _Scanned()), before_images=before_images)
+                    one = _Table(own, captured, meta.confirmed.sequence, verified, before_images=before_images)
+                    one.follow(triggers.get(captured.number, {}), suspicions.get(captured.number, {}))
                 else:
-                    rows = f"SELECT 1 FROM {names.log} WHERE tab = ? LIMIT 1"
-                    if connection.execute(rows, (captured.number,)).fetchone() is None:
-                        forget_table(connection, names, captured.number)
-            put_verified(connection, names)
+                    rows = f"SELECT 1 FROM {own.names.log} WHERE tab = ? LIMIT 1"
+                    if own.execute(rows, (captured.number,)).fetchone() is None:
+                        own.forget_table(captured.number)
+            own.put_verified()
 
 
-def recapture(connection: sqlite3.Connection, names: Names, source: SourceTable, *, before_images: bool) -> Captured:
-    """Capture a table from scratch under a new number, whatever was there for it before. In a write transaction."""
-    captured = new_capture(source, next_number(connection, names), before_images=before_images)
-    install(connection, names, source, captured)
-    put_table(connection, names, captured)
-    return captured
-
-
-@dataclass(frozen=True, slots=True)
-class _Scanned:
-    """What the rows of a table allow: that its last column is a new one of the same name, that VACUUM numbered them."""
-
-    readded: bool = False
-    renumbered: bool = False
-
-
-def _scan(connection: sqlite3.Connection, names: Names, old: Captured, verified: int, *, readded: bool) -> _Scanned:
-    """Rows that were not written since ``verified`` are what they were, so they show what happened to the table."""
-    source = read_table(connection, old.name)
-    if source is None or old.rowid_key != (not source.key) or len(old.key_slots) != len(source.key or (source.rowid,)):
-        return _Scanned()  # it is captured from scratch anyway
-    table, rowid = quoted(source.name), quoted(source.rowid or "")
-    logged = f"{names.log} WHERE seq > {verified} AND tab = {old.number}"
-    written = f"SELECT {', '.join(f'c{slot}' for slot in old.key_slots)} FROM {logged} AND {_IMAGES}"
+def _scan(own: OwnTables, old: Captured, verified: int, *, readded: bool) -> dict[str | None, str]:
+    """What may have happened to the table, as far as its rows allow: reasons to copy it again, by the column that they
+    are about (None: all). Rows that were not written since ``verified`` are what they were, so they tell.
+    """
+    source = read_table(own.connection, old.table.name)
+    if source is None or old.rowid_key != (not source.key) or len(old.key_slots) != len(source.sql_key):
+        return {}  # it is captured from scratch anyway
+    suspicions: dict[str | None, str] = {}
+    table, key = quoted(source.name), ", ".join(source.sql_key)
+    logged = f"{own.names.log} WHERE seq > {verified} AND tab = {old.number}"
+    untouched = f"({key}) NOT IN (SELECT {', '.join(old.key_slots)} FROM {logged} AND {_IMAGES})"
+    if source.renumbered_by_vacuum and own.was_vacuumed():
+        # VACUUM gives the rowids 1, 2, 3 …; what is not below the number of rows, with those deleted since, is older.
+        query = f"SELECT count(*), max({key}) FILTER (WHERE {untouched}) FROM {table}"
+        rows, highest = own.execute(query).fetchone()
+        (deleted,) = own.execute(f"SELECT count(*) FROM {logged} AND op = {int(Operation.DELETE)}").fetchone()
+        if highest is not None and highest <= rows + deleted:
+            suspicions[None] = "VACUUM may have renumbered the rows of this table, which has no key"
     last = source.columns[-1]
     if readded and not last.generated and last.name not in source.key:
         # A new column has its default in every such row. A row that has not disproves it; mostly the first one does.
-        key = ", ".join(quoted(name) for name in source.key or (source.rowid or "",))
-        untouched = f"SELECT 1 FROM {table} WHERE ({key}) NOT IN ({written})"
-        set_here = f"{untouched} AND {quoted(last.name)} IS NOT ({last.default or 'NULL'})"
-        disproved, any_row = (
-            connection.execute(f"{query} LIMIT 1").fetchone() is not None for query in (set_here, untouched)
-        )
-        readded = any_row and not disproved
-    else:
-        readded = False
-    renumbered = False
-    if source.renumbered_by_vacuum and was_vacuumed(connection, names):
-        # VACUUM gives the rowids 1, 2, 3 …; what is not below the number of rows, with those deleted since, is older.
-        rows, highest = connection.execute(
-            f"SELECT count(*), max({rowid}) FILTER (WHERE {rowid} NOT IN ({written})) FROM {table}"
-        ).fetchone()
-        deleted = f"SELECT count(*) FROM {logged} AND op = {int(Operation.DELETE)}"
-        renumbered = highest is not None and highest <= rows + connection.execute(deleted).fetchone()[0]
-    return _Scanned(readded, renumbered)
+        rows = f"SELECT 1 FROM {table} WHERE {untouched}"
+        is_set = f"{rows} AND {quoted(last.name)} IS NOT ({last.default or 'NULL'})"
+        disproved, any_row = (own.execute(f"{query} LIMIT 1").fetchone() is not None for query in (is_set, rows))
+        if any_row and not disproved:
+            suspicions[last.name] = f"the column {last.name} may have been dropped and added again"
+    return suspicions
 
 
 class _Table:
@@ -152,97 +156,163 @@ class _Table:
     logged by triggers that may not have been right any more (after ``verified``)."""
 
     def __init__(
-        self, connection: sqlite3.Connection, names: Names, captured: Captured, confirmed: int, verified: int
+        self, own: OwnTables, captured: Captured, confirmed: int, verified: int, *, before_images: bool
     ) -> None:
-        self._connection = connection
-        self._names = names
+        self._own = own
         self._old = captured
+        self._before_images = before_images
         self._unconfirmed = f"seq > {confirmed} AND tab = {captured.number}"
         self._since = f"seq > {verified} AND tab = {captured.number}"
 
-    def follow(self, installed: dict[str, Installed], scanned: _Scanned, *, before_images: bool) -> None:
-        old = self._old
-        source = read_table(self._connection, old.name)
+    def follow(self, installed: Mapping[str, Installed], suspicions: Mapping[str | None, str]) -> None:
+        own, old = self._own, self._old
+        source = read_table(own.connection, old.table.name)
         if source is None or any(trigger.table != source.name for trigger in installed.values()):
-            remove(self._connection, self._names, old.number)
-            put_table(self._connection, self._names, old.with_state(State.DROPPED))
-            add_mark(self._connection, self._names, notice=TableDropped(old.table))
+            remove(own, old.number)
+            own.put_table(replace(old, state=State.DROPPED))
+            own.mark(notice=TableDropped(old.table))
             return
         if not _ALWAYS.issubset(installed):
-            reason = "the table was re-created, or its triggers were removed"
-            self._from_scratch(source, reason, before_images=before_images)
+            self._from_scratch(source, "the table was re-created, or its triggers were removed")
             return
-        current = slot_names(installed["ai"].sql)
-        key = () if old.rowid_key else tuple(current.get(slot) for slot in old.key_slots)
+        names = slot_names(installed["ai"].sql)
+        key = () if old.rowid_key else tuple(names.get(old.slot_of[name]) for name in old.schema.key)
         if key != source.key:
-            self._from_scratch(source, "its key changed", before_images=before_images)
+            self._from_scratch(source, "its key changed")
             return
-        new = reshape(old, source, current)
-        wanted = trigger_statements(self._names, source, new.captured)
+        reshaped, added, stale = _reshaped(old, source, names)
+        wanted = trigger_statements(own.names, source, reshaped)
         have = {event: trigger.sql for event, trigger in installed.items()}
-        captured = replace(new.captured, before_images=before_images)
+        captured = replace(reshaped, before_images=self._before_images)
         if wanted != have or captured.before_images != old.before_images:
-            install(self._connection, self._names, source, captured)
+            install(own, source, captured)
         if captured != old:
-            put_table(self._connection, self._names, captured)
-        if new.added:
-            self._fill_in(source, new)
+            own.put_table(captured)
+        if added:
+            self._fill_in(source, captured, added)
         finds, found = candidate_queries(wanted.get("bi")), candidate_queries(have.get("bi"))
-        rows = f"SELECT 1 FROM {self._names.log} WHERE {self._since} AND {_IMAGES} LIMIT 1"
-        last = source.columns[-1].name
-        if finds is not None and finds != found and self._connection.execute(rows).fetchone():
+        rows = f"SELECT 1 FROM {own.names.log} WHERE {self._since} AND {_IMAGES} LIMIT 1"
+        suspected = [reason for column, reason in suspicions.items() if column not in added]
+        if finds is not None and finds != found and own.execute(rows).fetchone():
             reason = "rows changed after a unique index was made, and REPLACE may have removed some unseen"
-            self._announce(captured, reason)
-        elif scanned.renumbered:
-            self._announce(captured, "VACUUM may have renumbered the rows of this table, which has no key")
-        elif scanned.readded and last not in new.added:
-            self._announce(captured, f"the column {last} may have been dropped and added again")
+            self._announce(captured, RecopyNeeded(old.table, reason))
+        elif suspected:
+            self._announce(captured, RecopyNeeded(old.table, suspected[0]))
         else:
-            self._announce(captured, new.reason, new.stale_columns)
+            self._announce(captured, stale)
 
-    def _from_scratch(self, source: SourceTable, reason: str, *, before_images: bool) -> None:
-        remove(self._connection, self._names, self._old.number)
-        forget_table(self._connection, self._names, self._old.number)
+    def _from_scratch(self, source: SourceTable, reason: str) -> None:
+        remove(self._own, self._old.number)
+        self._own.forget_table(self._old.number)
         try:
-            captured = recapture(self._connection, self._names, source, before_images=before_images)
+            captured = capture_table(self._own, source, before_images=self._before_images)
         except TableStoppedError as error:
-            put_table(self._connection, self._names, self._old.with_state(State.BLOCKED))
-            notice = TableBlocked(self._old.table, error.message, error.remedy)
-            add_mark(self._connection, self._names, notice=notice)
+            self._own.put_table(replace(self._old, state=State.BLOCKED))
+            self._own.mark(notice=TableBlocked(self._old.table, error.message, error.remedy))
             return
-        self._announce(captured, reason)
+        self._announce(captured, RecopyNeeded(self._old.table, reason))
 
-    def _announce(self, captured: Captured, reason: str | None, columns: tuple[str, ...] | None = None) -> None:
+    def _announce(self, captured: Captured, notice: RecopyNeeded | None) -> None:
         schema = None if captured.schema == self._old.schema else captured.schema
-        notice = RecopyNeeded(captured.table, reason, columns) if reason else None
         if schema or notice:
-            add_mark(self._connection, self._names, schema=schema, notice=notice)
+            self._own.mark(schema=schema, notice=notice)
 
-    def _fill_in(self, source: SourceTable, new: Reshaped) -> None:
-        """Give the added columns to what was logged without them.
+    def _fill_in(self, source: SourceTable, captured: Captured, added: list[str]) -> None:
+        """Give the ``added`` columns to what was logged without them.
 
         What was logged before the addition and is not confirmed yet is read as if the column had been there, with its
         default. (``verified`` does not show that: it is about the triggers, and may be ahead of what has been read.)
         Rows that were written while the triggers did not know the column are logged again, as they are now.
         """
-        captured, log = new.captured, self._names.log
-        defaults = {name: captured.schema.column(name).default for name in new.added}
-        filled = {f"c{captured.slot_of[name]}": value for name, value in defaults.items() if value is not None}
+        own, log = self._own, self._own.names.log
+        defaults = {name: captured.schema.column(name).default for name in added}
+        filled = {f"c{captured.slot_of[name]} = ?": value for name, value in defaults.items() if value is not None}
         if filled:
-            listed = ", ".join(f"{slot} = ?" for slot in filled)
             images = f"op IN ({int(Operation.INSERT)}, {int(Operation.UPDATE)}, {int(Operation.BEFORE)})"
-            update = f"UPDATE {log} SET {listed} WHERE {self._unconfirmed} AND {images}"
-            self._connection.execute(update, tuple(filled.values()))
+            update = f"UPDATE {log} SET {', '.join(filled)} WHERE {self._unconfirmed} AND {images}"
+            own.execute(update, tuple(filled.values()))
         # An old row among those that are logged again lacks a value that nobody knows any more.
-        self._connection.execute(f"DELETE FROM {log} WHERE {self._since} AND op = {int(Operation.BEFORE)}")
-        own = [source.rowid or ""] if captured.rowid_key else []
+        own.execute(f"DELETE FROM {log} WHERE {self._since} AND op = {int(Operation.BEFORE)}")
+        rowid = source.sql_key if captured.rowid_key else ()
         slots = ", ".join(f"c{slot}" for slot in captured.slots)
-        values = ", ".join(f"t.{quoted(name)}" for name in [*own, *(column.name for column in source.columns)])
-        keys = [f"c{slot}" for slot in captured.key_slots]
-        same = " AND ".join(f"t.{quoted(name)} = k.{slot}" for name, slot in zip(own or source.key, keys, strict=True))
-        changed = f"SELECT DISTINCT {', '.join(keys)} FROM {log} WHERE {self._since} AND {_IMAGES}"
-        self._connection.execute(
+        values = ", ".join(f"t.{name}" for name in [*rowid, *(quoted(column.name) for column in source.columns)])
+        pairs = zip(source.sql_key, captured.key_slots, strict=True)
+        same = " AND ".join(f"t.{name} = k.{slot}" for name, slot in pairs)
+        changed = f"SELECT DISTINCT {', '.join(captured.key_slots)} FROM {log} WHERE {self._since} AND {_IMAGES}"
+        own.execute(
             f"INSERT INTO {log} (tab, op, ts, {slots})"
             f" SELECT {captured.number}, {int(Operation.UPDATE)}, {NOW}, {values}"
             f" FROM ({changed}) AS k JOIN {quoted(source.name)} AS t ON {same}"
         )
+
+
+def _reshaped(
+    old: Captured, source: SourceTable, names: Mapping[int, str]
+) -> tuple[Captured, list[str], RecopyNeeded | None]:
+    """The same capture over the table as it is now, the columns that are new, and whether delivered rows may be stale.
+
+    ``names``: what each slot's column is called now.
+    """
+    # Columns are only ever appended, so one that comes before a column it used to follow was dropped and added again.
+    slot_by_name = {names.get(slot, name): slot for name, slot in old.slot_of.items()}
+    before = dict(zip(old.slots, old.schema.columns, strict=True))
+    slots, columns = (list(old.slots[:1]), list(old.schema.columns[:1])) if old.rowid_key else ([], [])
+    added: list[str] = []
+    stale: dict[str, str] = {}
+    last, next_slot = -1, old.next_slot
+    for column in source.columns:
+        slot = slot_by_name.get(column.name)
+        if slot is not None and old.slots.index(slot) > last:
+            last = old.slots.index(slot)
+            columns.append(replace(before[slot], name=column.name))
+        else:
+            slot, next_slot = next_slot, next_slot + 1
+            made, reason = _added(column)
+            columns.append(replace(made, id=f"{old.number}.{slot}"))
+            added.append(column.name)
+            stale |= {column.name: reason} if reason else {}
+        slots.append(slot)
+    schema = TableSchema(old.table, tuple(columns), source.key or old.schema.key)
+    captured = replace(old, schema=schema, slots=tuple(slots), next_slot=next_slot, sql=source.sql)
+    if not _explained(old, captured, added):
+        return captured, added, RecopyNeeded(old.table, "its definition changed in a way that cannot be followed")
+    return captured, added, RecopyNeeded(old.table, next(iter(stale.values())), tuple(stale)) if stale else None
+
+
+def _added(column: SourceColumn) -> tuple[Column, str | None]:
+    """A column that ALTER TABLE ADD made, with what existing rows read in it, or why nobody knows that."""
+    plain = Column(column.name, arrow_type(column.declared), not column.not_null, column.declared)
+    if column.generated:
+        return plain, f"the new column {column.name} is computed, so existing rows have values in it"
+    if column.default is None:
+        return plain, None
+    with closing(sqlite3.connect(":memory:")) as scratch:  # SQLite itself computes the default
+        scratch.execute("CREATE TABLE t (a)")
+        scratch.execute("INSERT INTO t VALUES (1)")
+        scratch.execute(f"ALTER TABLE t ADD COLUMN c {column.declared} DEFAULT {column.default}")
+        (value,) = scratch.execute("SELECT c FROM t").fetchone()
+    try:
+        value = to_arrow([value], plain.type)[0].as_py()
+    except MisfitError:
+        return replace(plain, type=pa.string(), default=text_form(value)), None
+    if isinstance(value, bytes):
+        return plain, f"the new column {column.name} has a blob as its default, so existing rows have values in it"
+    return replace(plain, default=value), None
+
+
+def _explained(old: Captured, new: Captured, added: list[str]) -> bool:
+    """Whether the CREATE statement changed only as the ALTERs that were recognised change it.
+
+    Catches, for example, a last column that was dropped and added again under its old name.
+    """
+    before = {slot: name for name, slot in old.slot_of.items()}
+    dropped = len(set(old.slots) - set(new.slots))
+    renamed = any(before.get(slot, name) != name for name, slot in new.slot_of.items())
+    if renamed or dropped > 1 or (dropped and added):
+        return True  # the texts cannot be compared; the slots and the order have shown what happened
+    if not dropped and not added:
+        return old.sql == new.sql
+    short, long = (new.sql, old.sql) if dropped else (old.sql, new.sql)
+    # One piece was put in: from where the two part, the rest of the short one ends the long one.
+    parted = (at for at, (one, other) in enumerate(zip(short, long, strict=False)) if one != other)
+    return long.endswith(short[next(parted, min(len(short), len(long))) :])

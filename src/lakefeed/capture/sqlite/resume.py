@@ -6,33 +6,18 @@ from __future__ import annotations
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from lakefeed.capture.base import Lag
 from lakefeed.capture.dialect import DescribedTable, Session
-from lakefeed.capture.log import ResumePoint, SchemaFacts
-from lakefeed.capture.sqlite.catalog import SCHEMA, SourceTable, read_table
-from lakefeed.capture.sqlite.confirmation import Confirmations
-from lakefeed.capture.sqlite.database import Database, OpenedFile, quoted, transaction
-from lakefeed.capture.sqlite.drift import follow_schema, recapture
-from lakefeed.capture.sqlite.log import LogPiece, SqliteLogReader
-from lakefeed.capture.sqlite.meta import (
-    OLD_ROW,
-    Names,
-    State,
-    add_mark,
-    create_meta,
-    forget_table,
-    load_meta,
-    put_table,
-    put_verified,
-    read_head,
-    schema_version,
-)
-from lakefeed.capture.sqlite.shape import as_text, mixed_columns
+from lakefeed.capture.log import Choose, ResumePoint, SchemaFacts
+from lakefeed.capture.sqlite.database import Connections, Database, OpenedFile, quoted, transaction
+from lakefeed.capture.sqlite.drift import capture_table, follow_schema
+from lakefeed.capture.sqlite.log import Confirmations, LogPiece, SqliteLogReader
+from lakefeed.capture.sqlite.meta import OLD_ROW, Meta, Names, OwnTables, State, schema_version
+from lakefeed.capture.sqlite.table import SCHEMA, SourceTable, mixed_columns, read_table
 from lakefeed.capture.sqlite.triggers import read_triggers, remove
 from lakefeed.change.batch import Operation
 from lakefeed.change.position import SqliteSequence
@@ -40,52 +25,42 @@ from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import PositionLostError, SourceSetupError, StateError, TableStoppedError
 
 
-class SqliteFacts(SchemaFacts[SqliteSequence]):
-    """The change log knows the shape of each of its rows; what the catalog has counts only for tables not captured."""
-
-    def __init__(self, database: Database, names: Names) -> None:
-        self._database = database
-        self._names = names
-
-    def discover(self, session: Session, tables: Sequence[TableId]) -> tuple[TableSchema, ...]:
-        return tuple(schema for _, schema in self._read(session, tables))
-
-    def snapshot(self, session: Session, table: TableId) -> tuple[DescribedTable, TableSchema] | None:
-        return next(iter(self._read(session, [table])), None)
-
-    def _read(self, session: Session, tables: Sequence[TableId]) -> list[tuple[DescribedTable, TableSchema]]:
-        described = session.describe(tables)
-        with self._database.connection() as connection:
-            meta = load_meta(connection, self._names)
-        captured = {table: meta.captured(table) if meta else None for table in described}
-        return [(described[table], one.schema if one else described[table].schema) for table, one in captured.items()]
-
-
 class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
-    """See ``ResumePoint``. Each call has a connection of its own but ``confirm``, which keeps one."""
+    """See ``ResumePoint``. Short questions share a connection, ``confirm`` keeps one; other calls open their own."""
 
     def __init__(self, database: Database, names: Names, *, before_images: bool) -> None:
         self._database = database
         self._names = names
         self._before_images = before_images
-        self._file = OpenedFile.at(database.path)
-        self._confirmations = Confirmations(database, self._file, names)
+        self._begin()
 
-    def open(self) -> None:
+    def _begin(self) -> None:
         self._file = OpenedFile.at(self._database.path)
         self._confirmations = Confirmations(self._database, self._file, self._names)
+        self._reading = Connections(self._database, self._file, "ro")
+        self._writing = Connections(self._database, self._file, "rw")
+
+    def open(self) -> None:
+        self._begin()
+        self._reading.keep()
 
     def close(self) -> None:
-        self._confirmations.close()
+        try:
+            self._confirmations.close()
+        finally:
+            self._reading.close()
+
+    def meta(self) -> Meta | None:
+        """What is captured now, None if nothing is. Any thread."""
+        with self._reading.use() as connection:
+            return OwnTables(connection, self._names).load()
 
     def find(self) -> SqliteSequence | None:
-        with self._connected() as connection:
-            meta = load_meta(connection, self._names)
+        meta = self.meta()
         return None if meta is None else meta.confirmed
 
     def identity(self) -> str:
-        with self._connected() as connection:
-            meta = load_meta(connection, self._names)
+        meta = self.meta()
         assert meta is not None  # noqa: S101  # ``find`` was asked first
         return meta.identity
 
@@ -95,16 +70,17 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
         A blocked table starts again. Writes nothing if there is nothing to do. The write lock is held while triggers
         are made, and not while tables are scanned.
         """
-        names, before_images = self._names, self._before_images
-        with self._connected("rw") as connection:
+        before_images = self._before_images
+        with self._writing.use() as connection:
+            own = OwnTables(connection, self._names)
             while True:
-                meta = follow_schema(connection, names, self._confirmations.verified, before_images=before_images)
+                meta = follow_schema(own, self._confirmations.verified, before_images=before_images)
                 if meta is not None and all(map(meta.is_live, tables)):
                     break
                 with transaction(connection, "IMMEDIATE"):
-                    meta = load_meta(connection, names)
+                    meta = own.load()
                     if meta is None:
-                        create_meta(connection, names)
+                        own.create()
                     elif not meta.is_right(schema_version(connection), before_images=before_images):
                         continue  # it changed in between
                     for table in tables:
@@ -112,38 +88,37 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
                             source = self._source(connection, table)
                             for old in meta.tables if meta else ():
                                 if old.table == table:
-                                    remove(connection, names, old.number)
-                                    forget_table(connection, names, old.number)
-                            recapture(connection, names, source, before_images=before_images)
-                            add_mark(connection, names)
-                    put_verified(connection, names)
+                                    remove(own, old.number)
+                                    own.forget_table(old.number)
+                            capture_table(own, source, before_images=before_images)
+                            own.mark()
+                    own.put_verified()
                 break
-            head = read_head(connection, names)  # before the scan: what is written meanwhile comes by the log
-            self._scan(connection, tables)
+            head = own.head()  # before the scan: what is written meanwhile comes by the log
+            self._scan(own, tables)
             return head
 
-    def _scan(self, connection: sqlite3.Connection, tables: Sequence[TableId]) -> None:
+    def _scan(self, own: OwnTables, tables: Sequence[TableId]) -> None:
         """Find columns of new captures that hold values of several types, and make them text.
 
         From the triggers on every value is in the log, so that one pass is enough, and it needs no lock.
         """
-        meta = load_meta(connection, self._names)
-        mixed: dict[int, frozenset[str]] = {}
-        for captured in meta.tables if meta else ():
-            if captured.table in tables and not captured.scanned and captured.state is State.LIVE:
-                with transaction(connection, "DEFERRED"):
-                    source = read_table(connection, captured.name)
-                    mixed[captured.number] = mixed_columns(connection, source) if source else frozenset()
+        meta = own.load()
+        mixed = {
+            one.number: mixed_columns(own.connection, one.table.name)
+            for one in (meta.tables if meta else ())
+            if one.table in tables and not one.scanned and one.state is State.LIVE
+        }
         if not mixed:
             return
-        with transaction(connection, "IMMEDIATE"):
-            meta = load_meta(connection, self._names)
+        with transaction(own.connection, "IMMEDIATE"):
+            meta = own.load()
             for captured in meta.tables if meta else ():
                 if captured.number in mixed:
-                    text = as_text(captured, mixed[captured.number])
-                    put_table(connection, self._names, replace(text, scanned=True))
+                    text = captured.with_text(mixed[captured.number])
+                    own.put_table(replace(text, scanned=True))
                     if text != captured:
-                        add_mark(connection, self._names, schema=text.schema)
+                        own.mark(schema=text.schema)
 
     def _source(self, connection: sqlite3.Connection, table: TableId) -> SourceTable:
         source = read_table(connection, table.name) if table.schema == SCHEMA else None
@@ -153,19 +128,17 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
 
     def origin(self, table: TableId, delivered: SqliteSequence | None) -> Mapping[str, Any]:  # noqa: ARG002
         """The name of the log, whose head is what a chunk's read transaction sees."""
-        with self._connected() as connection, transaction(connection, "DEFERRED"):
-            meta = load_meta(connection, self._names)
-            source = self._source(connection, table)
-            captured = meta.captured(table) if meta else None
-            if captured is None:
+        with self._reading.use() as connection, transaction(connection, "DEFERRED"):
+            meta, source = OwnTables(connection, self._names).load(), self._source(connection, table)
+            if meta is None or meta.captured(table) is None:
                 raise StateError(f"{table} is copied before its changes are captured", remedy="Call prepare first.")
             if source.nullable_key:
-                nulls = " OR ".join(f"{quoted(name)} IS NULL" for name in source.key)
-                if connection.execute(f"SELECT 1 FROM {quoted(source.name)} WHERE {nulls} LIMIT 1").fetchone():
+                rows = f"FROM {quoted(source.name)} WHERE {source.null_key}"
+                if connection.execute(f"SELECT 1 {rows} LIMIT 1").fetchone():
                     raise TableStoppedError(
                         f"{table} has rows with NULL in its key ({', '.join(source.key)})",
                         table=str(table),
-                        remedy=f"DELETE FROM {quoted(source.name)} WHERE {nulls}; or give them a key; then sync again.",
+                        remedy=f"DELETE {rows}; or give them a key; then sync again.",
                     )
         self.create([table])  # in line with the schema of now, and scanned
         return {"pipeline": self._names.pipeline}
@@ -173,10 +146,11 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
     def require(self, position: SqliteSequence) -> None:
         """PositionLostError, with the reason, unless everything after ``position`` is in the log."""
         log = self._names.log
-        with self._connected() as connection, transaction(connection, "DEFERRED"):
-            if load_meta(connection, self._names) is None:
+        with self._reading.use() as connection, transaction(connection, "DEFERRED"):
+            own = OwnTables(connection, self._names)
+            if own.load() is None:
                 return  # the flow knows whether that is a fresh start
-            head = read_head(connection, self._names)
+            head = own.head()
             row = connection.execute(f"SELECT ts FROM {log} WHERE seq = ?", (position.sequence,)).fetchone()
             (first,) = connection.execute(f"SELECT min(seq) FROM {log}").fetchone()
         if position > head:
@@ -209,45 +183,55 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
         return sys.maxsize if high > low else 0
 
     def end(self) -> SqliteSequence | None:
-        with self._database.connection() as connection, transaction(connection, "DEFERRED"):
-            return None if load_meta(connection, self._names) is None else read_head(connection, self._names)
+        with self._reading.use() as connection, transaction(connection, "DEFERRED"):
+            own_log = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (f"{self._names.prefix}log",))
+            return None if own_log.fetchone() is None else OwnTables(connection, self._names).head()
 
     def lag(self, confirmed_at: float | None) -> Lag:  # noqa: ARG002  # the log itself has the times
-        log = self._names.log
         with self._database.connection() as connection, transaction(connection, "DEFERRED"):
-            meta = load_meta(connection, self._names)
+            own, log = OwnTables(connection, self._names), self._names.log
+            meta = own.load()
             if meta is None:
                 return Lag()
-            confirmed = meta.confirmed.sequence
-            head = read_head(connection, self._names).sequence
+            confirmed, head = meta.confirmed.sequence, own.head().sequence
             rows = max(0, head - confirmed)
             if any(one.before_images for one in meta.tables):
                 # Before images, and old rows that never became one, are no changes.
                 old = f"seq > ? AND seq <= ? AND op IN ({int(Operation.BEFORE)}, {OLD_ROW})"
                 rows -= connection.execute(f"SELECT count(*) FROM {log} WHERE {old}", (confirmed, head)).fetchone()[0]
-            oldest = connection.execute(
-                f"SELECT ts FROM {log} WHERE seq > ? ORDER BY seq LIMIT 1", (confirmed,)
-            ).fetchone()
+            query = f"SELECT ts FROM {log} WHERE seq > ? ORDER BY seq LIMIT 1"
+            oldest = connection.execute(query, (confirmed,)).fetchone()
         return Lag(rows=rows, seconds=max(0.0, time.time() - oldest[0] / 1000) if rows and oldest else 0.0)
 
     def drop(self) -> tuple[str, ...]:
         """Remove all that this pipeline has in the source, and nothing else."""
-        names = self._names
         self._confirmations.close()
-        with self._connected("rw") as connection, transaction(connection, "IMMEDIATE"):
-            triggers = sorted(read_triggers(connection, names))
-            own = (names.log_name, names.meta_name, names.vacuum_name)
+        with self._writing.use() as connection, transaction(connection, "IMMEDIATE"):
+            found = read_triggers(OwnTables(connection, self._names)).values()
+            triggers = sorted(trigger.name for one in found for trigger in one.values())
+            own = [self._names.prefix + name for name in ("log", "meta", "vacuum")]
             query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN (?, ?, ?) ORDER BY name"
             tables = [name for (name,) in connection.execute(query, own)]
-            for name in triggers:
-                connection.execute(f"DROP TRIGGER {quoted(name)}")
-            for name in tables:
-                connection.execute(f"DROP TABLE {quoted(name)}")
+            for kind, names in (("TRIGGER", triggers), ("TABLE", tables)):
+                for name in names:
+                    connection.execute(f"DROP {kind} {quoted(name)}")
         return (*triggers, *tables)
 
-    @contextmanager
-    def _connected(self, mode: Literal["ro", "rw"] = "ro") -> Iterator[sqlite3.Connection]:
-        self._file.require()
-        with self._database.connection(mode) as connection:
-            self._file.require()  # it may have been replaced in between
-            yield connection
+
+class SqliteFacts(SchemaFacts[SqliteSequence]):
+    """The change log knows the shape of each of its rows; what the catalog has counts only for tables not captured."""
+
+    def __init__(self, resume: SqliteResumePoint) -> None:
+        self._resume = resume
+
+    def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:
+        return tuple(schema for _, schema in self._read(session, choose(self.tables(session))))
+
+    def snapshot(self, session: Session, table: TableId) -> tuple[DescribedTable, TableSchema] | None:
+        return next(iter(self._read(session, [table])), None)
+
+    def _read(self, session: Session, tables: Sequence[TableId]) -> list[tuple[DescribedTable, TableSchema]]:
+        described = session.describe(tables)
+        meta = self._resume.meta()
+        captured = {one.table: one.schema for one in meta.in_force} if meta else {}
+        return [(one, captured.get(table, one.schema)) for table, one in described.items()]

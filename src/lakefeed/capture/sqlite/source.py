@@ -1,3 +1,4 @@
+# ruff: noqa: S608 (names in SQL are quoted by database.quoted)
 """``Sqlite``: what a user writes to capture a SQLite database, by triggers that fill a change log beside the tables.
 
 Guarantees and limits, beyond the contract of ChangeCapture:
@@ -16,24 +17,33 @@ Guarantees and limits, beyond the contract of ChangeCapture:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
-from lakefeed.capture.base import Capabilities, ChangeCapture
+import pyarrow as pa
+
+from lakefeed.capture.base import Capabilities, ChangeCapture, Finding, Level
+from lakefeed.capture.log import Choose
 from lakefeed.capture.log_capture import LogCapture
-from lakefeed.capture.sqlite.check import check_source
-from lakefeed.capture.sqlite.database import Database
+from lakefeed.capture.sqlite.database import Database, quoted
 from lakefeed.capture.sqlite.dialect import SqliteDialect
+from lakefeed.capture.sqlite.drift import WIDEST
 from lakefeed.capture.sqlite.log import LogDecoder
 from lakefeed.capture.sqlite.meta import Names
 from lakefeed.capture.sqlite.resume import SqliteFacts, SqliteResumePoint
+from lakefeed.capture.sqlite.table import SourceTable, all_tables, read_table
 from lakefeed.change.position import SqliteSequence
-from lakefeed.errors import ConfigError
+from lakefeed.change.table import TableId
+from lakefeed.errors import ConfigError, LakefeedError, Retry
 
-_MECHANISMS = ("trigger",)
+_REFUSED_BY_DELTA = re.compile(r"[ ,;{}()\n\t=]")
+_VERIFIED_ROWS = 50_000
 
 
 @dataclass(frozen=True)
@@ -55,9 +65,8 @@ class Sqlite:
     def __post_init__(self) -> None:
         if not Path(self.path).is_file():
             raise ConfigError(f"source.path: there is no file '{self.path}'")
-        if self.capture not in _MECHANISMS:
-            choices = ", ".join(_MECHANISMS)
-            raise ConfigError(f"source.capture: '{self.capture}' is not a way to capture SQLite; there is {choices}")
+        if self.capture != "trigger":
+            raise ConfigError(f"source.capture: '{self.capture}' is not a way to capture SQLite; there is trigger")
         if isinstance(self.tables, str) or not self.tables:
             raise ConfigError(f"source.tables: must be a list of patterns with at least one, not {self.tables!r}")
         if self.busy_timeout_seconds < 0:
@@ -66,7 +75,8 @@ class Sqlite:
 
     def bind(self, pipeline: str) -> ChangeCapture:
         path = str(Path(self.path).absolute())  # chunks are read by processes that may have another directory
-        database, names = Database(path, self.busy_timeout_seconds), Names(pipeline)
+        database = Database(path, self.busy_timeout_seconds)
+        resume = SqliteResumePoint(database, Names(pipeline), before_images=self.before_images)
         return LogCapture(
             SqliteSequence,
             Capabilities(
@@ -79,8 +89,106 @@ class Sqlite:
             ),
             tables=self.tables,
             dialect=SqliteDialect(path, self.busy_timeout_seconds),
-            resume=SqliteResumePoint(database, names, before_images=self.before_images),
+            resume=resume,
             decoder=LogDecoder,
-            facts=SqliteFacts(database, names),
+            facts=SqliteFacts(resume),
             check=partial(check_source, database),
         )
+
+
+def check_source(database: Database, choose: Choose) -> tuple[Finding, ...]:
+    """What stands in the way, and the statement that repairs it. The patterns and the file itself are checked, too."""
+    path = Path(database.path)
+    folder = path.absolute().parent
+    if not path.is_file():
+        return (_error(f"there is no file {path}", "Correct source.path."),)
+    if not os.access(path, os.R_OK | os.W_OK):
+        problem = f"{path} is not readable and writable by this user; triggers need both"
+        return (_error(problem, f"chmod u+rw {path}"),)
+    if not os.access(folder, os.W_OK):
+        problem = f"the directory of {path} is not writable; SQLite keeps its journal beside the file"
+        return (_error(problem, f"chmod u+w {folder}"),)
+    found: list[Finding] = []
+    try:
+        with database.connection() as connection:
+            (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+            if mode != "wal":
+                problem = f"{path} is in {mode} journal mode: readers and writers wait for each other"
+                found.append(Finding(level=Level.WARNING, problem=problem, remedy="PRAGMA journal_mode=WAL;"))
+            for table in choose(all_tables(connection)):
+                source = read_table(connection, table.name)
+                for level, problem, remedy in _problems(source) if source is not None else ():
+                    found.append(Finding(level=level, problem=f"{table}: {problem}", remedy=remedy, table=table))
+    except LakefeedError as error:
+        if error.retry is not Retry.NEVER:
+            raise
+        return (_error(error.message, error.remedy),)
+    return tuple(found)
+
+
+def _error(problem: str, remedy: str) -> Finding:
+    return Finding(level=Level.ERROR, problem=problem, remedy=remedy)
+
+
+def _problems(source: SourceTable) -> Iterator[tuple[Level, str, str]]:
+    name = quoted(source.name)
+    if not source.key and source.rowid is None:
+        yield Level.ERROR, "no key, and its columns hide every name of the rowid", "Declare a primary key."
+    elif not source.key:
+        problem = "no declared key; the rowid becomes the key, and VACUUM can make a new copy necessary"
+        yield Level.WARNING, problem, f"Re-create {name} with a column id INTEGER PRIMARY KEY."
+    if source.nullable_key:
+        problem = f"its key ({', '.join(source.key)}) may be NULL; the table stops when a row has such a key"
+        count = f"SELECT count(*) FROM {name} WHERE {source.null_key};"
+        yield Level.WARNING, problem, f"{count} and declare the key NOT NULL."
+    for index in source.opaque:
+        problem = f"the unique index {index} is on an expression; rows that REPLACE removes through it are not seen"
+        yield Level.WARNING, problem, "Write with ON CONFLICT DO UPDATE or DELETE instead of REPLACE."
+    if len(source.columns) > WIDEST:
+        yield Level.ERROR, f"{len(source.columns)} columns; {WIDEST} can be captured", "Leave the table out."
+    for column in (one.name for one in source.columns):
+        fixed = _REFUSED_BY_DELTA.sub("_", column)
+        rename = f"ALTER TABLE {name} RENAME COLUMN {quoted(column)} TO"
+        if fixed != column:
+            problem = f"the column name '{column}' has characters that lake tables refuse"
+            yield Level.ERROR, problem, f"{rename} {quoted(fixed)};"
+        if column.lower().startswith("_lakefeed"):
+            yield Level.ERROR, f"the column name '{column}' is reserved", f"{rename} {quoted(fixed.lstrip('_'))};"
+
+
+class SqliteVerifyReader:
+    """See ``capture.registry.VerifyReader``. One SELECT reads one moment.
+
+    Names come from the kit's session, values by plain SELECT as Python's sqlite3 gives them: ``Session.read`` is the
+    decoder whose work ``lakefeed verify`` proves.
+    """
+
+    def __init__(self, path: str | PathLike[str], table: TableId) -> None:
+        self._database = Database(str(path), busy_timeout_seconds=30)
+        self._dialect = SqliteDialect(str(path))
+        self._table = table
+
+    def columns(self) -> Sequence[str]:
+        return self._dialect.described(self._table).schema.names
+
+    def count(self) -> int:
+        with self._database.connection() as connection:
+            origin = self._dialect.described(self._table).origin
+            return int(connection.execute(f"SELECT count(*) FROM {origin}").fetchone()[0])
+
+    def rows(self, columns: pa.Schema, names: Sequence[str]) -> Iterator[Sequence[tuple[Any, ...]]]:  # noqa: ARG002
+        described = self._dialect.described(self._table)
+        listed = ", ".join(described.sql_names.get(name) or quoted(name) for name in names)
+        with self._database.connection() as connection:
+            # Text that is not UTF-8 must not stop the comparison: it comes as bytes, which have a text form.
+            connection.text_factory = _text_or_bytes
+            cursor = connection.execute(f"SELECT {listed} FROM {described.origin}")
+            while rows := cursor.fetchmany(_VERIFIED_ROWS):
+                yield rows
+
+
+def _text_or_bytes(raw: bytes) -> str | bytes:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw

@@ -30,13 +30,12 @@ Five facts of SQLite shape them.
 from __future__ import annotations
 
 import re
-import sqlite3
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from lakefeed.capture.sqlite.catalog import SourceTable, default_value
 from lakefeed.capture.sqlite.database import quoted
-from lakefeed.capture.sqlite.meta import CANDIDATE, EVENTS, NOW, OLD_ROW, Captured, Names
+from lakefeed.capture.sqlite.meta import CANDIDATE, EVENTS, NOW, OLD_ROW, Captured, Names, OwnTables
+from lakefeed.capture.sqlite.table import SourceTable, default_value
 from lakefeed.change.batch import Operation
 
 # Candidates that nobody has resolved may belong to a statement around this one (a user's trigger on the same table),
@@ -46,41 +45,41 @@ _VICTIM = "_lakefeed_victim"  # an alias that no table of the user has
 _FOUND = re.compile(r"/\*<\*/(.*?)/\*>\*/", re.DOTALL)
 _FIXED_COLUMNS = 4  # of the log: seq, tab, op, ts
 _SLOT = re.compile(r"""/\*(\d+)\*/(?:\(SELECT |NEW\.)"((?:[^"]|"")*)\"""")
+_INSERT, _UPDATE, _DELETE, _BEFORE = (
+    str(int(one)) for one in (Operation.INSERT, Operation.UPDATE, Operation.DELETE, Operation.BEFORE)
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """A trigger that is there: on which table, with which text."""
+class Installed(NamedTuple):
+    """A trigger that is there: its name, on which table, with which text."""
 
+    name: str
     table: str
     sql: str
 
 
-def read_triggers(connection: sqlite3.Connection, names: Names) -> dict[str, Installed]:
-    """This pipeline's triggers, by name."""
-    rows = connection.execute("SELECT name, tbl_name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
-    return {name: Installed(table, sql) for name, table, sql in rows if names.is_trigger(name)}
+def read_triggers(own: OwnTables) -> dict[int, dict[str, Installed]]:
+    """This pipeline's triggers, by number of the captured table and event."""
+    found: dict[int, dict[str, Installed]] = {}
+    for row in own.execute("SELECT name, tbl_name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        if (split := own.names.split_trigger(row[0])) is not None:
+            found.setdefault(split[0], {})[split[1]] = Installed(*row)
+    return found
 
 
-def triggers_of(triggers: Mapping[str, Installed], names: Names, number: int) -> dict[str, Installed]:
-    """Those of one captured table, by event."""
-    found = {event: triggers.get(names.trigger(number, event)) for event in EVENTS}
-    return {event: installed for event, installed in found.items() if installed is not None}
-
-
-def install(connection: sqlite3.Connection, names: Names, source: SourceTable, captured: Captured) -> None:
+def install(own: OwnTables, source: SourceTable, captured: Captured) -> None:
     """Make the table's triggers what they should be, and the log wide enough for them."""
-    have = len(connection.execute(f"PRAGMA table_info({names.log})").fetchall()) - _FIXED_COLUMNS
+    have = len(own.execute(f"PRAGMA table_info({own.names.log})").fetchall()) - _FIXED_COLUMNS
     for slot in range(have, captured.next_slot):
-        connection.execute(f"ALTER TABLE {names.log} ADD COLUMN c{slot}")
-    remove(connection, names, captured.number)
-    for statement in trigger_statements(names, source, captured).values():
-        connection.execute(statement)
+        own.execute(f"ALTER TABLE {own.names.log} ADD COLUMN c{slot}")
+    remove(own, captured.number)
+    for statement in trigger_statements(own.names, source, captured).values():
+        own.execute(statement)
 
 
-def remove(connection: sqlite3.Connection, names: Names, number: int) -> None:
+def remove(own: OwnTables, number: int) -> None:
     for event in EVENTS:
-        connection.execute(f"DROP TRIGGER IF EXISTS {quoted(names.trigger(number, event))}")
+        own.execute(f"DROP TRIGGER IF EXISTS {quoted(own.names.trigger(number, event))}")
 
 
 def slot_names(trigger: str) -> dict[int, str]:
@@ -95,138 +94,123 @@ def candidate_queries(trigger: str | None) -> list[str] | str | None:
 
 def trigger_statements(names: Names, source: SourceTable, captured: Captured) -> dict[str, str]:
     """CREATE TRIGGER statements by event."""
-    return _Writer(names, source, captured).statements()
-
-
-class _Writer:
-    def __init__(self, names: Names, source: SourceTable, captured: Captured) -> None:
-        self._names = names
-        self._source = source
-        self._captured = captured
-        self._table = quoted(source.name)
-        # The rowid where there is one, else the key: what finds a row in the table, and never changes under ALTER.
-        self._locator = (quoted(source.rowid),) if source.rowid else tuple(map(quoted, source.key))
-        self._key = (quoted(source.rowid or ""),) if captured.rowid_key else tuple(map(quoted, source.key))
-        self._key_slots = [f"c{slot}" for slot in captured.key_slots]
-        self._slots = [f"c{slot}" for slot in captured.slots]
-        self._old_key = [f"OLD.{name}" for name in self._key]
-        self._mine = f"op = {CANDIDATE} AND tab = {captured.number}"
-
-    def statements(self) -> dict[str, str]:
-        old, resolve, no_victim = self._old_key, self._resolve(), list[str]()
-        if self._source.conflicts:
-            # A row's own trigger logs it, and what was logged of it for an INSERT that was ignored is outdated.
-            no_victim = [f"DELETE FROM {self._names.log} WHERE {self._mine} AND {self._logged()}"]
-        changed = " OR ".join(f"NOT ({_identical(f'OLD.{name}', f'NEW.{name}')})" for name in self._key)
-        image = self._image(f"CASE WHEN {changed} THEN {int(Operation.INSERT)} ELSE {int(Operation.UPDATE)} END")
-        ends = f"CASE WHEN {changed} THEN {self._gone(old)} ELSE {self._there('NEW')} END"
+    sql = _Sql(names, source, captured)
+    old, resolve, no_victim = sql.old_key, list[str](), list[str]()
+    before_insert, before_update = list[str](), list[str]()
+    if source.conflicts:
+        resolve = sql.resolve()
+        # A row's own trigger logs it, and what was logged of it for an INSERT that was ignored is outdated.
+        no_victim = [f"DELETE FROM {names.log} WHERE {sql.candidate} AND {sql.logged}"]
         # The key of a new row may be a rowid that SQLite has yet to choose. A row that is there may have this one.
-        not_given = [f"NEW.{self._key[0]} = -1"] if self._source.key_is_rowid or self._captured.rowid_key else []
-        bodies = {
-            "ai": ("AFTER INSERT", [*resolve, self._image(str(int(Operation.INSERT)))]),
-            "au": ("AFTER UPDATE", [*no_victim, *resolve, *self._before(ends), self._delete(f"({changed})"), image]),
-            "ad": ("AFTER DELETE", [*self._before(self._gone(old)), self._delete("1"), *no_victim]),
-            "bi": ("BEFORE INSERT", self._candidates(self._other_than("NEW", not_given))),
-            "bu": ("BEFORE UPDATE", [*self._candidates(self._other_than("OLD", [])), *self._old_row()]),
-            "bd": ("BEFORE DELETE", self._old_row()),
-        }
-        return {
-            event: f"CREATE TRIGGER {quoted(self._names.trigger(self._captured.number, event))} {when} ON {self._table}"
-            f" BEGIN\n{';'.join(body)};\nEND"
-            for event, (when, body) in bodies.items()
-            if body
-        }
+        not_given = [f"NEW.{sql.key[0]} = -1"] if source.key_is_rowid or captured.rowid_key else []
+        before_insert, before_update = sql.candidates("NEW", not_given), sql.candidates("OLD", [])
+    changed = " OR ".join(f"NOT ({_identical(f'OLD.{name}', f'NEW.{name}')})" for name in sql.key)
+    image = sql.image(f"CASE WHEN {changed} THEN {_INSERT} ELSE {_UPDATE} END")
+    before_of_update, before_of_delete, old_row = list[str](), list[str](), list[str]()
+    if captured.before_images:
+        old_row = [sql.insert(OLD_ROW, sql.slots, sql.values("OLD"), f"FROM {sql.nulls} WHERE {sql.known(old)}")]
+        before_of_update = sql.before(f"CASE WHEN {changed} THEN {sql.gone(old)} ELSE {sql.there('NEW')} END")
+        before_of_delete = sql.before(sql.gone(old))
+    bodies = {
+        "ai": ("AFTER INSERT", [*resolve, sql.image(_INSERT)]),
+        "au": ("AFTER UPDATE", [*no_victim, *resolve, *before_of_update, sql.delete(f"({changed})"), image]),
+        "ad": ("AFTER DELETE", [*before_of_delete, sql.delete("1"), *no_victim]),
+        "bi": ("BEFORE INSERT", before_insert),
+        "bu": ("BEFORE UPDATE", [*before_update, *old_row]),
+        "bd": ("BEFORE DELETE", old_row),
+    }
+    return {
+        event: f"CREATE TRIGGER {quoted(names.trigger(captured.number, event))} {when} ON {sql.table}"
+        f" BEGIN\n{';'.join(body)};\nEND"
+        for event, (when, body) in bodies.items()
+        if body
+    }
 
-    def _insert(self, operation: str, slots: list[str], values: list[str], rest: str) -> str:
+
+class _Sql:
+    """The pieces that the triggers of one table are made of."""
+
+    def __init__(self, names: Names, source: SourceTable, captured: Captured) -> None:
+        self._log, self._source, self._captured = names.log, source, captured
+        self.table, self.key = quoted(source.name), source.sql_key
+        # The rowid where there is one, else the key: what finds a row in the table, and never changes under ALTER.
+        self._locator = (quoted(source.rowid),) if source.rowid else self.key
+        self._key_slots = captured.key_slots
+        self.slots = [f"c{slot}" for slot in captured.slots]
+        self.old_key = [f"OLD.{name}" for name in self.key]
+        self.candidate = f"op = {CANDIDATE} AND tab = {captured.number}"
+        # An entry of the log has the old row's key.
+        self.logged = " AND ".join(_identical(*pair) for pair in zip(self._key_slots, self.old_key, strict=True))
+        # A NULL of every name, for columns that are dropped under the trigger.
+        self.nulls = f"(SELECT {', '.join(f'NULL AS {quoted(column.name)}' for column in source.columns)})"
+
+    def insert(self, operation: str | int, slots: list[str], values: list[str], rest: str) -> str:
         """An INSERT into the log; ``rest`` is what follows the SELECT list."""
         columns = ", ".join(["tab", "op", "ts", *slots])
-        listed = ", ".join([str(self._captured.number), operation, NOW, *values])
-        return f"INSERT INTO {self._names.log} ({columns}) SELECT {listed} {rest}"
+        listed = ", ".join([str(self._captured.number), str(operation), NOW, *values])
+        return f"INSERT INTO {self._log} ({columns}) SELECT {listed} {rest}"
 
-    def _image(self, operation: str) -> str:
+    def image(self, operation: str) -> str:
         """Log the row as it is now, if it is still there."""
-        rest = f"FROM {self._scope()} WHERE {self._there('NEW')}"
-        return self._insert(operation, self._slots, self._values("NEW", self._here("NEW")), rest)
+        return self.insert(operation, self.slots, self.values("NEW"), f"FROM {self.nulls} WHERE {self.there('NEW')}")
 
     def _here(self, row: str) -> str:
-        """SQL: the table's row is the one that ``row`` (NEW, OLD or an alias) has the locator of."""
+        """The table's row is the one that ``row`` (NEW, OLD or an alias) has the locator of."""
         return " AND ".join(f"{name} = {row}.{name}" for name in self._locator)
 
-    def _there(self, row: str) -> str:
-        return f"EXISTS (SELECT 1 FROM {self._table} WHERE {self._here(row)})"
+    def there(self, row: str) -> str:
+        return f"EXISTS (SELECT 1 FROM {self.table} WHERE {self._here(row)})"
 
-    def _values(self, row: str, here: str) -> list[str]:
+    def values(self, row: str) -> list[str]:
         """A row's values by slot: the key out of ``row``, the rest out of the table, which is fact 1."""
         values = []
         for column, slot in zip(self._captured.schema.columns, self._captured.slots, strict=True):
             name = quoted(column.name)
             if self._captured.rowid_key and column.name == self._captured.schema.key[0]:
-                values.append(f"{row}.{self._key[0]}")
+                values.append(f"{row}.{self.key[0]}")
             elif column.name in self._source.key:
                 values.append(f"/*{slot}*/{row}.{name}")
             else:
-                values.append(f"/*{slot}*/(SELECT {name} FROM {self._table} WHERE {here})")
+                values.append(f"/*{slot}*/(SELECT {name} FROM {self.table} WHERE {self._here(row)})")
         return values
 
-    def _scope(self) -> str:
-        """A NULL of every name, for columns that are dropped under the trigger."""
-        key = self._captured.schema.key[0] if self._captured.rowid_key else None
-        names = [quoted(column.name) for column in self._captured.schema.columns if column.name != key]
-        return f"(SELECT {', '.join(f'NULL AS {name}' for name in names)})"
-
-    def _old_row(self) -> list[str]:
-        """Log the row that is about to be changed."""
-        if not self._captured.before_images:
-            return []
-        rest = f"FROM {self._scope()} WHERE {self._known(self._old_key)}"
-        return [self._insert(str(OLD_ROW), self._slots, self._values("OLD", self._here("OLD")), rest)]
-
-    def _before(self, condition: str) -> list[str]:
+    def before(self, condition: str) -> list[str]:
         """Make the old row a before image, at the end of the log, if its change is to be logged next.
 
         Mostly it is there already. A before image at the end is the one that was just made: its change follows.
         """
-        if not self._captured.before_images:
-            return []
-        log, before = self._names.log, int(Operation.BEFORE)
-        mine = f"op = {OLD_ROW} AND tab = {self._captured.number} AND {self._logged()}"
+        log, mine = self._log, f"op = {OLD_ROW} AND tab = {self._captured.number} AND {self.logged}"
         last = f"(SELECT max(seq) FROM {log})"
-        done = f"(SELECT op = {before} FROM {log} WHERE seq = {last})"
+        done = f"(SELECT op = {_BEFORE} FROM {log} WHERE seq = {last})"
         newest = f"(SELECT seq FROM {log} WHERE {mine} ORDER BY seq DESC LIMIT 1)"
         further_back = f"seq = CASE WHEN NOT {done} AND {condition} THEN {newest} END"
         return [
-            f"UPDATE {log} SET op = {before} WHERE seq = {last} AND {mine} AND {condition}",
-            f"UPDATE {log} SET op = {before}, seq = {last} + 1 WHERE {further_back}",
+            f"UPDATE {log} SET op = {_BEFORE} WHERE seq = {last} AND {mine} AND {condition}",
+            f"UPDATE {log} SET op = {_BEFORE}, seq = {last} + 1 WHERE {further_back}",
         ]
 
-    def _logged(self) -> str:
-        """SQL: an entry of the log has the old row's key."""
-        return " AND ".join(_identical(*pair) for pair in zip(self._key_slots, self._old_key, strict=True))
+    def delete(self, condition: str) -> str:
+        rest = f"WHERE {condition} AND {self.known(self.old_key)} AND {self.gone(self.old_key)}"
+        return self.insert(_DELETE, self._key_slots, self.old_key, rest)
 
-    def _delete(self, condition: str) -> str:
-        rest = f"WHERE {condition} AND {self._known(self._old_key)} AND {self._gone(self._old_key)}"
-        return self._insert(str(int(Operation.DELETE)), self._key_slots, self._old_key, rest)
-
-    def _known(self, key: list[str]) -> str:
-        """SQL: a whole key. Rows with a NULL in it are never delivered, so there is nothing to delete."""
+    def known(self, key: Iterable[str]) -> str:
+        """A whole key. Rows with a NULL in it are never delivered, so there is nothing to delete."""
         return " AND ".join(f"{value} IS NOT NULL" for value in key) if self._source.nullable_key else "1"
 
-    def _gone(self, key: list[str]) -> str:
-        """SQL: no row has this very key. The plain comparison lets SQLite use the index, the rest makes it exact."""
-        same = " AND ".join(
-            f"{name} = {value} AND {_identical(name, value)}" for name, value in zip(self._key, key, strict=True)
-        )
-        return f"NOT EXISTS (SELECT 1 FROM {self._table} WHERE {same})"
+    def gone(self, key: list[str]) -> str:
+        """No row has this very key. The plain comparison lets SQLite use the index, the rest makes it exact."""
+        pairs = zip(self.key, key, strict=True)
+        same = " AND ".join(f"{name} = {value} AND {_identical(name, value)}" for name, value in pairs)
+        return f"NOT EXISTS (SELECT 1 FROM {self.table} WHERE {same})"
 
-    def _other_than(self, itself: str, unless: list[str]) -> str:
-        """SQL: a row of the table is not the very one of the statement, by its key."""
-        return " OR ".join([*(f"NOT ({_identical(name, f'{itself}.{name}')})" for name in self._key), *unless])
+    def candidates(self, itself: str, unless: list[str]) -> list[str]:
+        """Log the keys of rows that conflict with the new one, and the rest of them where before images are wanted.
 
-    def _candidates(self, other: str) -> list[str]:
-        """Log the keys of rows that conflict with the new one, and the rest of them where before images are wanted."""
-        if not self._source.conflicts:
-            return []
-        log, statements = self._names.log, []
+        ``itself``: NEW or OLD, whose very key is that of no other row, ``unless`` something else holds.
+        """
+        other = " OR ".join([*(f"NOT ({_identical(name, f'{itself}.{name}')})" for name in self.key), *unless])
+        old = f"{self.candidate} AND seq <= (SELECT max(seq) FROM {self._log}) - {_CANDIDATES_KEPT}"
+        statements = [f"DELETE FROM {self._log} WHERE {old}"]
         declared = {column.name: column for column in self._source.columns}
         for index in self._source.conflicts:
             same = []
@@ -237,43 +221,39 @@ class _Writer:
                 same.append(f"{quoted(name)} = {stored} COLLATE {quoted(collation)}")
             # The line break ends a comment that the condition may end with.
             conflict = " AND ".join([*same, f"({index.where}\n)"] if index.where else same)
-            found = f"FROM {self._table} WHERE {conflict} AND ({other}) AND {self._known(list(self._key))}"
+            found = f"FROM {self.table} WHERE {conflict} AND ({other}) AND {self.known(self.key)}"
             if self._captured.before_images:
-                names = ", ".join(f"{name} AS {name}" for name in dict.fromkeys((*self._locator, *self._key)))
-                rest = f"FROM (SELECT {names} /*<*/{found}/*>*/) AS {_VICTIM}, {self._scope()}"
-                values = self._values(_VICTIM, self._here(_VICTIM))
-                statements.append(self._insert(str(CANDIDATE), self._slots, values, rest))
+                names = ", ".join(f"{name} AS {name}" for name in dict.fromkeys((*self._locator, *self.key)))
+                rest = f"FROM (SELECT {names} /*<*/{found}/*>*/) AS {_VICTIM}, {self.nulls}"
+                statements.append(self.insert(CANDIDATE, self.slots, self.values(_VICTIM), rest))
             else:
-                statements.append(self._insert(str(CANDIDATE), self._key_slots, list(self._key), found))
-        old = f"DELETE FROM {log} WHERE {self._mine} AND seq <= (SELECT max(seq) FROM {log}) - {_CANDIDATES_KEPT}"
-        return [old, *statements]
+                statements.append(self.insert(CANDIDATE, self._key_slots, list(self.key), found))
+        return statements
 
-    def _resolve(self) -> list[str]:
+    def resolve(self) -> list[str]:
         """Turn candidates that are gone into deletes, one for each row, behind its before image if that is wanted."""
-        if not self._source.conflicts:
-            return []
-        log, before, delete = self._names.log, int(Operation.BEFORE), int(Operation.DELETE)
+        log = self._log
         victims = [f"{log}.{slot}" for slot in self._key_slots]
-        gone = f"{self._mine} AND {self._gone(victims)}"
+        gone = f"{self.candidate} AND {self.gone(victims)}"
         if self._captured.before_images:
             # A row may be a candidate twice: the newest entry is right.
-            newest = f"SELECT max(seq) FROM {log} WHERE {self._mine} GROUP BY {', '.join(self._key_slots)}"
+            newest = f"SELECT max(seq) FROM {log} WHERE {self.candidate} GROUP BY {', '.join(self._key_slots)}"
             values = [
-                f"{log}.{slot}" if slot in self._key_slots else f"CASE kind WHEN {before} THEN {log}.{slot} END"
-                for slot in self._slots
+                f"{log}.{slot}" if slot in self._key_slots else f"CASE kind WHEN {_BEFORE} THEN {log}.{slot} END"
+                for slot in self.slots
             ]
-            kinds = f"(SELECT {before} AS kind UNION ALL SELECT {delete})"
-            pairs = f"FROM {log}, {kinds} WHERE {gone} ORDER BY {log}.seq, kind = {delete}"
+            kinds = f"(SELECT {_BEFORE} AS kind UNION ALL SELECT {_DELETE})"
+            pairs = f"FROM {log}, {kinds} WHERE {gone} ORDER BY {log}.seq, kind = {_DELETE}"
             once = [
-                f"DELETE FROM {log} WHERE {self._mine} AND seq NOT IN ({newest})",
-                self._insert("kind", self._slots, values, pairs),
+                f"DELETE FROM {log} WHERE {self.candidate} AND seq NOT IN ({newest})",
+                self.insert("kind", self.slots, values, pairs),
             ]
         else:
             # Mostly there are no candidates: this is evaluated for each one only, GROUP BY would cost every insert.
             same = " AND ".join(f"twin.{slot} IS {log}.{slot}" for slot in self._key_slots)
             twins = f"twin.op = {CANDIDATE} AND twin.tab = {self._captured.number} AND {same}"
             rest = f"FROM {log} WHERE {gone} AND {log}.seq = (SELECT max(twin.seq) FROM {log} AS twin WHERE {twins})"
-            once = [self._insert(str(delete), self._key_slots, victims, rest)]
+            once = [self.insert(_DELETE, self._key_slots, victims, rest)]
         return [*once, f"DELETE FROM {log} WHERE {gone}"]
 
 

@@ -1,14 +1,14 @@
-"""SQLite values as Arrow: which type a column gets, and how its values are turned into it.
+"""SQLite values as Arrow: which type a column gets, how its values are turned into it, and how rows are read.
 
 | declared type (SQLite's affinity rules)        | Arrow    | values that do not fit, which make the column *mixed*   |
 |------------------------------------------------|----------|---------------------------------------------------------|
 | contains INT                                   | int64    | real, text, blob                                        |
 | contains CHAR, CLOB, TEXT                      | string   | none: see text form                                     |
 | contains BLOB                                  | binary   | integer, real, text                                     |
-| none, or ANY                                   | string   | none: text form                                         |
 | contains REAL, FLOA, DOUB                      | float64  | text, blob                                              |
 | contains BOOL                                  | int64    | real, text, blob                                        |
 | contains DATE or TIME                          | string   | none: text form (as stored; an integer gives its digits)|
+| none, or ANY                                   | string   | none: text form                                         |
 | DECIMAL, NUMERIC and everything else           | float64  | text, blob, integers beyond 2^53                        |
 
 SQLite keeps DECIMAL as a double itself, so float64 is exactly what is stored.
@@ -20,8 +20,9 @@ blob, and text that is not valid UTF-8, is ``X'…'`` with upper-case hexadecima
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import sqlite3
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -29,7 +30,21 @@ from lakefeed.capture.fit import MisfitError
 
 EXACT = 2**53
 """The largest integer up to which every integer has a double of its own."""
+PORTION_ROWS = 65_536
+PORTION_BYTES = 64 * 1024 * 1024
+_RUN_ROWS = 256
+_FIRST_ROWS = 16
 
+_UNTYPED = ("", "ANY")
+_TEXT = ("CHAR", "CLOB", "TEXT")
+_BY_WORD = (  # the first word that a declared type contains decides
+    (("INT",), pa.int64()),
+    (_TEXT, pa.string()),
+    (("BLOB",), pa.binary()),
+    (("REAL", "FLOA", "DOUB"), pa.float64()),
+    (("BOOL",), pa.int64()),
+    (("DATE", "TIME"), pa.string()),
+)
 _FITS: dict[pa.DataType, frozenset[type]] = {
     pa.int64(): frozenset({int, type(None)}),
     pa.float64(): frozenset({float, int, type(None)}),
@@ -39,62 +54,55 @@ _FITS: dict[pa.DataType, frozenset[type]] = {
 
 
 def arrow_type(declared: str) -> pa.DataType:
-    """The Arrow type of a column declared so."""
     name = declared.upper()
-    if "INT" in name:
-        return pa.int64()
-    if any(word in name for word in ("CHAR", "CLOB", "TEXT")):
+    if name in _UNTYPED:
         return pa.string()
-    if "BLOB" in name:
-        return pa.binary()
-    if name in ("", "ANY"):
-        return pa.string()
-    if any(word in name for word in ("REAL", "FLOA", "DOUB")):
-        return pa.float64()
-    if "BOOL" in name:
-        return pa.int64()
-    return pa.string() if "DATE" in name or "TIME" in name else pa.float64()
+    return next((kind for words, kind in _BY_WORD if any(word in name for word in words)), pa.float64())
 
 
 def is_untyped(declared: str) -> bool:
     """No affinity: 1 and 1.0 are then equal as keys but are different values."""
-    return declared.upper() in ("", "ANY") or ("BLOB" in declared.upper() and arrow_type(declared) == pa.binary())
+    return declared.upper() in _UNTYPED or arrow_type(declared) == pa.binary()
 
 
 def stores_numbers(declared: str) -> bool:
     """Whether a text column is one whose numbers SQLite stores as such (NUMERIC affinity: DATE and TIME)."""
-    words = ("CHAR", "CLOB", "TEXT")
     is_text = arrow_type(declared) == pa.string() and not is_untyped(declared)
-    return is_text and not any(word in declared.upper() for word in words)
+    return is_text and not any(word in declared.upper() for word in _TEXT)
 
 
-def misfit(kind: pa.DataType, value: str) -> str | None:
-    """SQL that is 1 where ``value`` (an SQL expression) does not fit ``kind``; None where everything fits."""
-    if kind == pa.int64():
-        return f"typeof({value}) NOT IN ('integer', 'null')"
-    if kind == pa.binary():
-        return f"typeof({value}) NOT IN ('blob', 'null')"
-    if kind == pa.float64():
-        return (
-            f"CASE typeof({value}) WHEN 'real' THEN 0 WHEN 'null' THEN 0"
-            f" WHEN 'integer' THEN {value} NOT BETWEEN {-EXACT} AND {EXACT} ELSE 1 END"
-        )
-    return None
+def misfits(columns: Iterable[tuple[str, pa.DataType, str]]) -> dict[str, str]:
+    """Columns, each with its type and its value as an SQL expression → SQL that is 1 where the value does not fit.
+
+    A column that every value fits is left out.
+    """
+    tests = {}
+    for name, kind, value in columns:
+        if kind == pa.int64():
+            tests[name] = f"typeof({value}) NOT IN ('integer', 'null')"
+        elif kind == pa.binary():
+            tests[name] = f"typeof({value}) NOT IN ('blob', 'null')"
+        elif kind == pa.float64():
+            beyond = f"{value} NOT BETWEEN {-EXACT} AND {EXACT}"
+            tests[name] = (
+                f"CASE typeof({value}) WHEN 'real' THEN 0 WHEN 'null' THEN 0 WHEN 'integer' THEN {beyond} ELSE 1 END"
+            )
+    return tests
 
 
 def to_arrow(values: Sequence[Any], kind: pa.DataType) -> pa.Array[Any]:
     """A column of Python values as Arrow. MisfitError if one of them does not fit exactly."""
     # The set of types is taken in C; Arrow alone would turn 1.0 into 1 and text into bytes without a word.
-    if not _FITS[kind].issuperset(set(map(type, values))):
-        if kind == pa.string():
-            return pa.array([text_form(value) for value in values], kind)
+    if _FITS[kind].issuperset(set(map(type, values))):
+        try:
+            return pa.array(values, kind)
+        except UnicodeEncodeError:  # text that is no UTF-8
+            pass
+        except pa.ArrowInvalid as error:
+            raise MisfitError from error
+    elif kind != pa.string():
         raise MisfitError
-    try:
-        return pa.array(values, kind)
-    except UnicodeEncodeError:
-        return pa.array([text_form(value) for value in values], kind)
-    except pa.ArrowInvalid as error:
-        raise MisfitError from error
+    return pa.array([text_form(value) for value in values], kind)
 
 
 def text_form(value: Any) -> str | None:
@@ -115,3 +123,60 @@ def text_form(value: Any) -> str | None:
 def lenient_text(data: bytes) -> str:
     """A ``text_factory`` that never fails: bytes that are not UTF-8 survive as surrogates."""
     return data.decode("utf-8", "surrogateescape")
+
+
+class Portion(NamedTuple):
+    """Values by column, never none. ``is_last``: there are no more for certain."""
+
+    columns: list[list[Any]]
+    is_last: bool
+
+
+def portions(
+    connection: sqlite3.Connection, sql: str, parameters: Sequence[Any], kinds: Sequence[pa.DataType]
+) -> Generator[Portion, None, None]:
+    """The rows of ``sql``, whose columns become ``kinds``, in portions that fit into memory, whatever a value's size.
+
+    SQLite gives the size of a row only with the row. So rows are taken in short runs, their texts and blobs are
+    weighed, and a portion ends when it has enough rows or bytes. A run is shortened where rows are large. Text that is
+    no UTF-8 makes the connection lenient, and reading goes on where it failed: so this belongs into one transaction,
+    or over rows that never change.
+    """
+    heavy = [at for at, kind in enumerate(kinds) if pa.types.is_string(kind) or pa.types.is_binary(kind)]
+    pile: list[list[Any]] = [[] for _ in kinds]
+    done, piled_bytes, rows, cursor = 0, 0, _FIRST_ROWS, connection.execute(sql, parameters)
+    while True:
+        try:
+            run = cursor.fetchmany(rows)
+        except sqlite3.OperationalError as error:
+            # SQLite's own errors have a code. One without is Python's: text that is no UTF-8.
+            if hasattr(error, "sqlite_errorcode") or connection.text_factory is lenient_text:
+                raise
+            connection.text_factory = lenient_text
+            rest = f"SELECT * FROM ({sql}) LIMIT -1 OFFSET {done}"  # noqa: S608  # the query is ours
+            cursor = connection.execute(rest, parameters)
+            continue
+        if not run:
+            break
+        done += len(run)
+        columns = list(zip(*run, strict=True))
+        weight = sum(_bytes(columns[at]) for at in heavy)
+        # A quarter: the next run may be heavier than this one.
+        rows = max(1, min(_RUN_ROWS, 2 * rows, len(run) * PORTION_BYTES // (4 * weight + 1)))
+        for part in [columns] if weight < PORTION_BYTES else [[(value,) for value in row] for row in run]:
+            for values, more in zip(pile, part, strict=True):
+                values.extend(more)
+            piled_bytes += weight if part is columns else sum(_bytes(part[at]) for at in heavy)
+            if piled_bytes >= PORTION_BYTES or len(pile[0]) >= PORTION_ROWS:
+                yield Portion(pile, is_last=False)
+                pile, piled_bytes = [[] for _ in kinds], 0
+    if pile[0]:
+        yield Portion(pile, is_last=True)
+
+
+def _bytes(values: Sequence[Any]) -> int:
+    """Of blobs; of texts, their characters. Text columns may have numbers, too."""
+    try:
+        return sum(map(len, filter(None, values)))
+    except TypeError:
+        return sum(len(value) for value in values if isinstance(value, str | bytes))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,15 +23,17 @@ from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import CommitFailedError, TableStoppedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import Loaded, TableCopy
+from lakefeed.lake.delta.feature import features_of
 from lakefeed.lake.delta.history import AppIds
 from lakefeed.lake.formats import other_format_at
 from lakefeed.lake.loader import GROUP_CHUNKS, DataFile, attempt_chunk, written_chunks
-from lakefeed.lake.location import delta_uri, filesystem
+from lakefeed.lake.location import delta_uri, filesystem, spark_path
 from lakefeed.lake.mode.base import CurrentRows, Mode
-from lakefeed.lake.spark.type import lake_arrow
+from lakefeed.lake.spark.type import lake_arrow, quoted
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from deltalake import DeltaTable, Schema
+    from pyspark.sql import SparkSession
 
     from lakefeed.lake.delta.store import DeltaStore
 
@@ -42,10 +44,14 @@ def load_table(
     store: DeltaStore,
     copy: TableCopy,
     mode: Mode,
-    context: Callable[[], SparkContext],
+    session: Callable[[], SparkSession],
     progress: Callable[[int], None],
 ) -> Loaded:
-    """Copy ``copy`` into the table of ``store``; ``context`` is asked for only if there is much to read."""
+    """Copy ``copy`` into the table of ``store``; the session is asked for only if there is much to read.
+
+    A table that is copied again keeps its id, properties, protocol and comments: they are its owner's, and streaming
+    readers go by them.
+    """
     ids, total = AppIds(store.owner, copy.generation), len(copy.chunks)
     with store.writing() as table:
         begun = table is not None and table.transaction_version(ids.owner) == copy.generation
@@ -64,7 +70,9 @@ def load_table(
     write = partial(attempt_chunk, directory=store.location, schema=stored, added=mode.copied(copy))
     while done is None or done < total:
         start = done or 0
-        written = written_chunks(copy.chunks[start : start + GROUP_CHUNKS], write, copy.table, context)  # 1
+        written = written_chunks(  # 1
+            copy.chunks[start : start + GROUP_CHUNKS], write, copy.table, lambda: session().sparkContext
+        )
         rows = sum(one.rows for one in written)
         after = min(start + GROUP_CHUNKS, total)
         high = None
@@ -74,10 +82,21 @@ def load_table(
             **copy.metadata(store.pipeline),
             "copy": {"chunks": after, "rows": rows, "high": high.encode() if high else None},
         }
-        _commit_group(store, copy, stored, [one.file for one in written if one.file], (done, after), metadata)  # 2, 3
+        files = [one.file for one in written if one.file]
+        _commit_group(store, copy, stored, files, (done, after), metadata, session)  # 2, 3
         done = after
         progress(rows)
         hit("lake.during_load")
+    with store.writing() as table:
+        lacks = {
+            name: value
+            for name, value in store.options.properties.items()
+            if table is not None and value == "true" and table.metadata().configuration.get(name, "").lower() != value
+        }
+    if lacks:
+        # By Spark: deltalake would have readers know variants, too, to read a table with deletion vectors.
+        listed = ", ".join(f"'{name}' = '{value}'" for name, value in lacks.items())
+        session().sql(f"ALTER TABLE delta.{quoted(spark_path(store.location))} SET TBLPROPERTIES ({listed})")
     return _loaded(store, copy.generation)
 
 
@@ -88,10 +107,11 @@ def _commit_group(
     files: list[DataFile],
     chunks: tuple[int | None, int],
     metadata: dict[str, Any],
+    session: Callable[[], SparkSession],
 ) -> None:
     """Add a group's files in one commit, which brings the table from so many chunks to so many.
 
-    The first one (None) replaces whatever table was there, in the same step.
+    The first one (None) replaces what was in the table, in the same step, and the whole table only where it must.
     """
     from deltalake import Schema
     from deltalake.exceptions import CommitFailedError as Refused
@@ -119,11 +139,24 @@ def _commit_group(
                 raise CommitFailedError(
                     f"another process copies the same rows to {store.location}, or has removed them"
                 )
+            keeps = table is not None and features_of(table).keeps_life
+            if keeps and table is not None and before is None:
+                schema = _with_comments(stored, table)
+                named = table.protocol().reader_features or ()
+                if "timestamp_ntz" in schema.to_json() and "timestampNtz" not in named:
+                    # A commit of its own, harmless to repeat. By Spark: deltalake forgets what older protocols imply.
+                    place = quoted(spark_path(store.location))
+                    allowed = "'delta.feature.timestampNtz' = 'supported'"
+                    session().sql(f"ALTER TABLE delta.{place} SET TBLPROPERTIES ({allowed})")
+                    table.update_incremental()
             try:
-                if table is None or before is None:
+                if keeps and table is not None:
+                    mode: Literal["append", "overwrite"] = "append" if before is not None else "overwrite"
+                    table.create_write_transaction(actions, mode, schema, commit_properties=properties)
+                elif table is None or before is None:
                     create_table_with_add_actions(
                         delta_uri(store.location), schema, actions, mode="overwrite", description=copy.description,
-                        configuration=dict(store.options.properties),
+                        configuration=dict.fromkeys(store.options.properties, "false"),
                         storage_options=dict(store.options.storage) or None, commit_properties=properties,
                     )  # fmt: skip
                 else:
@@ -132,6 +165,22 @@ def _commit_group(
             except Refused:  # somebody has committed meanwhile
                 if not left:
                     raise
+
+
+def _with_comments(stored: pa.Schema, table: DeltaTable) -> Schema:
+    """The columns of a new copy, with the comments that columns of their names have."""
+    from deltalake import Schema
+
+    comments = {
+        field["name"]: field["metadata"]["comment"]
+        for field in json.loads(table.schema().to_json())["fields"]
+        if "comment" in field.get("metadata", {})
+    }
+    made = json.loads(Schema.from_arrow(stored).to_json())
+    for field in made["fields"]:
+        if field["name"] in comments:
+            field["metadata"] = {**field.get("metadata", {}), "comment": comments[field["name"]]}
+    return Schema.from_json(json.dumps(made))
 
 
 def _loaded(store: DeltaStore, generation: int) -> Loaded:

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
+_KEPT = _FEATURES | {"changeDataFeed", "deletionVectors", "v2Checkpoint", "variantType"}
+_TRACKING = ("delta.enableChangeDataFeed", "delta.enableRowTracking")
 _ABSENT = ("delta.enableChangeDataFeed", "delta.enableDeletionVectors", "delta.enableRowTracking", "delta.appendOnly")
 
 
@@ -18,12 +20,16 @@ class Features:
 
     ``has_masked_rows``: files may have rows that are deleted. Once deletion vectors were on, older files keep theirs
     when they are set off. ``masks_rows``: merges mark deleted rows, instead of rewriting their files.
+    ``tracks_rows``: readers follow single rows (change data feed, row tracking), so that rows that did not change must
+    stay where they are. ``keeps_life``: a new copy can leave protocol, properties, id and comments as they are.
     ``has_mapped_columns``: by Delta's own column mapping, files have other column names than the table.
     """
 
     takes_files: bool
     has_masked_rows: bool
     masks_rows: bool
+    tracks_rows: bool
+    keeps_life: bool
     has_mapped_columns: bool
 
 
@@ -40,6 +46,8 @@ def features_of(table: DeltaTable) -> Features:
     return Features(
         takes_files=known and plain and not mapped and not constrained and not metadata.partition_columns,
         has_masked_rows=masked,
+        tracks_rows=any(settings.get(name) == "true" for name in _TRACKING),
+        keeps_life=features <= _KEPT and not mapped and not constrained and not metadata.partition_columns,
         masks_rows=masked and settings.get("delta.enableDeletionVectors") == "true",
         has_mapped_columns=mapped,
     )

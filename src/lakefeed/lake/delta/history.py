@@ -108,6 +108,27 @@ def read_log(path: str, table: TableId) -> list[LogCommit]:
     return commits
 
 
+def newest_restore(path: str, newest: int) -> tuple[int, int | None] | None:
+    """The newest RESTORE behind the newest commit of Lakefeed's, and the version whose rows it brought back.
+
+    From version ``newest`` backwards, as far as the log has entries: mostly one is read. None if there is none.
+    """
+    system, place = filesystem(path)
+    for version in range(newest, -1, -1):
+        try:
+            with system.open_input_stream(f"{place}/_delta_log/{version:020d}.json") as stream:
+                actions = [json.loads(line) for line in stream.read().splitlines() if line.strip()]
+        except FileNotFoundError:
+            return None
+        information: Mapping[str, Any] = next((one["commitInfo"] for one in actions if "commitInfo" in one), {})
+        if noted(information.get("userMetadata")) is not None:
+            return None
+        if information.get("operation") == "RESTORE":
+            source = (information.get("operationParameters") or {}).get("version")
+            return version, int(source) if source is not None else None
+    return None
+
+
 def exact_versions(path: str, table: TableId, generation: int) -> tuple[TableVersion, ...]:
     """See ``LakeTable.states``."""
     return tuple(

@@ -12,6 +12,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,10 @@ _CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.parquet")
 
 _REMEMBERED, _REMEMBERED_HOURS = "delta.deletedFileRetentionDuration", 168
 """How long a table's checkpoints say which files were removed, and Delta's own default for it."""
+
+_LOGGED = "delta.logRetentionDuration"
+_UNIT_HOURS = {"week": 168.0, "day": 24.0, "hour": 1.0, "minute": 1 / 60, "second": 1 / 3600}
+_PART = re.compile(r"([0-9.]+)\s+(week|day|hour|minute|second)s?\b")
 
 WRITE_HOURS = 24
 """How long a file that no commit names may still be waiting for its commit."""
@@ -83,18 +88,22 @@ def clean(store: DeltaStore, session: Callable[[], SparkSession], options: Maint
     table = store.opened()
     if options.keep_hours is None or table is None:
         return 0
-    removed = vacuum(table, options.keep_hours)
-    if sees_strays(table, options.keep_hours) and not features_of(table).takes_files:
+    settings = table.metadata().configuration
+    # What the table's owner wants to keep longer is kept longer.
+    keep_hours = max(options.keep_hours, interval_hours(settings.get(_REMEMBERED, "")))
+    removed = vacuum(table, keep_hours)
+    if sees_strays(table, keep_hours) and not features_of(table).takes_files:
         # By Spark, which knows deletion vectors. It does not say how many files went.
         child = session()
         child.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
         child.conf.set("spark.databricks.delta.vacuum.logging.enabled", "false")  # no commits where nothing is done
         # Tasks that list files: Spark's default is ten thousand, which is a minute's work for no files at all.
         child.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", _LISTING_TASKS)
-        hours = max(WRITE_HOURS, round(options.keep_hours))
+        hours = max(WRITE_HOURS, round(keep_hours))
         child.sql(f"VACUUM delta.{quoted(spark_path(store.location))} RETAIN {hours} HOURS")
     if features_of(table).takes_files:  # a feature that is not known here may ask for checkpoints to stay
-        removed += remove_old_entries(store.location, table.version(), options.keep_versions * _LOG_VERSIONS)
+        kept = options.keep_versions * _LOG_VERSIONS
+        removed += remove_old_entries(store.location, table.version(), kept, interval_hours(settings.get(_LOGGED, "")))
     return removed + remove_stray_checksums(store.location)
 
 
@@ -123,15 +132,28 @@ def vacuum(table: DeltaTable, keep_hours: float) -> int:
     return removed
 
 
-def remove_old_entries(root: str, newest: int, keep: int) -> int:
+def interval_hours(text: str) -> float:
+    """Delta's ``interval 30 days`` in hours, or ``interval 1 week 2 days``; 0 for a text that says nothing."""
+    parts = _PART.findall(text.lower())
+    return sum(float(number) * _UNIT_HOURS[unit] for number, unit in parts)
+
+
+def remove_old_entries(root: str, newest: int, keep: int, keep_hours: float = 0) -> int:
     """Remove what only versions need that are more than ``keep`` commits older than ``newest``. Returns how many files.
+
+    None of them is younger than ``keep_hours``.
 
     Everything before a checkpoint can go, because it has the state of all that was before it. The oldest go first: what
     is left after a crash has no hole.
     """
     files, directory = filesystem(f"{root}/_delta_log")
-    found = {info.base_name: info.path for info in files.get_file_info(fs.FileSelector(directory, recursive=False))}
+    listed = files.get_file_info(fs.FileSelector(directory, recursive=False))
+    found = {info.base_name: info.path for info in listed}
     versions = {name: int(entry[1]) for name in found if (entry := _ENTRY.match(name))}
+    if keep_hours:
+        recent = datetime.now(UTC) - timedelta(hours=keep_hours)
+        young = [versions[info.base_name] for info in listed if info.base_name in versions and info.mtime > recent]
+        newest = min([newest, *(version - 1 + keep for version in young)])
     whole = [version for name, version in versions.items() if _CHECKPOINT.fullmatch(name) and version <= newest - keep]
     if not whole:
         return 0

@@ -23,7 +23,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -35,11 +35,11 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from lakefeed.change.table import TableSchema
-from lakefeed.errors import CommitFailedError, LakeError
+from lakefeed.errors import CommitFailedError, LakeError, TableStoppedError
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
 from lakefeed.lake.delta.copy import FileChunk, load_table
 from lakefeed.lake.delta.feature import features_of
-from lakefeed.lake.delta.history import AppIds, exact_versions
+from lakefeed.lake.delta.history import AppIds, exact_versions, newest_restore
 from lakefeed.lake.delta.maintenance import WRITTEN, maintain_table
 from lakefeed.lake.loader import DataFile, file_statistics
 from lakefeed.lake.location import delta_uri, filesystem, spark_path
@@ -49,7 +49,7 @@ from lakefeed.lake.route import Route
 from lakefeed.lake.schema.projection import lineage, projected
 from lakefeed.lake.spark.error import ConcurrentModification
 from lakefeed.lake.spark.type import quoted, spark_type
-from lakefeed.lake.store import AppendRows, Extent, MergeRows, Replaceable, RewriteRows, Stamp, Step
+from lakefeed.lake.store import AppendRows, Extent, MergeRows, Replaceable, RewriteRows, Stamp, Step, not_where_expected
 from lakefeed.lake.window import KeyBounds
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ class DeltaOptions:
 class DeltaStore:
     """See ``lake.store.TableStore`` for the contract. One thread at a time writes; ``applied`` may be asked by any."""
 
+    reserved: tuple[str, ...] = ()
+
     def __init__(self, path: str, pipeline: str, route: Route, options: DeltaOptions) -> None:
         self.location = path
         self.pipeline = pipeline
@@ -91,6 +93,7 @@ class DeltaStore:
         self._lock = threading.RLock()  # ``commit`` asks ``applied`` inside
         self._table: DeltaTable | None = None  # as it was last read
         self._seen: tuple[tuple[int, int] | None, Applied | None] = (None, None)  # of a version and generation
+        self._own_version: int | None = None  # the newest that is a commit by files of this process
 
     # What the commits record
 
@@ -105,6 +108,8 @@ class DeltaStore:
                 number, version = table.transaction_version(ids.applied), table.transaction_version(ids.schema)
                 found: Applied | None = None
                 if table.transaction_version(ids.owner) == generation and number is not None and version is not None:
+                    if table.version() != self._own_version:
+                        self._refuse_restored(table.version(), ids, number)
                     # Rows by the files' statistics; None where they do not say it.
                     counts = pa.table(table.get_add_actions(flatten=True)).column("num_records")
                     known = not features_of(table).has_masked_rows and not counts.null_count
@@ -112,6 +117,32 @@ class DeltaStore:
                     found = Applied(number=number, schema_version=version, rows=rows)
                 self._seen = (at, found)
             return self._seen[1]
+
+    def _refuse_restored(self, version: int, ids: AppIds, number: int) -> None:
+        """TableStoppedError if the rows were restored to a version that did not have change set ``number``.
+
+        Delta's RESTORE brings older rows back and leaves the recorded number as it is.
+        """
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        restored = newest_restore(self.location, version)
+        if restored is None:
+            return
+        at, source = restored
+        with suppress(DeltaError):
+            if source is not None:
+                then = DeltaTable(self._uri, version=source, storage_options=self._storage)
+                if then.transaction_version(ids.applied) == number:
+                    return
+        place, table = spark_path(self.location), self._route.table
+        raise TableStoppedError(
+            f"table {table}: version {at} of {self.location} restored older rows, which lack changes up to change set "
+            f"{number}",
+            remedy=f"Undo it: RESTORE TABLE delta.{quoted(place)} TO VERSION AS OF {at - 1}. Or copy the table again: "
+            f"lakefeed rebuild FILE {table} --from-source.",
+            table=str(table),
+        )
 
     def refresh(self) -> DeltaTable | None:
         """Read the log: the table at its newest version. Another process may have committed, or removed it."""
@@ -138,7 +169,8 @@ class DeltaStore:
     def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:
         """How many of the table's files may have rows between the bounds; all, where their statistics do not tell.
 
-        With deletion vectors no bytes are touched: a merge marks rows and rewrites no file.
+        With deletion vectors no bytes are touched: a merge marks rows and rewrites no file. Nor where readers follow
+        single rows: to write others again would be a change of each.
         """
         with self._lock:
             table = self._table
@@ -158,12 +190,13 @@ class DeltaStore:
                 touched = pc.invert(outside)
             except pa.ArrowException:  # the statistics are of another type than the key, which then says nothing
                 pass
+        merges = features.masks_rows or features.tracks_rows
         paths = actions.filter(touched).column("path").to_pylist() if features.takes_files else []
         return Extent(
             files=actions.num_rows,
             bytes=int(pc.sum(sizes, min_count=0).as_py()),
             touched_files=int(pc.sum(touched, min_count=0).as_py()),
-            touched_bytes=0 if features.masks_rows else int(pc.sum(sizes.filter(touched), min_count=0).as_py()),
+            touched_bytes=0 if merges else int(pc.sum(sizes.filter(touched), min_count=0).as_py()),
             replaceable=Replaceable(version, tuple(map(str, paths))) if features.takes_files else None,
         )
 
@@ -234,22 +267,24 @@ class DeltaStore:
                 )
             except Refused as error:
                 raise ConcurrentModification(str(error)) from error
+            before = table.version()
             table.update_incremental()
+            if table.version() == before + 1:  # else others have committed behind it
+                self._own_version = table.version()
             return self._done(stamp) or self._lost(stamp)
 
     def _done(self, stamp: Stamp, *, fresh: bool = False) -> Applied | None:
         """What the table records, if it has the stamp's change set.
 
-        CommitFailedError if the table is not where the stamp's change sets begin: another process has this pipeline,
-        too, and the changes are to be planned again.
+        CommitFailedError if the table is not where the stamp's change sets begin: the changes are to be planned again.
         """
         recorded = self.applied(stamp.generation, fresh=fresh)
         if recorded is None:
             raise CommitFailedError(f"the table at {self.location} is not of generation {stamp.generation} any more")
         if stamp.number is None or recorded.number >= stamp.number:
             return recorded
-        if recorded.number > stamp.metadata["change_sets"]["after"]:
-            raise CommitFailedError(f"another process has brought {self.location} to change set {recorded.number}")
+        if stamp.found is not None and recorded.number != stamp.found:
+            raise not_where_expected(self.location, recorded.number, stamp.found)
         return None
 
     def _lost(self, stamp: Stamp) -> NoReturn:
@@ -310,7 +345,7 @@ class DeltaStore:
     def load(
         self, copy: TableCopy, mode: Mode, session: Callable[[], SparkSession], progress: Callable[[int], None]
     ) -> Loaded:
-        return load_table(self, copy, mode, lambda: session().sparkContext, progress)
+        return load_table(self, copy, mode, session, progress)
 
     @contextmanager
     def writing(self) -> Iterator[DeltaTable | None]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, Self
 from urllib.parse import quote
 
@@ -144,9 +146,11 @@ class HadoopMetadata:
             if self._known is not None and self._known[0] == name:
                 return self._known[1]
             try:
-                self._known = (name, _parsed(_bytes(files, f"{root}/{name}"), f"{self._location}/metadata/{name}"))
+                found = _parsed(_bytes(files, f"{root}/{name}"), f"{self._location}/metadata/{name}")
             except FileNotFoundError:
                 continue
+            refuse_moved(found, self._location)
+            self._known = (name, found)
             return self._known[1]
         raise LakeError(f"the table at {self._location} changes faster than its metadata can be read")
 
@@ -207,7 +211,10 @@ class CatalogMetadata:
             return None
         if self._known is None or self._known[0] != table.metadata_location:
             with table.io.new_input(table.metadata_location).open() as stream:
-                self._known = (table.metadata_location, _parsed(stream.read(), table.metadata_location))
+                found = _parsed(stream.read(), table.metadata_location)
+            if self._directory is not None:
+                refuse_moved(found, self._directory)
+            self._known = (table.metadata_location, found)
         return self._known[1]
 
     @property
@@ -230,6 +237,35 @@ class CatalogMetadata:
             return self._catalog.load_table(self._table)
         except (NoSuchNamespaceError, NoSuchTableError):
             return None
+
+
+def refuse_moved(metadata: Metadata, directory: str) -> None:
+    """LakeError if the table's files are elsewhere: Iceberg writes whole addresses into its metadata.
+
+    Reading would follow them to where the table was, or find nothing there; writing would go there, too.
+    """
+    was, now = (_plain_path(text) for text in (str(metadata.get("location", directory)), directory))
+    if was == now or ("://" not in was + now and Path(was).resolve() == Path(now).resolve()):
+        return
+    # A lake is moved as a whole, so that its schemas and tables are below it as they were.
+    moved = [Path(was), Path(now)]
+    if moved[0].parts[-2:] == moved[1].parts[-2:]:
+        moved = [one.parent.parent for one in moved]
+    old, new = (shlex.quote(str(one)) for one in moved)
+    above = shlex.quote(str(moved[0].parent))
+    raise LakeError(
+        f"the Iceberg table at {directory} was moved: its metadata says that it and all its files are at {was}",
+        remedy=f"Make the old place lead to the new one: mkdir -p {above} && ln -s {new} {old}. Or move it back. Or "
+        "remove the table's directory, and it is copied again to the new place.",
+    )
+
+
+def _plain_path(address: str) -> str:
+    """A path without ``file:``, an address with one spelling of S3."""
+    text = address.rstrip("/")
+    if text.startswith("file:"):
+        return "/" + text.removeprefix("file:").lstrip("/")
+    return "s3://" + text.partition("://")[2] if text.startswith(("s3a://", "s3n://")) else text
 
 
 def _lacking(what: str, error: ImportError) -> ConfigError:

@@ -18,7 +18,8 @@ How a step is committed exactly once, also against a process that still believes
 
   1 read what the table records; a step that it has is left out
   2 Spark writes the step as a *staged* snapshot: it is in the metadata, but the table's content is as before
-  3 read what the snapshot that the staged one was made on records; if that has the step, leave the staged one alone
+  3 read what the snapshot that the staged one was made on records; if that has the step, leave the staged one alone;
+    if it records another number than the step begins after, refuse it: the table was rolled back, or brought further
   4 publish: one commit that makes the staged snapshot the content, if the content still is what it was made on
 Between 1 and 2 another process may come first, which 3 sees; between 3 and 4, which 4 refuses. A staged snapshot that
 is never published is seen by no reader, and goes when snapshots are expired.
@@ -48,7 +49,7 @@ from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.mode.base import CurrentRows, Mode
 from lakefeed.lake.schema.projection import projected
 from lakefeed.lake.spark.type import quoted
-from lakefeed.lake.store import AppendRows, Extent, MergeRows, Replaceable, Stamp, Step
+from lakefeed.lake.store import AppendRows, Extent, MergeRows, Replaceable, Stamp, Step, not_where_expected
 from lakefeed.lake.window import KeyBounds
 
 if TYPE_CHECKING:
@@ -84,6 +85,11 @@ class IcebergStore:
 
     Any thread may ask what the table records.
     """
+
+    # The table specification's metadata columns and row lineage.
+    reserved: tuple[str, ...] = (
+        "_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number",
+    )  # fmt: skip
 
     def __init__(
         self, name: Sequence[str], metadata: MetadataReader, owner: str, location: str, table: JavaTable
@@ -197,6 +203,8 @@ class IcebergStore:
             raise LakeError(f"there is no whole table of generation {stamp.generation} at {self.location}")
         done = Applied(number=stamp.number, schema_version=record.schema_version, rows=None)
         if record.applied < stamp.number:
+            if stamp.found is not None and record.applied != stamp.found:
+                raise not_where_expected(self.location, record.applied, stamp.found)
             attempt = uuid.uuid4().hex
             summary = replace(record, applied=stamp.number).summary(stamp.metadata)
             session.conf.set("spark.wap.id", attempt)
@@ -214,10 +222,8 @@ class IcebergStore:
                     f"the table at {self.location} was replaced while change set {stamp.number} was written"
                 )
             if before.applied < stamp.number:
-                if before.applied > stamp.metadata["change_sets"]["after"]:
-                    raise CommitFailedError(
-                        f"another process has brought {self.location} to change set {before.applied}"
-                    )
+                if stamp.found is not None and before.applied != stamp.found:
+                    raise not_where_expected(self.location, before.applied, stamp.found)
                 if not staged.published:
                     self.java.publish(staged.snapshot)  # 4
                 return replace(done, rows=staged.rows)

@@ -2,9 +2,10 @@
 
 A row's order is ``_lakefeed_seq``; copied rows have 0 and the operation ``read``. A delete has the key and NULL in the
 other columns, a truncate has NULL in all; ``_lakefeed_absent`` names the columns of an update that the source did not
-send, which are NULL here and are not NULL there. A before image is a row of the operation ``before``, directly ahead of
-its change. Changes that a copy may already show (a window that is not exact) are rows all the same: the last change of
-a key by seq is right in any case.
+send, which are NULL here and are not NULL there. An update that changes the key is a delete and an insert; what the
+source did not send with it is taken from the old key's rows. A before image is a row of the operation ``before``,
+directly ahead of its change. Changes that a copy may already show (a window that is not exact) are rows all the same:
+the last change of a key by seq is right in any case.
 """
 
 from __future__ import annotations
@@ -19,15 +20,19 @@ from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN
 from lakefeed.change.segment import Window
 from lakefeed.change.table import Column
 from lakefeed.lake.mode.base import COMMITTED_AT, INSTANT, OPERATION, CurrentRows, Mode, operation_text
+from lakefeed.lake.mode.moved import with_moved_values
 from lakefeed.lake.mode.upsert import packed
 from lakefeed.lake.spark.type import quoted
-from lakefeed.lake.window import read_changes
+from lakefeed.lake.window import incomplete_columns, read_changes
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from lakefeed.lake.base import TableCopy
     from lakefeed.lake.store import Step, TableStore
+
+
+_KNOWN = "_lakefeed_known"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +60,14 @@ class Append(Mode):
     def current_rows(self) -> CurrentRows | None:
         return None
 
-    def step(self, session: SparkSession, window: Window, store: TableStore) -> Step:  # noqa: ARG002  # the seam's
+    def step(self, session: SparkSession, window: Window, store: TableStore) -> Step:  # the seam's
         from pyspark.sql import functions as F  # noqa: N812
 
         from lakefeed.lake.store import AppendRows
 
         changes = read_changes(session, window, (POSITION, TIME, TXN, ABSENT), before_images=True)
+        if window.absent and window.target.key and window.exact:
+            changes = with_moved_values(changes, window, lambda: self._last_values(store.read(session), window))
         rows = changes.select(
             *(F.col(quoted(name)) for name in window.target.names),
             F.expr(operation_text(OP)).alias(OPERATION),
@@ -71,3 +78,21 @@ class Append(Mode):
             F.col(ABSENT),
         )
         return AppendRows(packed(rows, window))
+
+    def _last_values(self, logged: DataFrame, window: Window) -> DataFrame:
+        """Of each key in the change log, what its row last had in the columns that the window does not always carry.
+
+        Keys whose last row the log does not have whole are left out.
+        """
+        from pyspark.sql import functions as F  # noqa: N812
+
+        names = tuple(incomplete_columns(window))
+        made = F.max(F.when(F.col(OPERATION).isin("insert", "read"), F.col(SEQ)))
+        found, known = [], made.isNotNull()
+        for name in names:
+            absent = F.coalesce(F.array_contains(F.col(ABSENT), name), F.lit(False))
+            sent = F.when(F.col(OPERATION).isin("insert", "update", "read") & ~absent, F.col(SEQ))
+            found.append(F.max_by(F.col(quoted(name)), sent).alias(name))
+            known &= F.max(sent) >= made
+        grouped = logged.groupBy(*(F.col(quoted(name)) for name in window.target.key))
+        return grouped.agg(*found, known.alias(_KNOWN)).where(_KNOWN)

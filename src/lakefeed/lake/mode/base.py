@@ -110,7 +110,7 @@ class Mode(ABC):
 
     def copied(self, copy: TableCopy) -> dict[str, Any]:
         """See ``copied_values``. The generation is the time, in milliseconds, when the copy was planned."""
-        return self.copied_values(copy, datetime.fromtimestamp(copy.generation / 1000, UTC))
+        return self.copied_values(copy, copy.as_of or datetime.fromtimestamp(copy.generation / 1000, UTC))
 
     def schema(self, source: TableSchema) -> TableSchema:
         """The lake table's schema for a source schema, with its version. TableStoppedError if names collide."""

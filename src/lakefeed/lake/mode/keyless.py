@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from lakefeed.change.batch import OP, SEQ, Operation
 from lakefeed.change.segment import Window
-from lakefeed.errors import TableStoppedError
+from lakefeed.errors import RebuildNeededError, TableStoppedError
 from lakefeed.lake.mode.upsert import Own
 from lakefeed.lake.spark.error import NO_SUCH_ROW
 from lakefeed.lake.spark.type import quoted
@@ -41,7 +41,13 @@ def keyless_step(session: SparkSession, window: Window, store: TableStore, own: 
     if own.keeps_deleted:
         problem = "has no key, so its deleted rows cannot be kept: nothing tells them from equal ones"
     elif not window.exact:
-        problem = "has no key and was changed while it was copied: what the copy has of these changes is unknown"
+        raise RebuildNeededError(
+            f"table {window.table} has no key and was changed while it was copied: what the copy has of these changes"
+            " is unknown",
+            remedy="Lakefeed copies the table again by itself until nobody changes it meanwhile. With a primary key, or"
+            " in a mode of its own by a rule (append keeps every change as a row), one copy is enough.",
+            table=str(window.table),
+        )
     elif appends and counts.total > counts.inserted:
         problem = "is only appended to, because it has no key, and was changed otherwise"
     elif counts.updated:

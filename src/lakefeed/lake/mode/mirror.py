@@ -29,6 +29,7 @@ from lakefeed.lake.mode.base import (
 )
 from lakefeed.lake.mode.collapse import collapse, truncates_as_deletes
 from lakefeed.lake.mode.keyless import keyless_step
+from lakefeed.lake.mode.moved import with_moved_values
 from lakefeed.lake.mode.upsert import Own, left_rows, merge_step, packed, upsert_step
 from lakefeed.lake.spark.type import quoted
 from lakefeed.lake.store import AppendRows, Step, TableStore
@@ -101,13 +102,15 @@ class Mirror(Mode):
             return keyless_step(session, window, store, own, appends=self.keyless == "append")
         if self.soft_delete is None:
             return upsert_step(session, window, store, own)
+        there, changes = f"{quoted(self.soft_delete)} IS NULL", read_changes(session, window, own.metadata)
+        if window.absent:
+            changes = with_moved_values(changes, window, lambda: store.read(session).where(there))
         if window.truncated_at is not None:
             # A truncate deletes every row that was there, and these must stay: each is read.
-            there = store.read(session).where(f"{quoted(self.soft_delete)} IS NULL")
-            changes = truncates_as_deletes(read_changes(session, window, own.metadata), there, key)
+            changes = truncates_as_deletes(changes, store.read(session).where(there), key)
             return merge_step(collapse(changes, window, keep_deleted=True), window, None, own)
         bounds = key_bounds(window)
-        changes = collapse(read_changes(session, window, own.metadata), window, keep_deleted=True)
+        changes = collapse(changes, window, keep_deleted=True)
         extent = store.extent(key[0], bounds)
         if extent is not None and extent.touched_files == 0:
             return AppendRows(packed(left_rows(changes, window, own), window))

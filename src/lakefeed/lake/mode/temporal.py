@@ -30,6 +30,7 @@ from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.errors import ConfigError, TableStoppedError
 from lakefeed.lake.mode.base import INSTANT, UNKNOWN_TIME, CurrentRows, Mode, check_name, checked_names
 from lakefeed.lake.mode.collapse import truncates_as_deletes
+from lakefeed.lake.mode.moved import with_moved_values
 from lakefeed.lake.mode.upsert import BROADCAST_ROWS, Own, matches, packed, rewritten_files, upsert_step
 from lakefeed.lake.mode.versions import STORED, Versions
 from lakefeed.lake.schema.mapping import ColumnMapping
@@ -165,6 +166,8 @@ class Temporal(Mode):
 
         bounds = key_bounds(window)
         changes = read_changes(session, window, (TIME,))
+        if window.absent:
+            changes = with_moved_values(changes, window, lambda: store.read(session).alias("t").where(current))
         keys = changes.select(*map(quoted, target.key)).alias("s")
         keys = F.broadcast(keys) if window.counts.total <= BROADCAST_ROWS else keys
         # Current versions, and closed ones that end after the first change: only clocks that step back make those.

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from lakefeed.change.batch import OP, SEQ, Operation
 from lakefeed.change.segment import Window
 from lakefeed.lake.mode.collapse import FRESH, HELD, collapse
-from lakefeed.lake.spark.error import INCOMPLETE
+from lakefeed.lake.mode.moved import with_moved_values
+from lakefeed.lake.spark.error import INCOMPLETE, INCOMPLETE_COPY
 from lakefeed.lake.spark.type import quoted, spark_type
 from lakefeed.lake.store import AppendRows, Extent, MergeRows, ReplaceRows, RewriteRows, Step, TableStore
 from lakefeed.lake.window import KeyBounds, incomplete_columns, key_bounds, narrowed, read_changes
@@ -74,6 +75,8 @@ def upsert_step(session: SparkSession, window: Window, store: TableStore, own: O
     from pyspark.sql import functions as F  # noqa: N812
 
     changes = read_changes(session, window, own.metadata)
+    if window.absent:
+        changes = with_moved_values(changes, window, lambda: store.read(session).alias("t").where(own.only or "true"))
     if window.truncated_at is not None:  # what lies before it is gone with it
         later = changes.where((F.col(SEQ) > window.truncated_at) & (F.col(OP) != int(Operation.TRUNCATE)))
         rows = left_rows(collapse(later, window), window, own)
@@ -154,14 +157,15 @@ def matches(window: Window) -> str:
     """The SQL condition that a change ``s`` is of the row ``t``."""
     # A key column that may be NULL (SQLite allows it) is compared so that NULL equals NULL.
     return " AND ".join(
-        f"t.{quoted(name)} {'<=>' if window.target.column(name).nullable else '='} s.{quoted(name)}"
-        for name in window.target.key
+        f"t.{quoted(column.name)} {'<=>' if column.nullable else '='} s.{quoted(column.name)}"
+        for column in window.target.key_columns
     )
 
 
 def refusal(window: Window, name: str) -> str:
     """The SQL that stops the table instead of giving a value for a column that nobody sent."""
-    return f"CAST(raise_error('{INCOMPLETE}') AS {spark_type(window.target.column(name).type)})"
+    error = INCOMPLETE if window.exact else INCOMPLETE_COPY
+    return f"CAST(raise_error('{error}') AS {spark_type(window.target.column(name).type)})"
 
 
 def packed(rows: DataFrame, window: Window) -> DataFrame:

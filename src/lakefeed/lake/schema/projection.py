@@ -45,12 +45,12 @@ def projected(path: Sequence[TableSchema]) -> list[SparkColumn]:
     """Expressions that turn a row of the first schema into a row of the last."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    first, target = path[0], path[-1]
+    came_from, given = lineage(path), {column.name: column.type for column in path[0].columns}
     columns = []
-    for name, was in lineage(path).items():
-        wanted = target.column(name)
+    for wanted in path[-1].columns:
+        was = came_from[wanted.name]
         column = F.lit(wanted.default) if was is None else F.col(quoted(was))
-        if was is None or first.column(was).type != wanted.type:
+        if was is None or given[was] != wanted.type:
             column = column.cast(spark_type(wanted.type) or "string")
-        columns.append(column.alias(name))
+        columns.append(column.alias(wanted.name))
     return columns

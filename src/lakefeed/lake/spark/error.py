@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lakefeed.change.table import TableId
-from lakefeed.errors import CommitFailedError, LakefeedError, SparkSetupError, TableStoppedError
+from lakefeed.errors import CommitFailedError, LakefeedError, RebuildNeededError, SparkSetupError, TableStoppedError
 
 _DEAD_JVM = ("Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetError", "Java gateway process exited")
 _SCHEMA = ("DELTA_FAILED_TO_MERGE_FIELDS", "DELTA_MERGE_INCOMPATIBLE", "_LEGACY_ERROR_TEMP_DELTA", "DELTA_SCHEMA")
@@ -15,6 +15,9 @@ _CONFLICTS = ("DELTA_CONCURRENT", "ConcurrentDelete", "ConcurrentAppend", "Concu
 
 INCOMPLETE = "LAKEFEED_INCOMPLETE_ROW"
 """Raised by our own SQL: a change did not carry all columns of a row that the table does not have."""
+
+INCOMPLETE_COPY = "LAKEFEED_INCOMPLETE_COPY"
+"""The same, of a change that happened while the table was copied: the copied rows cannot complete it."""
 
 NO_SUCH_ROW = "LAKEFEED_NO_SUCH_ROW"
 """Raised by our own SQL: a delete whose row the table does not have."""
@@ -40,6 +43,12 @@ def explained(error: BaseException, table: TableId) -> LakefeedError:
         return TableStoppedError(
             f"table {table}: an update did not carry all columns of a row that the lake table does not have",
             remedy=f"Remove the lake table and start the pipeline again: {table} is then copied again.",
+            table=str(table),
+        )
+    if INCOMPLETE_COPY in text:
+        return RebuildNeededError(
+            f"table {table}: the key of a row changed while the table was copied, and the source did not send all of "
+            "the row's values along",
             table=str(table),
         )
     if NO_SUCH_ROW in text:

@@ -50,9 +50,15 @@ def lake_arrow(schema: TableSchema) -> pa.Schema:
     return pa.schema([pa.field(column.name, column.type) for column in schema.columns])
 
 
-def refuse_unstorable(schema: TableSchema, *, added: Sequence[Column] = ()) -> None:
-    """TableStoppedError for a table whose columns a lake cannot hold under their names; ``added`` are Lakefeed's."""
+def refuse_unstorable(schema: TableSchema, *, added: Sequence[Column] = (), reserved: Sequence[str] = ()) -> None:
+    """TableStoppedError for a table whose columns a lake cannot hold under their names; ``added`` are Lakefeed's.
+
+    ``reserved`` are the names that Iceberg has for itself.
+    """
+    own = next((name for name in schema.names if name.lower() in reserved), None)
     problem = _problem(schema, {column.name for column in added})
+    if own is not None:
+        problem = f"Iceberg has the column name '{own}' for itself"
     if problem:
         raise TableStoppedError(
             f"table {schema.table}: {problem}",

@@ -1,30 +1,34 @@
-"""What SQLite's catalog has of its tables: columns, key, unique indexes. Read-only."""
+# ruff: noqa: S608 (names in SQL are quoted by database.quoted; values are bound)
+"""What SQLite's catalog has of a table: columns, key, unique indexes, and the schema that follows. Read-only."""
 
 from __future__ import annotations
 
 import re
 import sqlite3
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
 
 from lakefeed.capture.dialect import Refusal
-from lakefeed.capture.sqlite.database import Row, quoted
-from lakefeed.capture.sqlite.values import is_untyped
-from lakefeed.change.table import TableId
+from lakefeed.capture.sqlite.database import Row, quoted, transaction
+from lakefeed.capture.sqlite.values import arrow_type, is_untyped, misfits
+from lakefeed.change.table import Column, TableId, TableSchema
 
 SCHEMA = "main"
-OWN_PREFIX = "_lakefeed_"
+_REFUSED_KINDS = {
+    "view": "it is a view; capture the tables under it",
+    "virtual": "it is a virtual table, and SQLite allows no triggers on those",
+    "shadow": "it is the storage of a virtual table",
+}
 _ROWID_NAMES = ("rowid", "_rowid_", "oid")
 _EXPRESSION = -2  # the column number of an expression in PRAGMA index_xinfo
 _NAME = re.compile(r""""((?:[^"]|"")*)"|`([^`]*)`|\[([^\]]*)\]|([^\W\d]\w*)""")
 _CONSTANTS = frozenset({"NULL", "TRUE", "FALSE", "CURRENT_TIME", "CURRENT_DATE", "CURRENT_TIMESTAMP"})
-_TOKEN = re.compile(
-    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|[()]|.""",
-    re.DOTALL,
-)
+_TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|[()]|.""", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class SourceColumn:
+class SourceColumn(NamedTuple):
     """``default`` is the SQL text of the DEFAULT clause, None if there is none."""
 
     name: str
@@ -34,8 +38,7 @@ class SourceColumn:
     generated: bool
 
 
-@dataclass(frozen=True, slots=True)
-class UniqueIndex:
+class UniqueIndex(NamedTuple):
     """Columns with their collations; ``where`` is the condition of a partial index."""
 
     columns: tuple[tuple[str, str], ...]
@@ -68,6 +71,16 @@ class SourceTable:
         return TableId(SCHEMA, self.name)
 
     @property
+    def sql_key(self) -> tuple[str, ...]:
+        """What is compared to find a row by its key, quoted: the declared key, else the rowid."""
+        return tuple(map(quoted, self.key or (self.rowid or "",)))
+
+    @property
+    def null_key(self) -> str:
+        """SQL: the key has a NULL."""
+        return " OR ".join(f"{quoted(name)} IS NULL" for name in self.key)
+
+    @property
     def nullable_key(self) -> bool:
         """SQLite allows NULL in the declared key of a rowid table, unless it is declared NOT NULL or is the rowid."""
         strict = self.key_is_rowid or self.without_rowid
@@ -78,40 +91,45 @@ class SourceTable:
         """VACUUM gives new rowids to a table that has neither a key that is the rowid nor any index."""
         return not self.key and not self.indexed and not self.without_rowid
 
+    @property
+    def rowid_column(self) -> str:
+        """What the rowid is called in the lake: ``_rowid``, or more underscores if the table has that name itself."""
+        name, taken = "_rowid", {column.name.lower() for column in self.columns}
+        while name in taken:
+            name += "_"
+        return name
+
+    def schema(self) -> TableSchema:
+        """The table's columns, without stable ids; ahead of them the rowid, where it is the key."""
+        columns = [] if self.key else [Column(self.rowid_column, pa.int64(), nullable=False, source_type="INTEGER")]
+        for column in self.columns:
+            in_key = column.name in self.key and (self.key_is_rowid or self.without_rowid)
+            nullable = not (column.not_null or in_key)
+            columns.append(Column(column.name, arrow_type(column.declared), nullable, column.declared))
+        return TableSchema(self.id, tuple(columns), self.key or (self.rowid_column,))
+
 
 def all_tables(connection: sqlite3.Connection) -> dict[TableId, Refusal | None]:
     """Everything in the catalog that can be selected from → why it is never captured; None if it can be."""
-    return {TableId(SCHEMA, row[1]): _refusal(row[1], row[2]) for row in _tables(connection)}
+    rows = connection.execute("SELECT name, type FROM pragma_table_list WHERE schema = 'main'").fetchall()
+    return {TableId(SCHEMA, name): _refusal(name, kind) for name, kind in rows}
 
 
 def _refusal(name: str, kind: str) -> Refusal | None:
-    if name.lower().startswith(OWN_PREFIX):
-        return Refusal("it belongs to Lakefeed itself")
-    if name.lower().startswith("sqlite_"):
-        return Refusal("it belongs to SQLite itself")
-    if kind == "table":
-        return None
-    reasons = {
-        "view": "it is a view; capture the tables under it",
-        "virtual": "it is a virtual table, and SQLite allows no triggers on those",
-        "shadow": "it is the storage of a virtual table",
-    }
-    return Refusal(reasons.get(kind, f"it is a {kind}, not a table"))
-
-
-def _tables(connection: sqlite3.Connection, name: str | None = None) -> list[Row]:
-    condition = "schema = 'main'" if name is None else "schema = 'main' AND name = ?"
-    query = f"SELECT * FROM pragma_table_list WHERE {condition}"  # noqa: S608  # the condition is ours
-    return connection.execute(query, () if name is None else (name,)).fetchall()
+    for prefix, owner in (("_lakefeed_", "Lakefeed"), ("sqlite_", "SQLite")):
+        if name.lower().startswith(prefix):
+            return Refusal(f"it belongs to {owner} itself")
+    return None if kind == "table" else Refusal(_REFUSED_KINDS.get(kind, f"it is a {kind}, not a table"))
 
 
 def read_table(connection: sqlite3.Connection, name: str) -> SourceTable | None:
     """The table called ``name`` (exactly, as the catalog spells it), or None if there is none to capture."""
-    listed = _tables(connection, name)
-    if not listed or _refusal(name, listed[0][2]) is not None:
+    query = "SELECT type, wr FROM pragma_table_list WHERE schema = 'main' AND name = ?"
+    listed = connection.execute(query, (name,)).fetchone()
+    if listed is None or _refusal(name, listed[0]) is not None:
         return None
-    without_rowid = bool(listed[0][4])
-    sql = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone()
+    without_rowid = bool(listed[1])
+    (sql,) = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone()
     info = connection.execute(f"PRAGMA main.table_xinfo({quoted(name)})").fetchall()
     visible = [row for row in info if row[6] != 1]
     columns = tuple(SourceColumn(row[1], row[2], bool(row[3]), row[4], row[6] in (2, 3)) for row in visible)
@@ -119,10 +137,10 @@ def read_table(connection: sqlite3.Connection, name: str) -> SourceTable | None:
     indexes = connection.execute(f"PRAGMA main.index_list({quoted(name)})").fetchall()
     alias = len(key) == 1 and not without_rowid and not any(row[3] == "pk" for row in indexes)
     free = next((word for word in _ROWID_NAMES if word not in {column.name.lower() for column in columns}), None)
-    conflicts, opaque = _conflicts(connection, indexes, {column.name: column for column in columns})
+    conflicts, opaque = _conflicts(connection, indexes, {column.name: column.declared for column in columns})
     return SourceTable(
         name=name,
-        sql=sql[0],
+        sql=sql,
         columns=columns,
         key=key,
         rowid=None if without_rowid else (key[0] if alias else free),
@@ -134,17 +152,8 @@ def read_table(connection: sqlite3.Connection, name: str) -> SourceTable | None:
     )
 
 
-def default_value(default: str) -> str:
-    """The SQL text of a DEFAULT clause as an expression. There, but only there, a name is a piece of text."""
-    name = _NAME.fullmatch(default)
-    if name is None or default.upper() in _CONSTANTS:
-        return f"({default}\n)"
-    text = next(part for part in name.groups() if part is not None)
-    return "'" + text.replace('""', '"').replace("'", "''") + "'"
-
-
 def _conflicts(
-    connection: sqlite3.Connection, indexes: list[Row], columns: dict[str, SourceColumn]
+    connection: sqlite3.Connection, indexes: list[Row], declared: dict[str, str]
 ) -> tuple[tuple[UniqueIndex, ...], tuple[str, ...]]:
     followed, opaque = [], []
     for _, name, unique, origin, partial in (row[:5] for row in sorted(indexes, key=lambda row: str(row[1]))):
@@ -153,7 +162,7 @@ def _conflicts(
         parts = [row for row in connection.execute(f"PRAGMA main.index_xinfo({quoted(name)})") if row[5]]
         if any(row[1] == _EXPRESSION for row in parts):
             opaque.append(name)
-        elif origin != "pk" or any(row[4] != "BINARY" or is_untyped(columns[row[2]].declared) for row in parts):
+        elif origin != "pk" or any(row[4] != "BINARY" or is_untyped(declared[row[2]]) for row in parts):
             # The key's own index matters only if two different values can be equal in it ('a' and 'A', 1 and 1.0).
             where = None
             if partial:  # what follows the column list in its CREATE statement
@@ -167,3 +176,25 @@ def _conflicts(
                         break
             followed.append(UniqueIndex(tuple((row[2], row[4]) for row in parts), where))
     return tuple(followed), tuple(opaque)
+
+
+def default_value(default: str) -> str:
+    """The SQL text of a DEFAULT clause as an expression. There, but only there, a name is a piece of text."""
+    name = _NAME.fullmatch(default)
+    if name is None or default.upper() in _CONSTANTS:
+        return f"({default}\n)"
+    text = next(part for part in name.groups() if part is not None)
+    return "'" + text.replace('""', '"').replace("'", "''") + "'"
+
+
+def mixed_columns(connection: sqlite3.Connection, name: str) -> frozenset[str]:
+    """Columns of the table with values that their declared type does not fit. One pass, in a read transaction."""
+    with transaction(connection, "DEFERRED"):
+        source = read_table(connection, name)
+        columns = source.columns if source is not None else ()
+        tests = misfits((column.name, arrow_type(column.declared), quoted(column.name)) for column in columns)
+        if not tests:
+            return frozenset()
+        listed = ", ".join(f"max({test})" for test in tests.values())
+        row = connection.execute(f"SELECT {listed} FROM {quoted(name)}").fetchone()
+    return frozenset(column for column, found in zip(tests, row, strict=True) if found)

@@ -1,0 +1,123 @@
+"""A row that PostgreSQL cannot send, or that is not UTF-8, is its table's trouble: the others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from tests.postgres.rows import changes, copied, drain, opened
+
+from lakefeed.capture.postgres import pgoutput
+from lakefeed.capture.postgres.source import Postgres
+from lakefeed.change.change_set import RecopyNeeded, TableBlocked
+from lakefeed.change.table import TableId
+from lakefeed.errors import TableStoppedError
+from lakefeed.testing.postgres_server import PostgresServer
+
+T, U = TableId("public", "t"), TableId("public", "u")
+# Its values can be read and sent in binary form, but not printed: as those are whose text would have more than 1 GB.
+ODD = """
+CREATE TYPE odd;
+CREATE FUNCTION odd_in(cstring) RETURNS odd LANGUAGE internal IMMUTABLE STRICT AS 'byteain';
+CREATE FUNCTION odd_out(odd) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS 'shell_out';
+CREATE FUNCTION odd_send(odd) RETURNS bytea LANGUAGE internal IMMUTABLE STRICT AS 'byteasend';
+CREATE TYPE odd (input = odd_in, output = odd_out, send = odd_send, storage = extended);
+CREATE TABLE t (id int PRIMARY KEY, v odd);
+CREATE TABLE u (id int PRIMARY KEY, v text)
+"""
+
+
+@pytest.fixture
+def ascii_dsn(server: PostgresServer) -> Iterator[str]:
+    name = "test_without_encoding"
+    with psycopg.connect(server.dsn, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'".encode())
+        yield server.dsn.replace("dbname=postgres", f"dbname={name}")
+        admin.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", (name,)
+        )
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def seen(change_sets: list[Any]) -> tuple[list[int], list[Any]]:
+    """The keys of the rows, and the notices."""
+    return [row["id"] for row in changes(change_sets)], [notice for one in change_sets for notice in one.notices]
+
+
+def test_a_text_that_is_not_utf8_blocks_its_table_and_the_remedy_corrects_it(ascii_dsn: str) -> None:
+    with psycopg.connect(ascii_dsn, autocommit=True) as writer, opened(Postgres(ascii_dsn)) as capture:
+        writer.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)")
+        position = capture.prepare([T, U])
+        writer.execute("INSERT INTO u VALUES (1, 'a')")
+        writer.execute(
+            b"INSERT INTO t VALUES (2, E'caf\\xe9'), (3, E'caf\\xc3\\xa9 \\xe2\\x98\\x83 \\xf0\\x9d\\x84\\x9e')"
+        )
+        writer.execute("INSERT INTO u VALUES (4, 'b')")
+        keys, (notice,) = seen(drain(capture, position))
+        assert keys == [1, 4]
+        assert isinstance(notice, TableBlocked)
+        assert notice.table == T
+        with pytest.raises(TableStoppedError, match="not UTF-8"):
+            copied(capture, T)
+        assert [row["id"] for row in copied(capture, U)] == [1, 4]  # on the same connection
+        writer.execute(notice.remedy[notice.remedy.index("UPDATE") :].encode())
+        capture.close()  # the snapshot of before goes
+        capture.open()
+        assert {row["id"]: row["v"] for row in copied(capture, T)} == {2: "café", 3: "café ☃ 𝄞"}
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_row_that_cannot_be_printed_is_its_tables_trouble(
+    dsn: str, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pgoutput, "LARGE_BYTES", 10 if large else pgoutput.LARGE_BYTES)
+    with psycopg.connect(dsn, autocommit=True) as writer, opened(Postgres(dsn)) as capture:
+        writer.execute(ODD)
+        position = capture.prepare([T, U])
+        writer.execute("INSERT INTO u VALUES (1, 'a')")
+        writer.execute("INSERT INTO t VALUES (2, 'abc')")
+        writer.execute("INSERT INTO u VALUES (3, 'b')")
+        keys, (notice,) = seen(drain(capture, position))
+        assert keys == [1, 3]
+        assert (type(notice), notice.table) == (TableBlocked if large else RecopyNeeded, T)
+        with pytest.raises(TableStoppedError, match="cannot send it"):
+            copied(capture, T)
+        writer.execute("DELETE FROM t; INSERT INTO u VALUES (4, 'c')")
+        assert 4 in seen(drain(capture, capture._stream.builder.position if capture._stream else position))[0]
+
+
+def test_what_was_given_of_the_transaction_before_its_unprintable_row_is_not_given_again(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The beginning is large enough to be decoded before its commit has come."""
+    monkeypatch.setattr(pgoutput, "PIECE_BYTES", 1_000)
+    with psycopg.connect(dsn, autocommit=True) as writer, opened(Postgres(dsn)) as capture:
+        writer.execute(ODD)
+        position = capture.prepare([T, U])
+        with writer.transaction():
+            writer.execute("INSERT INTO u SELECT i, repeat('x', 1000) FROM generate_series(1, 20000) i")
+            writer.execute("INSERT INTO t VALUES (1, 'abc')")
+            writer.execute("INSERT INTO u VALUES (0, 'last')")
+        writer.execute("INSERT INTO u VALUES (-1, 'next')")
+        keys, notices = seen(drain(capture, position))
+        assert len(keys) == len(set(keys))
+        assert {notice.table for notice in notices} == {T, U}  # the last row of u came in binary form, too
+        assert keys[-1] == -1
+
+
+@pytest.mark.slow
+def test_a_bytea_whose_text_has_more_than_a_gigabyte_blocks_its_table(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as writer, opened(Postgres(dsn)) as capture:
+        writer.execute("CREATE TABLE t (id int PRIMARY KEY, v bytea); CREATE TABLE u (id int PRIMARY KEY)")
+        writer.execute("ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
+        position = capture.prepare([T, U])
+        writer.execute("INSERT INTO u VALUES (1)")
+        writer.execute("INSERT INTO t SELECT 2, convert_to(repeat('x', 600000000), 'SQL_ASCII')")
+        writer.execute("INSERT INTO u VALUES (3)")
+        keys, (notice,) = seen(drain(capture, position))
+        assert keys == [1, 3]
+        assert isinstance(notice, TableBlocked)
+        assert notice.table == T
+        assert "1 GB" in notice.remedy
