@@ -12,14 +12,13 @@ from tests.mysql.test_mysql_types import COMMON, OWN, _fill, _table
 
 from lakefeed.capture.log import Announced
 from lakefeed.capture.mysql.binlog import BinlogDecoder, BinlogPiece, Gtid, Resolved
+from lakefeed.capture.mysql.columns import Kind, ZeroDates
 from lakefeed.capture.mysql.database import Database
 from lakefeed.capture.mysql.dialect import column_of, executed
-from lakefeed.capture.mysql.kind import Kind, ZeroDates
 from lakefeed.capture.mysql.packets import Packets
-from lakefeed.capture.mysql.rows import Layout
+from lakefeed.capture.mysql.rows import Layout, TableMap
 from lakefeed.capture.mysql.statement import Effect, read_statement
 from lakefeed.capture.mysql.stream import BinlogReader
-from lakefeed.capture.mysql.table_map import TableMap
 from lakefeed.change.mysql import MysqlGtid
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import DecodeError

@@ -8,9 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakefeed.capture.mysql.dialect import MysqlDialect
+from lakefeed.capture.mysql.dialect import MysqlDialect, MysqlVerifyReader
 from lakefeed.capture.mysql.source import Mysql
-from lakefeed.capture.mysql.verify import MysqlVerifyReader
 from lakefeed.change.change_set import TableBlocked
 from lakefeed.change.table import TableId
 from lakefeed.testing.capture_subject import drain, row_dicts

@@ -10,8 +10,7 @@ from decimal import Decimal
 
 import numpy as np
 
-from lakefeed.capture.mysql.columns import Field, packed_decimal, padded
-from lakefeed.capture.mysql.kind import Kind
+from lakefeed.capture.mysql.columns import Field, Kind, packed_decimal, padded
 from lakefeed.errors import DecodeError
 
 _DEEPEST = 110  # the server's own limit is 100

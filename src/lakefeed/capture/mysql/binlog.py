@@ -17,12 +17,10 @@ import pyarrow as pa
 
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.log import Announced, Decoded, Rows, Transaction
-from lakefeed.capture.mysql.columns import Bytes, padded
-from lakefeed.capture.mysql.kind import ZeroDates
+from lakefeed.capture.mysql.columns import Bytes, ZeroDates, padded
 from lakefeed.capture.mysql.packets import Packets
-from lakefeed.capture.mysql.rows import DELETE, UPDATE, WRITE, Lanes, Layout, decode_lanes
+from lakefeed.capture.mysql.rows import DELETE, UPDATE, WRITE, Lanes, Layout, TableMap, decode_lanes, read_table_map
 from lakefeed.capture.mysql.statement import Effect, Statement, read_statement
-from lakefeed.capture.mysql.table_map import TableMap, read_table_map
 from lakefeed.change.batch import Operation
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked
 from lakefeed.change.mysql import Interval, MariadbGtid, MysqlGtid, Origin

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from lakefeed.capture.base import Finding, Level
 from lakefeed.capture.log import Choose
+from lakefeed.capture.mysql.columns import ZeroDates
 from lakefeed.capture.mysql.database import Connection, Database, quoted
 from lakefeed.capture.mysql.dialect import MysqlSession, SourceColumn, read_columns, unknown_charset
-from lakefeed.capture.mysql.kind import ZeroDates
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError
 

@@ -11,8 +11,7 @@ from lakefeed.errors import ConfigError
 
 if TYPE_CHECKING:
     from lakefeed.capture.base import Source
-    from lakefeed.capture.mysql.dialect import MysqlDialect
-    from lakefeed.capture.mysql.verify import MysqlVerifyReader
+    from lakefeed.capture.mysql.dialect import MysqlDialect, MysqlVerifyReader
     from lakefeed.change.table import TableId
 
 _TEMPLATE = """\
@@ -57,9 +56,9 @@ class MysqlConfig(SourceConfig):
 
     def dialect(self) -> MysqlDialect:
         try:
+            from lakefeed.capture.mysql.columns import ZeroDates
             from lakefeed.capture.mysql.database import Database
             from lakefeed.capture.mysql.dialect import MysqlDialect
-            from lakefeed.capture.mysql.kind import ZeroDates
         except ImportError as error:
             raise ConfigError(
                 f"source.kind: {self.kind} needs the driver PyMySQL, which is not installed ({error})",
@@ -70,7 +69,7 @@ class MysqlConfig(SourceConfig):
 
     def verify_reader(self, table: TableId) -> MysqlVerifyReader:
         dialect = self.dialect()
-        from lakefeed.capture.mysql.verify import MysqlVerifyReader
+        from lakefeed.capture.mysql.dialect import MysqlVerifyReader
 
         return MysqlVerifyReader(dialect, table)
 

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pymysql
 from pymysql.connections import Connection as Driver
 
-from lakefeed.capture.mysql.kind import Flavour
+from lakefeed.capture.mysql.columns import Flavour
 from lakefeed.errors import ConfigError, LakefeedError, SourceError, SourceSetupError, SourceUnavailableError
 
 MODES = ("VERIFY_IDENTITY", "VERIFY_CA", "REQUIRED", "DISABLED")

@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import pymysql
+from pymysql.cursors import SSCursor
 
 from lakefeed.capture.dialect import (
     Bracket,
@@ -30,8 +31,8 @@ from lakefeed.capture.dialect import (
     Session,
     TableChangedError,
 )
+from lakefeed.capture.mysql.columns import CODECS, Flavour, Kind, ZeroDates, kind_of
 from lakefeed.capture.mysql.database import READING, Connection, Database, listed, literal, quoted
-from lakefeed.capture.mysql.kind import CODECS, Flavour, Kind, ZeroDates, kind_of
 from lakefeed.capture.mysql.packets import read_rows
 from lakefeed.change.mysql import MariadbGtid, MysqlGtid
 from lakefeed.change.position import Position, decode_position
@@ -45,6 +46,7 @@ _CHANGED = (1412, 1054, 1146)
 """The table's definition has changed; no such column; no such table."""
 _NO_PROCESS = 1227
 _VISIBLE_SECONDS = 10.0
+_RUN_ROWS = 20_000
 
 _TABLES = f"""
 SELECT t.TABLE_SCHEMA, t.TABLE_NAME, t.ENGINE FROM information_schema.TABLES t
@@ -320,3 +322,53 @@ def snapshot_position(connection: Connection) -> MariadbGtid:
     if found is None:
         raise SourceError(f"the server does not know the GTID of {file}:{offset}", remedy="Set log_bin = ON.")
     return MariadbGtid(str(found))
+
+
+class MysqlVerifyReader:
+    """See ``capture.registry.VerifyReader``. Values by plain SELECT, as PyMySQL converts them from text, not through
+    ``Session.read``: that is the decoder whose work ``lakefeed verify`` proves. Rows are not buffered, so that memory
+    stays bounded."""
+
+    def __init__(self, dialect: MysqlDialect, table: TableId) -> None:
+        self._dialect = dialect
+        self._database = Database(dialect.dsn, dialect.flavour)
+        self._table = table
+
+    def columns(self) -> Sequence[str]:
+        return self._dialect.described(self._table).schema.names
+
+    def count(self) -> int:
+        origin = self._dialect.described(self._table).origin
+        with self._database.connection(READING) as connection:
+            return int(connection.value(f"SELECT count(*) FROM {origin}"))
+
+    def rows(self, columns: pa.Schema, names: Sequence[str]) -> Iterator[Sequence[tuple[Any, ...]]]:
+        origin = self._dialect.described(self._table).origin
+        with self._database.connection(READING) as connection:
+            kinds = {one.name: one.kind for one in read_columns(connection, [self._table])[self._table][0]}
+            listed = []
+            for name, field in zip(names, columns, strict=True):
+                kind, sql = kinds[name], quoted(name)
+                if kind is not None and kind.name == "geometry":
+                    sql = f"SUBSTRING(CAST({sql} AS BINARY), 5)"
+                elif kind is not None and kind.name in ("float", "bit"):
+                    sql = f"{sql} + {'0e0' if kind.name == 'float' else '0'}"
+                elif field.type == pa.string():
+                    sql = f"CAST({sql} AS CHAR)"
+                listed.append(sql)
+            zoned = [index for index, field in enumerate(columns) if getattr(field.type, "tz", None) is not None]
+            flags = [index for index, field in enumerate(columns) if pa.types.is_boolean(field.type)]
+            with connection.driver.cursor(SSCursor) as cursor:
+                cursor.execute(f"SELECT {', '.join(listed)} FROM {origin}")
+                while rows := cursor.fetchmany(_RUN_ROWS):
+                    yield [_converted(row, zoned, flags) for row in rows]
+
+
+def _converted(row: tuple[Any, ...], zoned: list[int], flags: list[int]) -> tuple[Any, ...]:
+    """Timestamps are in UTC, as the session is; a bit is a truth value."""
+    found = list(row)
+    for index in zoned:
+        found[index] = found[index].replace(tzinfo=UTC) if hasattr(found[index], "tzinfo") else found[index]
+    for index in flags:
+        found[index] = None if found[index] is None else bool(found[index])
+    return tuple(found)

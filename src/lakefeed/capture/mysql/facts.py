@@ -14,12 +14,11 @@ from dataclasses import replace
 from lakefeed.capture.dialect import DescribedTable, Session
 from lakefeed.capture.log import Announced, Choose
 from lakefeed.capture.mysql.binlog import Gtid, Resolved
+from lakefeed.capture.mysql.columns import Kind
 from lakefeed.capture.mysql.database import Database
 from lakefeed.capture.mysql.dialect import MysqlDialect, SourceColumn, column_of, executed, read_columns
-from lakefeed.capture.mysql.kind import Kind
-from lakefeed.capture.mysql.rows import Layout
+from lakefeed.capture.mysql.rows import Layout, TableMap, WireColumn
 from lakefeed.capture.mysql.statement import Effect, Statement
-from lakefeed.capture.mysql.table_map import TableMap, WireColumn
 from lakefeed.capture.schema import DeliveredSchemas, Stated
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.table import TableId, TableSchema

@@ -19,9 +19,12 @@ import pymysql
 
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.mysql.columns import (
+    TEMPORAL,
     Bytes,
     Field,
     Ints,
+    Kind,
+    ZeroDates,
     big_endian,
     bits,
     dates,
@@ -32,7 +35,6 @@ from lakefeed.capture.mysql.columns import (
     without_srid,
 )
 from lakefeed.capture.mysql.database import Connection
-from lakefeed.capture.mysql.kind import TEMPORAL, Kind, ZeroDates
 from lakefeed.errors import DecodeError
 
 _LONGEST = 0xFFFFFF

@@ -22,10 +22,10 @@ from lakefeed.capture.builder import Limits
 from lakefeed.capture.log_capture import LogCapture
 from lakefeed.capture.mysql.binlog import BinlogDecoder
 from lakefeed.capture.mysql.check import check_source
+from lakefeed.capture.mysql.columns import Flavour, ZeroDates
 from lakefeed.capture.mysql.database import Database
 from lakefeed.capture.mysql.dialect import MysqlDialect
 from lakefeed.capture.mysql.facts import MysqlFacts
-from lakefeed.capture.mysql.kind import Flavour, ZeroDates
 from lakefeed.capture.mysql.resume import MysqlResumePoint
 from lakefeed.change.mysql import MariadbGtid, MysqlGtid
 from lakefeed.errors import ConfigError
