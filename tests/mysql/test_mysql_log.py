@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import pytest
 from tests.mysql.conftest import FLAVOURS
 
 from lakefeed.capture.base import ChangeCapture
+from lakefeed.capture.mysql.packets import PacketReader, Packets
 from lakefeed.capture.mysql.source import Mysql
 from lakefeed.change.batch import OP, Operation
 from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked, TableDropped
 from lakefeed.change.mysql import MysqlGtid
 from lakefeed.change.table import TableId
-from lakefeed.errors import LakefeedError, PositionLostError, SourceSetupError
+from lakefeed.errors import DecodeError, LakefeedError, PositionLostError, SourceSetupError
 from lakefeed.testing.capture_subject import changes, drain, ordered_rows
 from lakefeed.testing.mysql_server import Flavour, MysqlServer
 
@@ -207,6 +209,63 @@ def test_t16_the_stream_goes_through_rotated_files_and_restarts(play: Play) -> N
     assert changes(play.drain()) == [(Operation.INSERT, key) for key in range(3)]
     play.run("FLUSH BINARY LOGS", "INSERT INTO t VALUES (9, 'z')")
     assert changes(play.drain()) == [(Operation.INSERT, 9)]
+
+
+def test_an_event_with_a_wrong_checksum_stops_the_stream_with_file_and_position(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = PacketReader.take
+
+    def flipped(self: PacketReader, wait_seconds: float | None = None) -> Packets | None:
+        found = take(self, wait_seconds)
+        return None if found is None else replace(found, data=found.data.replace(b"needle", b"noodle"))
+
+    play.run("INSERT INTO t VALUES (1, 'needle')")
+    monkeypatch.setattr(PacketReader, "take", flipped)
+    with pytest.raises(DecodeError, match=r"behind \S+\.\d{6}:\d+ has another checksum"):
+        play.drain()
+    monkeypatch.undo()
+    assert changes(play.drain()) == [(Operation.INSERT, 1)]
+
+
+def test_a_log_without_checksums_is_read_and_one_that_changes_between(play: Play) -> None:
+    kept = play.run("SELECT @@GLOBAL.binlog_checksum")[0][0]
+    play.run("INSERT INTO t VALUES (1, 'a')")
+    for key, kind in ((2, "NONE"), (3, "CRC32"), (4, kept)):
+        play.run(f"SET GLOBAL binlog_checksum = {kind}", f"INSERT INTO t VALUES ({key}, 'a')")
+    assert changes(play.drain()) == [(Operation.INSERT, key) for key in range(1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_rewritten"),
+    [
+        ("varchar(20)", "varchar(3)", True),
+        ("varchar(20)", "varchar(30)", False),
+        ("text", "tinytext", True),
+        ("varbinary(9)", "varbinary(3)", True),
+        ("decimal(10,3)", "decimal(10,1)", True),
+        ("decimal(60,3)", "decimal(60,1)", True),
+        ("datetime(6)", "datetime(0)", True),
+        ("datetime(0)", "datetime(6)", False),
+        ("time(3)", "time(6)", True),
+        ("enum('1','2')", "enum('2','1')", True),
+        ("enum('1','2')", "enum('1','2','3')", False),
+    ],
+)
+@pytest.mark.parametrize("has_rows", [True, False])
+def test_a_type_that_may_have_rewritten_values_has_its_column_read_again(
+    server: MysqlServer, database: str, tmp_path: Path, old: str, new: str, is_rewritten: bool, has_rows: bool
+) -> None:
+    play = Play(server, database, tmp_path, f"id int PRIMARY KEY, a {old}")
+    play.run("SET SESSION sql_mode = ''", "INSERT INTO t VALUES (1, NULL)", f"ALTER TABLE t MODIFY a {new}")
+    if has_rows:
+        play.run("INSERT INTO t VALUES (2, NULL)")
+    else:
+        play.drain()
+        play.capture.discover()
+    notices = [notice for one in play.drain() for notice in one.notices]
+    assert [(type(one), getattr(one, "columns", ())) for one in notices] == [(RecopyNeeded, ("a",))] * is_rewritten
+    play.close()
 
 
 def test_compressed_rows_of_mariadb_arrive(servers: Callable[[Flavour], MysqlServer], tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class ZeroDates(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``size`` is a decimal's precision, the bits of bit, the bytes of binary, the digits of a second's fraction.
+    """``size`` is a decimal's precision, the bits of bit, the digits of a second's fraction, the most bytes of a text.
     ``charset`` is what texts, enum and set are stored in; ``members`` those of enum and set."""
 
     name: str
@@ -96,9 +96,11 @@ class Kind:
         return _PLAIN.get(self.name, pa.string())  # texts, enum, set, json, time, uuid, inet4, inet6
 
 
-def kind_of(column_type: str, charset: str | None, precision: int | None, scale: int | None) -> Kind | None:
-    """What information_schema.COLUMNS has: COLUMN_TYPE, CHARACTER_SET_NAME, NUMERIC_PRECISION and NUMERIC_SCALE. None
-    for a type that is not understood."""
+def kind_of(
+    column_type: str, charset: str | None, precision: int | None, scale: int | None, longest: int | None
+) -> Kind | None:
+    """What information_schema.COLUMNS has: COLUMN_TYPE, CHARACTER_SET_NAME, NUMERIC_PRECISION, NUMERIC_SCALE and
+    CHARACTER_OCTET_LENGTH. None for a type that is not understood."""
     match = _TYPE.match(column_type.lower())
     if match is None:
         return None
@@ -115,12 +117,10 @@ def kind_of(column_type: str, charset: str | None, precision: int | None, scale:
     if name in ("enum", "set"):
         members = tuple(one.replace("''", "'") for one in _MEMBER.findall(column_type))
         return Kind(name, charset=charset or "", members=members)
-    if name in ("char", "varchar"):
-        return Kind(name, charset=charset or "")
-    if name.endswith("text"):
-        return Kind("text", charset=charset or "")
+    if name in ("char", "varchar") or name.endswith("text"):
+        return Kind("text" if name.endswith("text") else name, size=longest or 0, charset=charset or "")
     if name == "varbinary" or name.endswith("blob"):
-        return Kind("varbinary" if name == "varbinary" else "blob")
+        return Kind("varbinary" if name == "varbinary" else "blob", size=longest or 0)
     if name in _GEOMETRIES:
         return Kind("geometry")
     return Kind(name) if name in ("vector", "uuid", "inet4", "inet6") else None

@@ -53,7 +53,7 @@ SELECT t.TABLE_SCHEMA, t.TABLE_NAME, t.ENGINE FROM information_schema.TABLES t
  WHERE t.TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') AND t.TABLE_SCHEMA NOT IN ({listed(SYSTEM)})"""
 _COLUMNS = """
 SELECT c.TABLE_SCHEMA, c.TABLE_NAME, c.COLUMN_NAME, c.COLUMN_TYPE, c.CHARACTER_SET_NAME, c.NUMERIC_PRECISION,
-       c.NUMERIC_SCALE, c.IS_NULLABLE, c.EXTRA, c.COLUMN_DEFAULT
+       c.NUMERIC_SCALE, c.CHARACTER_OCTET_LENGTH, c.IS_NULLABLE, c.EXTRA, c.COLUMN_DEFAULT
   FROM information_schema.COLUMNS c WHERE (c.TABLE_SCHEMA, c.TABLE_NAME) IN ({tables})
  ORDER BY c.TABLE_SCHEMA, c.TABLE_NAME, c.ORDINAL_POSITION"""
 _KEYS = """
@@ -260,10 +260,11 @@ def read_columns(
         return {}
     pairs = ", ".join(f"({literal(table.schema)}, {literal(table.name)})" for table in tables)
     columns: dict[TableId, list[SourceColumn]] = {}
-    for schema, table, name, kind, charset, precision, scale, nullable, extra, default in connection.run(
+    for schema, table, name, kind, charset, precision, scale, longest, nullable, extra, default in connection.run(
         _COLUMNS.format(tables=pairs)
     ):
-        found = kind_of(_text(kind), charset, precision, scale)
+        text = kind.decode() if isinstance(kind, bytes) else str(kind)
+        found = kind_of(text, charset, precision, scale, longest)
         has_default = default is not None and str(default).upper() != "NULL"
         one = SourceColumn(name, found, nullable == "YES", str(extra).upper(), has_default)
         columns.setdefault(TableId(schema, table), []).append(one)
@@ -271,10 +272,6 @@ def read_columns(
     for schema, table, name in connection.run(_KEYS.format(tables=pairs)):
         keys.setdefault(TableId(schema, table), []).append(name)
     return {table: (tuple(found), tuple(keys.get(table, ()))) for table, found in columns.items()}
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def unknown_charset(columns: Sequence[SourceColumn]) -> str | None:

@@ -8,8 +8,11 @@ have no lasting number, so a column is its name: one that was renamed is one dro
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+
+import pyarrow as pa
 
 from lakefeed.capture.dialect import DescribedTable, Session
 from lakefeed.capture.log import Announced, Choose
@@ -21,10 +24,12 @@ from lakefeed.capture.mysql.rows import Layout, TableMap, WireColumn
 from lakefeed.capture.mysql.statement import Effect, Statement
 from lakefeed.capture.schema import DeliveredSchemas, Stated
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
-from lakefeed.change.table import TableId, TableSchema
+from lakefeed.change.table import Column, TableId, TableSchema
 
 _METADATA = "SET GLOBAL binlog_row_metadata = 'FULL'; then run `lakefeed rebuild {table}`."
 _LOGGED_AS_BYTES = ("uuid", "inet4", "inet6")
+_PRINTED = ("decimal", "time", "datetime", "timestamp")
+_SIZE = re.compile(r"\((\d+)")
 
 
 class MysqlFacts(DeliveredSchemas[Gtid]):
@@ -166,8 +171,12 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
 
     def _stated(self, schema: TableSchema) -> Stated:
         """Rows from before a column was added have NULL in it, unless it has a default or may be an old one renamed."""
-        before, not_known = self.known(schema.table), {}
+        before, not_known, altered = self.known(schema.table), {}, {}
         if before is not None:
+            for old in before.schema.columns:
+                if old.name in schema.names and _may_rewrite(old, new := schema.column(old.name)):
+                    change = f"changed from {old.source_type} to {new.source_type}"
+                    altered[old.name] = f"the type of {old.name} {change}, which may have rewritten its values"
             was, hints = set(before.schema.names), {one.name: one for one in self._newest.get(schema.table, ())}
             is_renamed = bool(was - set(schema.names))
             for name in schema.names:
@@ -178,7 +187,21 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
                 is_plain = is_plain and schema.column(name).nullable
                 if name not in was and (is_renamed or not is_plain):
                     not_known[name] = f"existing rows may have values in the new column {name}"
-        return Stated(_life(schema.table), schema, not_known=not_known)
+        return Stated(_life(schema.table), schema, not_known=not_known, altered=altered)
+
+
+def _may_rewrite(old: Column, new: Column) -> bool:
+    """Whether an ALTER from the one type to the other can change the values that existing rows have: unless it only
+    makes room, for longer texts or for members behind the old ones."""
+    if old.source_type == new.source_type:
+        return False
+    base = new.source_type.partition("(")[0]
+    if base in ("enum", "set"):
+        return not new.source_type.startswith(f"{old.source_type[:-1]},")
+    if base == "binary" or (base in _PRINTED and pa.types.is_string(new.type)):
+        return True  # filled up with zeros; printed with other digits
+    sizes = [int(match[1]) if (match := _SIZE.search(one.source_type)) else 0 for one in (old, new)]
+    return sizes[1] < sizes[0]
 
 
 def _kind(column: WireColumn, hint: Kind | None) -> Kind | None:

@@ -143,6 +143,7 @@ def _kind(
     code: int, meta: bytes, unsigned: bool, collation: int | None, charset: str, members: tuple[str, ...]
 ) -> tuple[Kind | None, int, int]:
     """The kind, the width and the bytes of the length before it."""
+    is_binary = collation == _BINARY
     if code == 246:
         kind = Kind("decimal", False, meta[0], meta[1])
         return kind, sum(width for _, width in decimal_groups(kind)), 0
@@ -159,18 +160,18 @@ def _kind(
         return Kind("enum" if code == 247 else "set", charset=charset, members=members), meta[1], 0
     if code == 15 or code == 253:
         longest = int.from_bytes(meta, "little")
-        kind = Kind("varbinary") if collation == _BINARY else Kind("varchar", charset=charset)
+        kind = Kind("varbinary", size=longest) if is_binary else Kind("varchar", size=longest, charset=charset)
         return kind, 0, 2 if longest > 255 else 1
     if code == 254:
         # Lengths above 255 hide two bits in the first byte, inverted.
         longest = ((meta[0] << 4 & 0x300) ^ 0x300) + meta[1]
-        kind = Kind("binary", size=longest) if collation == _BINARY else Kind("char", charset=charset)
+        kind = Kind("binary", size=longest) if is_binary else Kind("char", size=longest, charset=charset)
         return kind, 0, 2 if longest > 255 else 1
     if code in _BLOBS:
-        name = _BLOBS[code]
-        if name == "blob" and collation != _BINARY:
-            return Kind("text", charset=charset), 0, meta[0]
-        return Kind(name), 0, meta[0]
+        longest = (1 << 8 * meta[0]) - 1
+        if code == 252 and not is_binary:
+            return Kind("text", size=longest, charset=charset), 0, meta[0]
+        return Kind(_BLOBS[code], size=longest if code == 252 else 0), 0, meta[0]
     return None, 0, 0
 
 

@@ -48,7 +48,8 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
         self._connection = database.connect(STREAM)
         self._ask: Connection | None = None
         self._woken, self._waker = os.pipe()
-        self._file, self._offset = (0, 0), 0
+        self._file, self._offset, self._name = (0, 0), 0, ""
+        self._has_checksums = False
         self._has_read = False
         self._target: tuple[int, int] | None = None
         self._is_closed = False
@@ -63,7 +64,8 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
         connection, driver = self._connection, self._connection.driver
         connection.run("SET SESSION net_write_timeout = 3600")  # a consumer that is busy is no dead one
         for name in ("master", "source"):
-            connection.run(f"SET @{name}_binlog_checksum = 'NONE', @{name}_heartbeat_period = {_HEARTBEAT_NANOSECONDS}")
+            connection.run(f"SET @{name}_binlog_checksum = 'CRC32'")  # as the file has it: none if that has none
+            connection.run(f"SET @{name}_heartbeat_period = {_HEARTBEAT_NANOSECONDS}")
         if isinstance(self._after, MariadbGtid):
             connection.run(
                 "SET @mariadb_slave_capability = 4, @slave_gtid_strict_mode = 1, @slave_gtid_ignore_duplicates = 0"
@@ -125,14 +127,25 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
                 if data[at] == 0xFE:
                     raise ConnectionError("the server ended the stream")
                 self._refused(data[at:end])
+            if end - at <= HEADER.size + 4:
+                raise DecodeError(f"an event of the binlog behind {self._name}:{self._offset} is too short")
             _, code, _, _, offset, _ = HEADER.unpack_from(data, at + 1)
+            (checksum,) = struct.unpack_from("<I", data, end - 4)
+            is_right = zlib.crc32(memoryview(data)[at + 1 : end - 4]) == checksum
+            if code == FORMAT:
+                self._has_checksums = data[end - 5] == 1
+            if self._has_checksums and not is_right and code != ROTATE:
+                raise DecodeError(
+                    f"an event of the binlog behind {self._name}:{self._offset} has another checksum than its bytes",
+                    remedy="Run it again, in case the network did it. If the server's file is damaged, move the "
+                    "pipeline's state directory away: every table is copied again.",
+                )
             if code == ROTATE:
                 # Some of these events end in a checksum, whose bytes must not become part of the name (T16).
-                (checksum,) = struct.unpack_from("<I", data, end - 4)
-                last = end - 4 if zlib.crc32(memoryview(data)[at + 1 : end - 4]) == checksum else end
-                match = _FILE.fullmatch(data, at + 1 + HEADER.size + 8, last)
+                match = _FILE.fullmatch(data, at + 1 + HEADER.size + 8, end - 4 if is_right else end)
                 if match is None:
                     raise DecodeError("the binlog rotates to a file without a name")
+                self._name = match[0].decode(errors="replace")
                 self._file, self._offset = (int(match[1]), 0), struct.unpack_from("<Q", data, at + 1 + HEADER.size)[0]
             elif offset:
                 high = self._offset >> 32 << 32
