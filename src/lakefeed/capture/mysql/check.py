@@ -8,8 +8,7 @@ from lakefeed.capture.base import Finding, Level
 from lakefeed.capture.log import Choose
 from lakefeed.capture.mysql.columns import ZeroDates
 from lakefeed.capture.mysql.database import Connection, Database, quoted
-from lakefeed.capture.mysql.dialect import MysqlSession, SourceColumn, read_columns, unknown_charset
-from lakefeed.change.table import TableId
+from lakefeed.capture.mysql.dialect import MysqlSession, read_columns, unknown_charset
 from lakefeed.errors import ConfigError
 
 _REFUSED_BY_DELTA = " ,;{}()\n\t="
@@ -26,7 +25,22 @@ def check_source(database: Database, choose: Choose) -> tuple[Finding, ...]:
             chosen = choose(session.tables())
         except ConfigError as error:
             return (*found, Finding(level=Level.ERROR, problem=error.message, remedy=error.remedy))
-        found += _of_tables(read_columns(connection, chosen))
+        for table, (columns, key) in read_columns(connection, chosen).items():
+            name, problems = f"{quoted(table.schema)}.{quoted(table.name)}", list[tuple[Level, str, str]]()
+            if not key:
+                problem = "no primary key: rows are matched as a whole, and each update is a delete and an insert"
+                problems.append((Level.WARNING, problem, f"ALTER TABLE {name} ADD PRIMARY KEY (…);"))
+            if (odd := unknown_charset(columns)) is not None:
+                problem = f"the character set of its column {odd} is not known here"
+                problems.append((Level.ERROR, problem, f"ALTER TABLE {name} CONVERT TO CHARACTER SET utf8mb4;"))
+            for column in columns:
+                fixed = "".join("_" if letter in _REFUSED_BY_DELTA else letter for letter in column.name)
+                if fixed != column.name or column.name.lower().startswith("_lakefeed"):
+                    better = quoted(fixed.lstrip("_") or "renamed")
+                    remedy = f"ALTER TABLE {name} RENAME COLUMN {quoted(column.name)} TO {better};"
+                    problems.append((Level.ERROR, f"lake tables refuse the column name '{column.name}'", remedy))
+            for level, problem, remedy in problems:
+                found.append(Finding(level=level, problem=f"{table}: {problem}", remedy=remedy, table=table))
     return tuple(found)
 
 
@@ -67,43 +81,12 @@ def _of_server(database: Database, connection: Connection) -> Iterator[Finding]:
     if 0 < kept < _LEAST_SECONDS:
         problem = f"the binlog is kept for {kept / 3600:.0f} h: a pipeline that is stopped for longer copies all again"
         yield warning(problem, "SET GLOBAL binlog_expire_logs_seconds = 604800; and the same in the server's file.")
-    yield from _of_grants(connection, flavour)
+    user = str(connection.value("SELECT CURRENT_USER()"))
+    name, _, host = user.rpartition("@")
+    granted = " ".join(str(row[0]).upper() for row in connection.run("SHOW GRANTS"))
+    for right in ("REPLICATION SLAVE", "BINLOG MONITOR" if flavour == "mariadb" else "REPLICATION CLIENT"):
+        if right not in granted and "ALL PRIVILEGES ON *.*" not in granted:
+            yield error(f"the account {user} has no right {right}", f"GRANT {right} ON *.* TO '{name}'@'{host}';")
     if not database.is_local and database.ssl_mode in ("DISABLED", "REQUIRED"):
         problem = f"ssl-mode={database.ssl_mode} does not verify the server"
         yield warning(problem, "Add ssl-mode=VERIFY_IDENTITY and ssl-ca=… to source.dsn.")
-
-
-def _of_grants(connection: Connection, flavour: str) -> Iterator[Finding]:
-    """Asked by doing, since rights may come through roles."""
-    user = str(connection.value("SELECT CURRENT_USER()"))
-    name, _, host = user.rpartition("@")
-    account = f"'{name}'@'{host}'"
-    granted = " ".join(str(row[0]).upper() for row in connection.run("SHOW GRANTS"))
-    if "ALL PRIVILEGES ON *.*" in granted:
-        return
-    client = "BINLOG MONITOR" if flavour == "mariadb" else "REPLICATION CLIENT"
-    for right in ("REPLICATION SLAVE", client):
-        if right not in granted:
-            problem = f"the account {user} has no right {right}"
-            yield Finding(level=Level.ERROR, problem=problem, remedy=f"GRANT {right} ON *.* TO {account};")
-
-
-def _of_tables(
-    tables: dict[TableId, tuple[tuple[SourceColumn, ...], tuple[str, ...]]],
-) -> Iterator[Finding]:
-    for table, (columns, key) in tables.items():
-        name, found = f"{quoted(table.schema)}.{quoted(table.name)}", list[tuple[Level, str, str]]()
-        if not key:
-            problem = "no primary key: rows are matched as a whole, and each update is a delete and an insert"
-            found.append((Level.WARNING, problem, f"ALTER TABLE {name} ADD PRIMARY KEY (…);"))
-        if (odd := unknown_charset(columns)) is not None:
-            problem = f"the character set of its column {odd} is not known here"
-            found.append((Level.ERROR, problem, f"ALTER TABLE {name} CONVERT TO CHARACTER SET utf8mb4;"))
-        for column in columns:
-            fixed = "".join("_" if letter in _REFUSED_BY_DELTA else letter for letter in column.name)
-            if fixed != column.name or column.name.lower().startswith("_lakefeed"):
-                better = quoted(fixed.lstrip("_") or "renamed")
-                remedy = f"ALTER TABLE {name} RENAME COLUMN {quoted(column.name)} TO {better};"
-                found.append((Level.ERROR, f"lake tables refuse the column name '{column.name}'", remedy))
-        for level, problem, remedy in found:
-            yield Finding(level=level, problem=f"{table}: {problem}", remedy=remedy, table=table)

@@ -246,8 +246,18 @@ def packed_decimal(field: Field, kind: Kind) -> Any:
             limbs[limb], carry = product & np.uint64(0xFFFFFFFF), product >> np.uint64(32)
         at = at + width
     if kind.size > 38:  # what Arrow's type cannot hold: text, as the server prints it
-        digits_of = _wide_digits(field, kind, negative, groups)
-        return pa.array([one if ok else None for one, ok in zip(digits_of, field.valid, strict=True)], pa.string())
+        found = []
+        for ok, start, minus in zip(field.valid.tolist(), field.starts.tolist(), negative.tolist(), strict=True):
+            offset, text = start, ""
+            for index, (digits, width) in enumerate(groups):
+                number = int.from_bytes(field.data[offset : offset + width].tobytes(), "big")
+                number ^= 1 << (8 * width - 1) if index == 0 else 0
+                number ^= (1 << (8 * width)) - 1 if minus else 0
+                text, offset = text + str(number).zfill(digits), offset + width
+            whole, fraction = text[: kind.size - kind.scale].lstrip("0") or "0", text[kind.size - kind.scale :]
+            sign = "-" if minus and text.strip("0") else ""
+            found.append((f"{sign}{whole}.{fraction}" if fraction else f"{sign}{whole}") if ok else None)
+        return pa.array(found, pa.string())
     low, high = limbs[0] | limbs[1] << np.uint64(32), limbs[2] | limbs[3] << np.uint64(32)
     flipped = ~low + np.uint64(1)
     high = np.where(negative, ~high + (low == 0), high)
@@ -264,26 +274,19 @@ def decimal_groups(kind: Kind) -> list[tuple[int, int]]:
     return [one for one in [*first, *[(9, 4)] * (whole // 9 + kind.scale // 9), *last] if one[0]]
 
 
-def _wide_digits(field: Field, kind: Kind, negative: Mask, groups: list[tuple[int, int]]) -> list[str]:
-    found = []
-    for start, minus in zip(field.starts.tolist(), negative.tolist(), strict=True):
-        at, text = start, ""
-        for index, (digits, width) in enumerate(groups):
-            value = int.from_bytes(field.data[at : at + width].tobytes(), "big")
-            value ^= 1 << (8 * width - 1) if index == 0 else 0
-            value ^= (1 << (8 * width)) - 1 if minus else 0
-            text, at = text + str(value).zfill(digits), at + width
-        whole, fraction = text[: kind.size - kind.scale].lstrip("0") or "0", text[kind.size - kind.scale :]
-        sign = "-" if minus and any(one != "0" for one in text) else ""
-        found.append(f"{sign}{whole}.{fraction}" if fraction else f"{sign}{whole}")
-    return found
-
-
 def dates(field: Field, kind: Kind, parts: tuple[Any, ...], zero_dates: ZeroDates) -> Any:
     """``parts`` are year, month, day and, unless the column is a date, hour, minute, second, microsecond."""
     year, month, day, *clock = (np.asarray(one, np.int64) for one in parts)
     if zero_dates is ZeroDates.TEXT:
-        return pa.array(_printed(kind, [year, month, day, *clock], field.valid), pa.string())
+        texts = []
+        rows = zip(field.valid.tolist(), *(one.tolist() for one in (year, month, day, *clock)), strict=True)
+        for ok, y, m, d, *time_of_day in rows:
+            text = f"{y:04}-{m:02}-{d:02}"
+            if time_of_day:
+                h, mi, s, us = time_of_day
+                text += f" {h:02}:{mi:02}:{s:02}{_fraction(us, kind.size)}"
+            texts.append(text if ok else None)
+        return pa.array(texts, pa.string())
     # Days of the civil calendar: the year begins in March, so that its odd day is the last one.
     shifted = year - (month <= 2)
     era = shifted // 400
@@ -324,18 +327,6 @@ def times(field: Field, kind: Kind, negative: Any, hour: Any, minute: Any, secon
     ], pa.string())  # fmt: skip
 
 
-def _printed(kind: Kind, parts: list[Any], valid: Mask) -> list[str | None]:
-    rows = zip(*(one.tolist() for one in parts), strict=True)
-    texts = []
-    for ok, (y, m, d, *clock) in zip(valid.tolist(), rows, strict=True):
-        text = f"{y:04}-{m:02}-{d:02}"
-        if clock:
-            h, mi, s, us = clock
-            text += f" {h:02}:{mi:02}:{s:02}{_fraction(us, kind.size)}"
-        texts.append(text if ok else None)
-    return texts
-
-
 def _fraction(micro: int, digits: int) -> str:
     return f".{micro:06}"[: digits + 1] if digits else ""
 
@@ -352,17 +343,16 @@ def decoded_text(raw: Any, charset: str) -> Any:
             raise DecodeError(f"a text is not {charset}: {error}") from error
     encoded = raw.dictionary_encode()
     try:
-        texts = [_text(one, charset, codec) for one in encoded.dictionary.to_pylist()]
+        if charset == "latin1":
+            texts = [one.decode("latin1").translate(_LATIN1_TABLE) for one in encoded.dictionary.to_pylist()]
+        else:
+            texts = [one.decode(codec) for one in encoded.dictionary.to_pylist()]
     except UnicodeDecodeError as error:
         raise MisfitError(f"it holds a text that is not {charset}", remedy=_CONVERT) from error
     return pa.array(texts, pa.string()).take(encoded.indices)
 
 
 _CONVERT = "ALTER TABLE … CONVERT TO CHARACTER SET utf8mb4; for the table of {column}."
-
-
-def _text(value: bytes, charset: str, codec: str) -> str:
-    return value.decode("latin1").translate(_LATIN1_TABLE) if charset == "latin1" else value.decode(codec)
 
 
 _LATIN1_TABLE = dict(enumerate(_LATIN1))

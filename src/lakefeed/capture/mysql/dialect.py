@@ -35,7 +35,7 @@ from lakefeed.capture.mysql.columns import CODECS, Flavour, Kind, ZeroDates, kin
 from lakefeed.capture.mysql.database import READING, Connection, Database, listed, literal, quoted
 from lakefeed.capture.mysql.packets import read_rows
 from lakefeed.change.mysql import MariadbGtid, MysqlGtid
-from lakefeed.change.position import Position, decode_position
+from lakefeed.change.position import decode_position
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.change.watermark import KeyValue
 from lakefeed.errors import SourceError, SourceSetupError, SourceUnavailableError
@@ -207,9 +207,14 @@ class MysqlSession(Session):
             try:
                 low = None
                 if origin is not None:
-                    delivered = origin.get("delivered")
-                    least = None if delivered is None else decode_position(str(delivered))
-                    low = self._visible(least)
+                    delivered, until = origin.get("delivered"), time.monotonic() + _VISIBLE_SECONDS
+                    low = executed(self.connection)
+                    while delivered is not None and not low >= (least := decode_position(str(delivered))):
+                        if time.monotonic() > until:
+                            problem = f"it has not got to {least} yet; is it a replica that lags?"
+                            raise SourceUnavailableError(f"{self._database}: {problem}")
+                        time.sleep(0.01)
+                        low = executed(self.connection)
                 self.connection.run(begin)
                 self._in_snapshot = True
                 if low is None:
@@ -230,19 +235,6 @@ class MysqlSession(Session):
                 self._in_snapshot = False
                 with suppress(pymysql.err.Error, OSError):  # nothing was written
                     self.connection.run("ROLLBACK")
-
-    def _visible(self, least: Position | None) -> Any:
-        """The executed GTIDs, once they have ``least``."""
-        until = time.monotonic() + _VISIBLE_SECONDS
-        while True:
-            found = executed(self.connection)
-            if least is None or found >= least:
-                return found
-            if time.monotonic() > until:
-                raise SourceUnavailableError(
-                    f"{self._database}: it has not got to {least} yet; is it a replica that lags?"
-                )
-            time.sleep(0.01)
 
     def cancel(self) -> None:
         self.connection.kill()
@@ -358,14 +350,9 @@ class MysqlVerifyReader:
             with connection.driver.cursor(SSCursor) as cursor:
                 cursor.execute(f"SELECT {', '.join(listed)} FROM {origin}")
                 while rows := cursor.fetchmany(_RUN_ROWS):
-                    yield [_converted(row, zoned, flags) for row in rows]
-
-
-def _converted(row: tuple[Any, ...], zoned: list[int], flags: list[int]) -> tuple[Any, ...]:
-    """Timestamps are in UTC, as the session is; a bit is a truth value."""
-    found = list(row)
-    for index in zoned:
-        found[index] = found[index].replace(tzinfo=UTC) if hasattr(found[index], "tzinfo") else found[index]
-    for index in flags:
-        found[index] = None if found[index] is None else bool(found[index])
-    return tuple(found)
+                    for row in (converted := [list(one) for one in rows]):
+                        for index in zoned:  # in UTC, as the session is
+                            row[index] = row[index].replace(tzinfo=UTC) if hasattr(row[index], "tzinfo") else row[index]
+                        for index in flags:
+                            row[index] = None if row[index] is None else bool(row[index])
+                    yield [tuple(row) for row in converted]

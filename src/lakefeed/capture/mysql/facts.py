@@ -20,14 +20,14 @@ from lakefeed.capture.mysql.binlog import Gtid, Resolved
 from lakefeed.capture.mysql.columns import Kind
 from lakefeed.capture.mysql.database import Database
 from lakefeed.capture.mysql.dialect import MysqlDialect, SourceColumn, column_of, executed, read_columns
-from lakefeed.capture.mysql.rows import Layout, TableMap, WireColumn
+from lakefeed.capture.mysql.rows import Layout, TableMap
 from lakefeed.capture.mysql.statement import Effect, Statement
 from lakefeed.capture.schema import DeliveredSchemas, Stated
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.table import Column, TableId, TableSchema
 
 _METADATA = "SET GLOBAL binlog_row_metadata = 'FULL'; then run `lakefeed rebuild {table}`."
-_LOGGED_AS_BYTES = ("uuid", "inet4", "inet6")
+_LOGGED_AS = {**dict.fromkeys(("uuid", "inet4", "inet6"), ("binary",)), "vector": ("varbinary", "binary")}
 _PRINTED = ("decimal", "time", "datetime", "timestamp")
 _SIZE = re.compile(r"\((\d+)")
 
@@ -94,10 +94,15 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
         hints = {one.name: one.kind for one in self._newest.get(table, ())}
         kinds: list[Kind] = []
         for column in found.columns:
-            kind = _kind(column, hints.get(column.name))
+            # As the log has it; from the catalog, what the log has as bytes, and a character set that it does not name.
+            kind, hint = column.kind, hints.get(column.name)
             if kind is None:
                 reason = f"the log has its column {column.name} in a form that is not understood"
                 return _blocked(table, reason, f"ALTER TABLE {table} FORCE; then run `lakefeed rebuild {table}`.")
+            if hint is not None and kind.name in _LOGGED_AS.get(hint.name, ()):
+                kind = hint
+            elif hint is not None and kind.name == hint.name and not kind.charset:
+                kind = replace(kind, charset=hint.charset)
             kinds.append(kind)
         columns = tuple(
             column_of(one.name, kind, one.nullable, self._dialect.zero_dates)
@@ -202,18 +207,6 @@ def _may_rewrite(old: Column, new: Column) -> bool:
         return True  # filled up with zeros; printed with other digits
     sizes = [int(match[1]) if (match := _SIZE.search(one.source_type)) else 0 for one in (old, new)]
     return sizes[1] < sizes[0]
-
-
-def _kind(column: WireColumn, hint: Kind | None) -> Kind | None:
-    """As the log has it; from the catalog, what the log has as bytes, and a character set that it does not name."""
-    kind = column.kind
-    if kind is None or hint is None:
-        return kind
-    if hint.name in _LOGGED_AS_BYTES and kind.name == "binary":
-        return hint
-    if kind.name == hint.name and hint.charset and not kind.charset:
-        return replace(kind, charset=hint.charset)
-    return hint if hint.name == "vector" and kind.name in ("varbinary", "binary") else kind
 
 
 def _is_online_change(table: TableId, ghost: TableId) -> bool:

@@ -20,9 +20,7 @@ import pymysql
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.mysql.columns import (
     TEMPORAL,
-    Bytes,
     Field,
-    Ints,
     Kind,
     ZeroDates,
     big_endian,
@@ -147,7 +145,17 @@ def read_rows(
     count = packets.next()[0]
     if count != len(schema):
         raise DecodeError(f"a query gave {count} columns instead of {len(schema)}")
-    types = [_definition(packets.next()) for _ in range(count)]
+    types = []
+    for _ in range(count):  # a column's type, by its code and in words, is behind six texts and a length
+        packet, at = packets.next(), 0
+        for _ in range(6):
+            length = packet[at]
+            if length == 0xFC:
+                length, at = packet[at + 1] | packet[at + 2] << 8, at + 2
+            at += 1 + length
+        width, code, flags, digits = struct.unpack_from("<IBHB", packet, at + 3)
+        size = width if code == _BIT else digits if digits <= 6 else 0
+        types.append((code, Kind(_NAMES.get(code, "text"), bool(flags & 0x20), size)))
     packets.next()  # the end of the definitions
     is_over = False
     while not is_over:
@@ -191,19 +199,6 @@ class _Packet:
         return Packets(gulp.data, gulp.starts[self._index :], gulp.ends[self._index :])
 
 
-def _definition(packet: bytes) -> tuple[int, Kind]:
-    """The type of a column of a result, by its code and in words: behind six texts and a length."""
-    at = 0
-    for _ in range(6):
-        length = packet[at]
-        if length == 0xFC:
-            length, at = packet[at + 1] | packet[at + 2] << 8, at + 2
-        at += 1 + length
-    width, code, flags, digits = struct.unpack_from("<IBHB", packet, at + 3)
-    size = width if code == _BIT else digits if digits <= 6 else 0
-    return code, Kind(_NAMES.get(code, "text"), bool(flags & 0x20), size)
-
-
 def _decoded(
     raw: bytes,
     starts: list[int],
@@ -223,8 +218,14 @@ def _decoded(
             lengths = np.where(valid, _FIXED[code], 0)
             begin = at
         else:
-            lengths, prefix = _lengths(data, at, valid)
-            begin = at + prefix
+            # Length-encoded: one byte, or 0xFC, 0xFD, 0xFE and two, three or eight bytes.
+            mark = data[at].astype(np.int64)
+            lengths, begin = np.where(valid, mark, 0), at + valid
+            for long_mark, width in ((0xFC, 2), (0xFD, 3), (0xFE, 8)):
+                long = valid & (mark == long_mark)
+                if np.any(long):
+                    lengths[long] = gathered(data, at[long] + 1, "<i8") & ((1 << 8 * width) - 1 if width < 8 else -1)
+                    begin[long] += width
         at = begin + lengths
         if np.any(at > limit):
             raise DecodeError("a row of a result ends too early")
@@ -233,18 +234,6 @@ def _decoded(
         except MisfitError as error:
             raise error.of(column.name) from error
     return arrays
-
-
-def _lengths(data: Bytes, at: Ints, valid: Any) -> tuple[Ints, Ints]:
-    """Length-encoded: one byte, or 0xFC, 0xFD, 0xFE and two, three or eight bytes."""
-    first = data[at].astype(np.int64)
-    lengths, prefix = np.where(valid, first, 0), valid.astype(np.int64)
-    for mark, width in ((0xFC, 2), (0xFD, 3), (0xFE, 8)):
-        long = valid & (first == mark)
-        if np.any(long):
-            found = gathered(data, at[long] + 1, "<i8") & ((1 << 8 * width) - 1 if width < 8 else -1)
-            lengths[long], prefix[long] = found, 1 + width
-    return lengths, prefix
 
 
 def _array(field: Field, code: int, kind: Kind, type_: pa.DataType, zero_dates: ZeroDates) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 from lakefeed.capture.base import Lag
 from lakefeed.capture.log import ResumePoint
 from lakefeed.capture.mysql.binlog import BinlogPiece, Gtid
-from lakefeed.capture.mysql.database import Connection, Database
+from lakefeed.capture.mysql.database import Database
 from lakefeed.capture.mysql.dialect import executed, read_columns, read_identity
 from lakefeed.capture.mysql.stream import BinlogReader, log_end, server_id
 from lakefeed.capture.reader import BackgroundReader
@@ -109,37 +109,30 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
                     f"{missing}",
                     remedy=f"Point source.dsn at the server that has them, or {_AGAIN}.",
                 )
-            if not is_same:
-                self._require_successor(connection, position)
-            self._require_log(connection, position)
+            if not is_same:  # its GTIDs cover ours, so it goes on; unless they prove nothing
+                own = int(connection.value("SELECT @@server_id"))
+                if isinstance(position, MysqlGtid):
+                    proves = bool(position.intervals)
+                else:  # a MariaDB GTID names its server by server_id alone
+                    proves = bool(position.domains) and all(one != own for _, one, _ in position.domains)
+                if not proves:
+                    raise SourceChangedError(
+                        f"{self._database} is another server than before, and its GTIDs do not prove the same history"
+                    )
+            if isinstance(position, MysqlGtid):
+                purged: Gtid = MysqlGtid("".join(str(connection.value("SELECT @@GLOBAL.gtid_purged")).split()))
+            else:
+                first = connection.run("SHOW BINARY LOGS")[0][0]
+                events = connection.run(f"SHOW BINLOG EVENTS IN '{first}' LIMIT 5")
+                lists = [match[1] for row in events if (match := _LIST.search(str(row[5]))) and row[2] == "Gtid_list"]
+                purged = MariadbGtid(lists[0] if lists else "")
+            if not purged <= position:
+                raise PositionLostError(
+                    f"the binlog after {position} was purged; the server has forgotten {purged}",
+                    remedy=f"Restore the server's log and keep it longer (binlog_expire_logs_seconds), or {_AGAIN}.",
+                )
             if kept and (not is_same or newest > kept["file"]):
                 self._save({**kept, "server": server, "file": newest})
-
-    def _require_successor(self, connection: Connection, position: Gtid) -> None:
-        """Another server: its GTIDs cover ours, so it goes on; unless they prove nothing."""
-        own = int(connection.value("SELECT @@server_id"))
-        proves = bool(position.intervals) if isinstance(position, MysqlGtid) else bool(position.domains)
-        if isinstance(position, MariadbGtid) and any(server == own for _, server, _ in position.domains):
-            proves = False  # a MariaDB GTID names its server by server_id alone
-        if not proves:
-            raise SourceChangedError(
-                f"{self._database} is another server than before, and its GTIDs do not prove the same history"
-            )
-
-    def _require_log(self, connection: Connection, position: Gtid) -> None:
-        """PositionLostError if the binlog does not begin before what comes after ``position``."""
-        if isinstance(position, MysqlGtid):
-            purged: Gtid = MysqlGtid("".join(str(connection.value("SELECT @@GLOBAL.gtid_purged")).split()))
-        else:
-            first = connection.run("SHOW BINARY LOGS")[0][0]
-            events = connection.run(f"SHOW BINLOG EVENTS IN '{first}' LIMIT 5")
-            lists = [match[1] for row in events if (match := _LIST.search(str(row[5]))) and row[2] == "Gtid_list"]
-            purged = MariadbGtid(lists[0] if lists else "")
-        if not purged <= position:
-            raise PositionLostError(
-                f"the binlog after {position} was purged; the server has forgotten {purged}",
-                remedy=f"Restore the server's log and keep it longer (binlog_expire_logs_seconds), or {_AGAIN}.",
-            )
 
     def start(self, after: Gtid) -> BackgroundReader[Gtid, BinlogPiece]:
         own_id = server_id(self._pipeline, str(self._file or id(self)))

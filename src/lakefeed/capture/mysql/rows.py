@@ -7,8 +7,9 @@ array operations for each step, however many rows there are.
 
 from __future__ import annotations
 
-import ipaddress
+import socket
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -118,7 +119,8 @@ def read_table_map(body: bytes, *, counts_years: bool = False) -> TableMap:
     for index, code in enumerate(codes):
         if code == 254 and meta[index][0] in (247, 248):  # enum and set hide behind a char
             codes[index] = meta[index][0]
-    unsigned = _flags(extras.get(1, b""), [code in _NUMERIC or (counts_years and code == 13) for code in codes])
+    signs = iter(np.unpackbits(np.frombuffer(extras.get(1, b""), np.uint8)).tolist())
+    unsigned = [bool(next(signs, 0)) if code in _NUMERIC or (counts_years and code == 13) else False for code in codes]
     charsets = _charsets(extras.get(2), extras.get(3), [code in _CHARACTER for code in codes])
     member_sets = _charsets(extras.get(10), extras.get(11), [code in (247, 248) for code in codes])
     members = {247: _members(extras.get(6, b"")), 248: _members(extras.get(5, b""))}
@@ -173,14 +175,6 @@ def _kind(
             return Kind("text", size=longest, charset=charset), 0, meta[0]
         return Kind(_BLOBS[code], size=longest if code == 252 else 0), 0, meta[0]
     return None, 0, 0
-
-
-def _flags(bitmap: bytes, chosen: list[bool]) -> list[bool]:
-    found, at = [], 0
-    for is_chosen in chosen:
-        found.append(is_chosen and at // 8 < len(bitmap) and bool(bitmap[at // 8] & 0x80 >> at % 8))
-        at += is_chosen
-    return found
 
 
 def _charsets(default: bytes | None, each: bytes | None, chosen: list[bool]) -> list[int | None]:
@@ -354,7 +348,19 @@ def _array(field: Field, kind: Kind, column: WireColumn, zero_dates: ZeroDates) 
         packed = gathered(data, at, "<u4").astype(np.int64) & 0xFFFFFF
         return dates(field, kind, (packed >> 9, packed >> 5 & 15, packed & 31), zero_dates)
     if name in ("datetime", "timestamp", "time"):
-        return _moments(field, kind, zero_dates)
+        digits = (kind.size + 1) // 2
+        scale = 10 ** (6 - 2 * digits)
+        if name == "timestamp":
+            return instants(field, kind, big_endian(data, at, 4), big_endian(data, at + 4, digits) * scale, zero_dates)
+        if name == "datetime":
+            packed = big_endian(data, at, 5) - (1 << 39)
+            months, rest = packed >> 22, packed & 0x3FFFFF
+            parts = (months // 13, months % 13, rest >> 17, rest >> 12 & 31, rest >> 6 & 63, rest & 63)
+            return dates(field, kind, (*parts, big_endian(data, at + 5, digits) * scale), zero_dates)
+        packed = big_endian(data, at, 3 + digits) - (1 << (23 + 8 * digits))
+        negative, packed = packed < 0, np.abs(packed)
+        whole, fraction = packed >> 8 * digits, packed & ((1 << 8 * digits) - 1)
+        return times(field, kind, negative, whole >> 12 & 0x3FF, whole >> 6 & 63, whole & 63, fraction * scale)
     if name == "enum":
         numbers = data[at] if column.width == 1 else gathered(data, at, "<u2")
         if np.any(numbers[field.valid] > len(kind.members)):
@@ -376,38 +382,17 @@ def _array(field: Field, kind: Kind, column: WireColumn, zero_dates: ZeroDates) 
     if name == "json":
         return pa.array([None if one is None else json_text(one) for one in raw.to_pylist()], pa.string())
     if name in _ADDRESSES:
-        width = _ADDRESSES[name]
+        width, printed = _ADDRESSES[name]
         values = [None if one is None else one.ljust(width, b"\0") for one in raw.to_pylist()]
-        return pa.array([None if one is None else _address(name, one) for one in values], pa.string())
+        if any(one is not None and len(one) != width for one in values):
+            raise DecodeError(f"a value of type {name} has more than {width} bytes")
+        return pa.array([None if one is None else printed(one) for one in values], pa.string())
     return decoded_text(raw, kind.charset) if kind.charset else raw
 
 
-_ADDRESSES = {"uuid": 16, "inet6": 16, "inet4": 4}
-
-
-def _address(name: str, value: bytes) -> str:
-    if len(value) != _ADDRESSES[name]:
-        raise DecodeError(f"a value of type {name} has {len(value)} bytes")
-    if name == "inet4":
-        return str(ipaddress.IPv4Address(value))
-    if name == "inet6":
-        address = ipaddress.IPv6Address(value)
-        return f"::ffff:{address.ipv4_mapped}" if address.ipv4_mapped else str(address)
-    return str(uuid.UUID(bytes=value))
-
-
-def _moments(field: Field, kind: Kind, zero_dates: ZeroDates) -> Any:
-    data, at = field.data, field.starts
-    digits = (kind.size + 1) // 2
-    scale = 10 ** (6 - 2 * digits)
-    if kind.name == "timestamp":
-        return instants(field, kind, big_endian(data, at, 4), big_endian(data, at + 4, digits) * scale, zero_dates)
-    if kind.name == "datetime":
-        packed = big_endian(data, at, 5) - (1 << 39)
-        months, rest = packed >> 22, packed & 0x3FFFFF
-        parts = (months // 13, months % 13, rest >> 17, rest >> 12 & 31, rest >> 6 & 63, rest & 63)
-        return dates(field, kind, (*parts, big_endian(data, at + 5, digits) * scale), zero_dates)
-    packed = big_endian(data, at, 3 + digits) - (1 << (23 + 8 * digits))
-    negative, packed = packed < 0, np.abs(packed)
-    whole, fraction = packed >> 8 * digits, packed & ((1 << 8 * digits) - 1)
-    return times(field, kind, negative, whole >> 12 & 0x3FF, whole >> 6 & 63, whole & 63, fraction * scale)
+_ADDRESSES: dict[str, tuple[int, Callable[[bytes], str]]] = {
+    "uuid": (16, lambda value: str(uuid.UUID(bytes=value))),
+    "inet4": (4, lambda value: socket.inet_ntop(socket.AF_INET, value)),
+    "inet6": (16, lambda value: socket.inet_ntop(socket.AF_INET6, value)),
+}
+"""Bytes of each, and how the server prints them."""

@@ -48,45 +48,42 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
         self._connection = database.connect(STREAM)
         self._ask: Connection | None = None
         self._woken, self._waker = os.pipe()
-        self._file, self._offset, self._name = (0, 0), 0, ""
+        self._file, self._offset, self._name = 0, 0, ""
         self._has_checksums = False
         self._has_read = False
         self._target: tuple[int, int] | None = None
         self._is_closed = False
         try:
             with database.errors():
-                self._start(own_id)
+                run = self._connection.run
+                run("SET SESSION net_write_timeout = 3600")  # a consumer that is busy is no dead one
+                for name in ("master", "source"):
+                    run(f"SET @{name}_binlog_checksum = 'CRC32'")  # as the file has it: none if that has none
+                    run(f"SET @{name}_heartbeat_period = {_HEARTBEAT_NANOSECONDS}")
+                if isinstance(self._after, MariadbGtid):
+                    run("SET @mariadb_slave_capability = 4")
+                    run("SET @slave_gtid_strict_mode = 1, @slave_gtid_ignore_duplicates = 0")
+                    run(f"SET @slave_connect_state = {literal(self._after.text())}")
+                    self._connection.driver._execute_command(_COM_BINLOG_DUMP, struct.pack("<IHI", 4, 0, own_id))
+                else:
+                    run(f"SET @slave_uuid = '{uuid.uuid5(uuid.NAMESPACE_OID, str(own_id))}'")
+                    block = encode_set(self._after)
+                    command = struct.pack("<HII", _THROUGH_GTID, own_id, 0) + struct.pack("<QI", 4, len(block)) + block
+                    self._connection.driver._execute_command(_COM_BINLOG_DUMP_GTID, command)
+                self._packets = PacketReader(self._connection, STREAM.answer, self._woken)
         except BaseException:
             self.close()
             raise
-
-    def _start(self, own_id: int) -> None:
-        connection, driver = self._connection, self._connection.driver
-        connection.run("SET SESSION net_write_timeout = 3600")  # a consumer that is busy is no dead one
-        for name in ("master", "source"):
-            connection.run(f"SET @{name}_binlog_checksum = 'CRC32'")  # as the file has it: none if that has none
-            connection.run(f"SET @{name}_heartbeat_period = {_HEARTBEAT_NANOSECONDS}")
-        if isinstance(self._after, MariadbGtid):
-            connection.run(
-                "SET @mariadb_slave_capability = 4, @slave_gtid_strict_mode = 1, @slave_gtid_ignore_duplicates = 0"
-            )
-            connection.run(f"SET @slave_connect_state = {literal(self._after.text())}")
-            driver._execute_command(_COM_BINLOG_DUMP, struct.pack("<IHI", 4, 0, own_id))
-        else:
-            connection.run(f"SET @slave_uuid = '{uuid.uuid5(uuid.NAMESPACE_OID, str(own_id))}'")
-            block = encode_set(self._after)
-            command = struct.pack("<HII", _THROUGH_GTID, own_id, 0) + struct.pack("<QI", 4, len(block)) + block
-            driver._execute_command(_COM_BINLOG_DUMP_GTID, command)
-        self._packets = PacketReader(connection, STREAM.answer, self._woken)
 
     def read(self, wait_seconds: float) -> BinlogPiece | None:
         with self._database.errors():
             if wait_seconds > 0:
                 found = self._take(wait_seconds)
                 return None if found is None else BinlogPiece(self._after, found)
-            if self._target is None:
-                self._target = self._end()
-            if self._has_reached(self._target):
+            self._ask = self._ask or self._database.connect()
+            self._target = self._target or log_end(self._ask)
+            is_reached = (self._file, self._offset) >= self._target
+            if is_reached or (not self._has_read and executed(self._ask) <= self._after):
                 self._target = None
                 return None
             return BinlogPiece(self._after, self._take(_UNKNOWN_SECONDS))
@@ -126,7 +123,16 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
             if data[at] != 0:
                 if data[at] == 0xFE:
                     raise ConnectionError("the server ended the stream")
-                self._refused(data[at:end])
+                try:
+                    pymysql.err.raise_mysql_exception(data[at:end])
+                except pymysql.err.MySQLError as error:
+                    if error.args[0] != FATAL:
+                        raise
+                    raise PositionLostError(
+                        f"{self._database}: the server cannot send its log after {self._after}: {error.args[1]}",
+                        remedy="If another reader has the same server id, stop it. If the log was purged or reset, "
+                        "move the pipeline's state directory away: every table is copied again.",
+                    ) from error
             if end - at <= HEADER.size + 4:
                 raise DecodeError(f"an event of the binlog behind {self._name}:{self._offset} is too short")
             _, code, _, _, offset, _ = HEADER.unpack_from(data, at + 1)
@@ -146,7 +152,7 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
                 if match is None:
                     raise DecodeError("the binlog rotates to a file without a name")
                 self._name = match[0].decode(errors="replace")
-                self._file, self._offset = (int(match[1]), 0), struct.unpack_from("<Q", data, at + 1 + HEADER.size)[0]
+                self._file, self._offset = int(match[1]), struct.unpack_from("<Q", data, at + 1 + HEADER.size)[0]
             elif offset:
                 high = self._offset >> 32 << 32
                 self._offset = (
@@ -154,29 +160,6 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
                 )
             self._has_read = self._has_read or code not in (ROTATE, FORMAT, HEARTBEAT)
         return found
-
-    def _refused(self, packet: bytes) -> None:
-        try:
-            pymysql.err.raise_mysql_exception(packet)
-        except pymysql.err.MySQLError as error:
-            if error.args[0] == FATAL:
-                raise PositionLostError(
-                    f"{self._database}: the server cannot send its log after {self._after}: {error.args[1]}",
-                    remedy="If another reader has the same server id, stop it. If the log was purged or reset, move "
-                    "the pipeline's state directory away: every table is copied again.",
-                ) from error
-            raise
-
-    def _end(self) -> tuple[int, int]:
-        if self._ask is None:
-            self._ask = self._database.connect()
-        return log_end(self._ask)
-
-    def _has_reached(self, target: tuple[int, int]) -> bool:
-        if (self._file[0], self._offset) >= target:
-            return True
-        assert self._ask is not None  # noqa: S101  # the target came from it
-        return not self._has_read and executed(self._ask) <= self._after
 
 
 def log_end(connection: Connection) -> tuple[int, int]:
