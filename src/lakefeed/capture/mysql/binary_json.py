@@ -29,7 +29,28 @@ def _value(kind: int, data: bytes, at: int, depth: int) -> str:
     if depth > _DEEPEST:
         raise DecodeError("a JSON value is nested too deep")
     if kind <= 3:
-        return _container(kind, data[at:], depth)
+        data = data[at:]
+        large, is_array = kind & 1, kind >= 2
+        size = 4 if large else 2
+        count, total = (int.from_bytes(data[at : at + size], "little") for at in (0, size))
+        if total > len(data) or count > len(data):
+            raise DecodeError("a JSON container ends too early")
+        entry = 1 + size
+        values_at = 2 * size + (0 if is_array else count * (size + 2))
+        found = []
+        for index in range(count):
+            at = values_at + index * entry
+            inner = data[at]
+            is_inline = inner in (4, 5, 6) or (large and inner in (7, 8))
+            offset = at + 1 if is_inline else int.from_bytes(data[at + 1 : at + entry], "little")
+            text = _value(inner, data, offset, depth + 1)
+            if not is_array:
+                key_at = 2 * size + index * (size + 2)
+                start = int.from_bytes(data[key_at : key_at + size], "little")
+                length = int.from_bytes(data[key_at + size : key_at + size + 2], "little")
+                text = f"{_quoted(_bytes(data, start, length).decode())}: {text}"
+            found.append(text)
+        return f"[{', '.join(found)}]" if is_array else f"{{{', '.join(found)}}}"
     if kind == 4:
         return {0: "null", 1: "true", 2: "false"}[data[at]]
     if kind in _NUMBERS:
@@ -46,30 +67,6 @@ def _value(kind: int, data: bytes, at: int, depth: int) -> str:
 
 
 _NUMBERS = {5: "<h", 6: "<H", 7: "<i", 8: "<I", 9: "<q", 10: "<Q"}
-
-
-def _container(kind: int, data: bytes, depth: int) -> str:
-    large, is_array = kind & 1, kind >= 2
-    size = 4 if large else 2
-    count, total = (int.from_bytes(data[at : at + size], "little") for at in (0, size))
-    if total > len(data) or count > len(data):
-        raise DecodeError("a JSON container ends too early")
-    entry = 1 + size
-    values_at = 2 * size + (0 if is_array else count * (size + 2))
-    found = []
-    for index in range(count):
-        at = values_at + index * entry
-        inner = data[at]
-        is_inline = inner in (4, 5, 6) or (large and inner in (7, 8))
-        offset = at + 1 if is_inline else int.from_bytes(data[at + 1 : at + entry], "little")
-        text = _value(inner, data, offset, depth + 1)
-        if not is_array:
-            key_at = 2 * size + index * (size + 2)
-            start = int.from_bytes(data[key_at : key_at + size], "little")
-            length = int.from_bytes(data[key_at + size : key_at + size + 2], "little")
-            text = f"{_quoted(_bytes(data, start, length).decode())}: {text}"
-        found.append(text)
-    return f"[{', '.join(found)}]" if is_array else f"{{{', '.join(found)}}}"
 
 
 def _bytes(data: bytes, at: int, length: int) -> bytes:

@@ -43,6 +43,10 @@ _HARMLESS = {
     0, 3, 5, 9, 11, 13, 14, 17, 28, 29, 35, 36, 37, 41, 160, 161, 163, ROTATE, FORMAT, HEARTBEAT,
 }  # fmt: skip
 """Stop, variables of a statement, files of LOAD DATA, comments, previous GTIDs, views of a group, checkpoints."""
+_STOPS = {
+    _INCIDENT: "an incident event (changes may be missing from it)", _ANONYMOUS: "a transaction without a GTID",
+    _PARTIAL: "partial updates of JSON (binlog_row_value_options = PARTIAL_JSON)", 164: "an encrypted part",
+}  # fmt: skip
 _IGNORABLE = 0x80
 _STANDALONE, _COMMIT_ID, _PREPARED_XA = 1, 2, 64
 _ZSTD, _STORED = 0, 255
@@ -160,20 +164,23 @@ class BinlogDecoder:
                 self._rows(data, code, body, end)
             elif code == TABLE_MAP:
                 self._table_map(data, body, end)
-            elif code == XID:
+            elif code in (XID, _XA_PREPARE):
                 self._commit()
-            elif code in (QUERY, _EXECUTE_LOAD):
-                self._query(data, body, end, code)
+            elif code in (QUERY, _EXECUTE_LOAD, _QUERY_COMPRESSED):
+                length, status = data[body + 8], struct.unpack_from("<H", data, body + 11)[0]
+                text = body + 13 + (13 if code == _EXECUTE_LOAD else 0) + status + length + 1
+                sql = _mariadb(data[text:end]) if code == _QUERY_COMPRESSED else data[text:end]
+                schema = data[text - length - 1 : text - 1].decode(errors="replace")
+                self._statement(sql.decode(errors="replace"), schema)
             elif code in (_GTID, _TAGGED, _MARIADB_GTID):
                 self._begin(data, code, when, server, body, end)
-            elif code == _XA_PREPARE:
-                self._commit()
-            elif code in (*_PLAIN_OF, _QUERY_COMPRESSED, _PAYLOAD):
+            elif code in (*_PLAIN_OF, _PAYLOAD):
                 self._flush()
                 self._inflate(data, code, at, body, end)
                 self._data, self._view = data, None
             elif code not in _HARMLESS and not flags & _IGNORABLE:
-                raise DecodeError(f"the binlog has {_name(code)}, which Lakefeed does not understand", remedy=_REMEDY)
+                name = _STOPS.get(code, f"an event of the kind {code}")
+                raise DecodeError(f"the binlog has {name}, which Lakefeed does not understand", remedy=_REMEDY)
         self._flush()
 
     def _begin(self, data: bytes, code: int, when: int, server: int, body: int, end: int) -> None:
@@ -247,23 +254,11 @@ class BinlogDecoder:
         if layout is None:
             return None
         table = layout.schema.table
-        at = body + 8
-        if code in _WITH_EXTRA:
-            at += struct.unpack_from("<H", data, at)[0]
-        width = data[at]
-        at += 1
-        if width >= 0xFB:
-            width, at = struct.unpack_from("<H", data, at)[0], at + 2
-        maps = 2 if _ROWS[code] == UPDATE else 1
-        bytes_each = (width + 7) // 8
-        whole = (1 << width) - 1
-        present = [
-            int.from_bytes(data[at + i * bytes_each : at + (i + 1) * bytes_each], "little") & whole for i in range(maps)
-        ]
-        if width != len(layout.columns) or at + maps * bytes_each > end:
+        width, bitmaps, first = _columns_present(data, code, body)
+        if width != len(layout.columns) or first > end:
             raise DecodeError(f"the binlog has rows of {table} with {width} columns instead of {len(layout.columns)}")
         self._touched.add(table)
-        if any(one != whole for one in present):
+        if any(one != (1 << width) - 1 for one in bitmaps):
             reason = "the log leaves out columns of its rows, because binlog_row_image is not FULL"
             return self._block(table, reason, ROW_IMAGE.format(table=table))
         if self._is_xa:
@@ -271,7 +266,6 @@ class BinlogDecoder:
         lanes = self._pending.get(number)
         if lanes is None or lanes.layout is not layout:
             lanes = self._pending[number] = Lanes(layout, [], [], [], [], [])
-        first = at + maps * bytes_each
         lanes.starts.append(first)
         lanes.ends.append(end)
         lanes.operations.append(_ROWS[code])
@@ -293,13 +287,6 @@ class BinlogDecoder:
             except MisfitError as error:
                 self._announce(Announced(notices=(error.blocked(lanes.layout.schema.table),)))
 
-    def _query(self, data: bytes, body: int, end: int, code: int) -> None:
-        length, status = data[body + 8], struct.unpack_from("<H", data, body + 11)[0]
-        at = body + 13 + (13 if code == _EXECUTE_LOAD else 0) + status
-        schema = data[at : at + length].decode(errors="replace")
-        sql = data[at + length + 1 : end].decode(errors="replace")
-        self._statement(sql, schema)
-
     def _statement(self, sql: str, schema: str) -> None:
         statement = Statement(Effect.BEGIN) if sql == "BEGIN" else read_statement(sql, schema)
         effect = statement.effect
@@ -314,7 +301,16 @@ class BinlogDecoder:
             self._announce(Announced(notices=tuple(RecopyNeeded(one, reason) for one in sorted(self._touched))))
         elif effect is Effect.TRUNCATE:
             for table in filter(self._is_captured, statement.tables):
-                self._truncate(table)
+                layouts = (one for _, one, _ in self._maps.values() if one is not None and one.schema.table == table)
+                layout = next(layouts, None)
+                if layout is None:  # no row of it has come yet
+                    self._announce(Announced(notices=(RecopyNeeded(table, "it was emptied"),)))
+                    continue
+                empty = [pa.array([None], column.type) for column in layout.schema.columns]
+                kinds, order = np.full(1, int(Operation.TRUNCATE), np.int8), np.full(1, self._made.width, np.int64)
+                codes = np.full(1, self._transaction(), np.int32)
+                self._made.items.append(Rows(layout.schema, empty, kinds, order, codes))
+                self._made.width += 2
         elif effect is Effect.CHANGE:
             statement = Statement(effect, words=statement.words, database=schema)
             self._announce(self._apply(statement))
@@ -322,18 +318,6 @@ class BinlogDecoder:
             self._announce(self._apply(statement))
         if effect is Effect.ROLLBACK or not self._in_group:
             self._commit()
-        return None
-
-    def _truncate(self, table: TableId) -> None:
-        layout = next((one for _, one, _ in self._maps.values() if one is not None and one.schema.table == table), None)
-        reason = "it was emptied"
-        if layout is None:  # no row of it has come yet
-            return self._announce(Announced(notices=(RecopyNeeded(table, reason),)))
-        empty = [pa.array([None], column.type) for column in layout.schema.columns]
-        kinds, order = np.full(1, int(Operation.TRUNCATE), np.int8), np.full(1, self._made.width, np.int64)
-        codes = np.full(1, self._transaction(), np.int32)
-        self._made.items.append(Rows(layout.schema, empty, kinds, order, codes))
-        self._made.width += 2
         return None
 
     def _block(self, table: TableId, reason: str, remedy: str) -> None:
@@ -346,8 +330,19 @@ class BinlogDecoder:
 
     def _inflate(self, data: bytes, code: int, at: int, body: int, end: int) -> None:
         """What is compressed is decoded as if it stood there plainly."""
-        if code == _PAYLOAD:
-            inner, spans, start = _payload(data[body:end]), [], 0
+        if code == _PAYLOAD:  # fields of type, length and value, then the events
+            fields, spans, start = dict[int, int](), [], 0
+            kind, body = _lenenc(data, body)
+            while kind:
+                length, body = _lenenc(data, body)
+                fields[kind], _ = _lenenc(data, body)
+                kind, body = _lenenc(data, body + length)
+            inner = data[body : min(end, body + fields.get(1, end))]
+            if fields.get(2, _ZSTD) != _STORED:
+                size = fields.get(3)
+                if size is None or size > 1 << 31:
+                    raise DecodeError("a compressed transaction does not tell its size, or more than 2 GiB")
+                inner = pa.decompress(inner, size, codec="zstd", asbytes=True)
             while start < len(inner):
                 if len(inner) - start < HEADER.size:
                     raise DecodeError("a compressed transaction ends too early")
@@ -357,46 +352,25 @@ class BinlogDecoder:
                 spans.append((start, start + size))
                 start += size
             return self._events(inner, spans, inner=True)
-        if code == _QUERY_COMPRESSED:
-            length, status = data[body + 8], struct.unpack_from("<H", data, body + 11)[0]
-            text = body + 13 + status + length + 1
-            schema = data[text - length - 1 : text - 1].decode(errors="replace")
-            return self._statement(_mariadb(data[text:end]).decode(errors="replace"), schema)
-        first = body + 8
-        if code in _WITH_EXTRA:
-            first += struct.unpack_from("<H", data, first)[0]
-        width = data[first]
-        first += 1
-        if width >= 0xFB:
-            width, first = struct.unpack_from("<H", data, first)[0], first + 2
-        first += (width + 7) // 8 * (2 if _ROWS[code] == UPDATE else 1)
+        _, _, first = _columns_present(data, code, body)
         header = bytearray(data[at:first])
         header[4] = _PLAIN_OF[code]
         whole = bytes(header) + _mariadb(data[first:end])
         return self._events(whole, [(0, len(whole))], inner=True)
 
 
-def _payload(data: bytes) -> bytes:
-    """A transaction payload: fields of type, length and value, then the events."""
-    at, fields = 0, dict[int, int]()
-    size = 0
-    while True:
-        kind, at = _lenenc(data, at)
-        if kind == 0:
-            break
-        length, at = _lenenc(data, at)
-        value, _ = _lenenc(data, at)
-        fields[kind] = value
-        at += length
-    size = fields.get(1, len(data) - at)
-    body = data[at : at + size]
-    if fields.get(2, _ZSTD) == _STORED:
-        return body
-    whole = fields.get(3)
-    if whole is None or whole > 1 << 31:
-        raise DecodeError("a compressed transaction does not tell its size, or more than 2 GiB")
-    found: bytes = pa.decompress(body, whole, codec="zstd", asbytes=True)
-    return found
+def _columns_present(data: bytes, code: int, body: int) -> tuple[int, list[int], int]:
+    """The head of a row event: how many columns, which of them its rows have (old, new), and where the rows begin."""
+    at = body + 8
+    if code in _WITH_EXTRA:
+        at += struct.unpack_from("<H", data, at)[0]
+    width, at = data[at], at + 1
+    if width >= 0xFB:
+        width, at = struct.unpack_from("<H", data, at)[0], at + 2
+    size, whole = (width + 7) // 8, (1 << width) - 1
+    first = at + size * (2 if _ROWS[code] == UPDATE else 1)
+    starts = range(at, first, size or 1)
+    return width, [int.from_bytes(data[one : one + size], "little") & whole for one in starts], first
 
 
 def _lenenc(data: bytes, at: int) -> tuple[int, int]:
@@ -418,14 +392,6 @@ def _mariadb(data: bytes) -> bytes:
     if len(found) != size:
         raise DecodeError("a compressed event has another length than it tells")
     return found
-
-
-def _name(code: int) -> str:
-    known = {
-        _INCIDENT: "an incident event (changes may be missing from it)", _ANONYMOUS: "a transaction without a GTID",
-        _PARTIAL: "partial updates of JSON (binlog_row_value_options = PARTIAL_JSON)", 164: "an encrypted part",
-    }  # fmt: skip
-    return known.get(code, f"an event of the kind {code}")
 
 
 _REMEDY = (

@@ -124,9 +124,11 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
             pairs = list(zip(statement.tables[0::2], statement.tables[1::2], strict=False))
             for old, _ in pairs:
                 taken = [one for one, to in pairs if to == old]
+                # gh-ost and pt-online-schema-change put a table with the same rows in the place of the old one.
+                ghosts = [f"_{old.name}_gho", *(f"{prefix}{old.name}_new" for prefix in ("_", "__", "___"))]
                 if not taken:
                     notices += self._gone([old])
-                elif self.is_captured(old) and not _is_online_change(old, taken[0]):
+                elif self.is_captured(old) and taken[0] not in [TableId(old.schema, one) for one in ghosts]:
                     notices.append(RecopyNeeded(old, f"the table {taken[0]} has its name now"))
         elif effect is Effect.REPLACED:
             reason = "a statement changed its rows that the log does not have"
@@ -207,12 +209,6 @@ def _may_rewrite(old: Column, new: Column) -> bool:
         return True  # filled up with zeros; printed with other digits
     sizes = [int(match[1]) if (match := _SIZE.search(one.source_type)) else 0 for one in (old, new)]
     return sizes[1] < sizes[0]
-
-
-def _is_online_change(table: TableId, ghost: TableId) -> bool:
-    """gh-ost and pt-online-schema-change put a table with the same rows in the place of the old one."""
-    names = {f"_{table.name}_gho", f"_{table.name}_new", f"__{table.name}_new", f"___{table.name}_new"}
-    return ghost.schema == table.schema and ghost.name in names
 
 
 def _added(words: Sequence[str]) -> set[str]:
