@@ -165,13 +165,13 @@ def test_an_unknown_key_is_named_with_its_place_line_and_the_valid_keys(tmp_path
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("kind: sqlite", "kind: mysql", "source.kind: 'mysql' is not there yet; available now: sqlite, postgres"),
-        ("kind: sqlite", "kind: sqlit", "'sqlit' is not a choice; available: sqlite, postgres; did you mean sqlite?"),
+        ("kind: sqlite", "kind: sqlserver", "'sqlserver' is not there yet; available now: sqlite, postgres, mysql, mariadb"),  # noqa: E501
+        ("kind: sqlite", "kind: sqlit", "'sqlit' is not a choice; available: sqlite, postgres, mysql, mariadb; did you mean sqlite?"),  # noqa: E501
         ("path: shop.db", "path: shop.db\n  capture: log", "capture: 'log' is not there yet; available now: trigger"),
         ("path: ./lake", "path: l\n  format: iceburg", "'iceburg' is not a choice; available: delta, iceberg; did you mean"),  # noqa: E501
         ("path: ./lake", "path: l\n  mode: miror", "lake.mode: 'miror' is not a choice; available: mirror"),
         ("path: ./lake", "path: s3://bucket/lake", "lake.path: s3:// is not there yet"),
-        ("path: shop.db", "dsn: postgresql://u@h/d", "line 4: source.dsn belongs to postgres; valid keys of sqlite"),
+        ("path: shop.db", "dsn: postgresql://u@h/d", "line 4: source.dsn belongs to postgres, mysql, mariadb; valid keys of sqlite"),  # noqa: E501
     ],
 )  # fmt: skip
 def test_a_wrong_choice_is_answered_with_what_there_is(tmp_path: Path, old: str, new: str, expected: str) -> None:
@@ -179,8 +179,8 @@ def test_a_wrong_choice_is_answered_with_what_there_is(tmp_path: Path, old: str,
 
 
 def test_a_kind_that_is_not_there_yet_hides_what_follows_from_it(tmp_path: Path) -> None:
-    text = mistake(tmp_path, MINIMAL.replace("kind: sqlite\n  path: shop.db", "kind: mysql\n  dsn: mysql://u@h/d"))
-    assert "source.kind: 'mysql'" in text
+    text = mistake(tmp_path, MINIMAL.replace("kind: sqlite\n  path: shop.db", "kind: sqlserver\n  dsn: mysql://u@h/d"))
+    assert "source.kind: 'sqlserver'" in text
     assert "dsn" not in text
     assert "missing" not in text
 
@@ -311,7 +311,7 @@ def test_everything_that_a_configuration_can_choose_can_be_built(tmp_path: Path,
     text = template(kind, "shop.yaml").replace("shop.db", str(tmp_path / "shop.db"))
     for capture in get_args(section.model_fields["capture"].annotation):
         chosen = load(tmp_path, re.sub("capture: [a-z]+", f"capture: {capture}", text)).source
-        assert chosen.source().bind("shop").kind == (kind if capture != "poll" else Watermark.kind)
+        assert chosen.source().bind("shop").kind in ((kind, f"{kind}_gtid") if capture != "poll" else (Watermark.kind,))
         assert chosen.dialect().default_schema
         assert chosen.verify_reader(TableId("main", "t")) is not None
 

@@ -177,7 +177,7 @@ def test_a25_an_interrupted_comparison_goes_on_with_its_plan(
         with pytest.raises(ConfigError):
             FullDiffs.of(pipeline.root, object(), seeds, lake.bind("p"), listener)  # type: ignore[arg-type]
         (record,) = first.chosen(())
-        capture.keep_state(pipeline.root)  # type: ignore[attr-defined]
+        capture.keep_state(pipeline.root)
         with pytest.raises(Interrupted):
             first.compare(record, over=over)
         plan = DiffStore(pipeline.root).load(T).plan

@@ -142,6 +142,9 @@ class ChangeCapture(ABC):
 
     capabilities = Capabilities()
 
+    def keep_state(self, directory: Path) -> None:  # noqa: B027
+        """Called once, before ``open``, with the pipeline's own directory: for a source that keeps no resume point."""
+
     def open(self) -> None:  # noqa: B027  # a source without a connection needs none
         """Connect. Idempotent."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from lakefeed.capture.base import Finding, Lag
@@ -123,6 +124,9 @@ class ResumePoint(ABC, Generic[P, Piece]):
     Each call is short, bounded in time and safe to repeat. ``create``, ``origin``, ``copied`` and ``drop`` belong to
     the catalog side, ``start`` and ``confirm`` to the stream side. ``lag`` works also while this is closed.
     """
+
+    def keep_state(self, directory: Path) -> None:
+        """See ``ChangeCapture.keep_state``."""
 
     def open(self) -> None:
         """Called by ``LogCapture.open`` before everything but ``lag``."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic
 
 from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
@@ -70,6 +71,9 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         self._left_out: dict[TableId, Refusal] = {}
         self._lock = threading.Lock()  # of the fields above, for moments only
         self._catalog_lock = threading.Lock()  # of the session, while a call uses it
+
+    def keep_state(self, directory: Path) -> None:
+        self._resume.keep_state(directory)
 
     def open(self) -> None:
         with self._lock, ExitStack() as undo:

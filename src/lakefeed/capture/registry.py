@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 SOURCES: dict[str, tuple[str, str]] = {
     "sqlite": ("lakefeed.capture.sqlite.config", "SqliteConfig"),
     "postgres": ("lakefeed.capture.postgres.config", "PostgresConfig"),
+    "mysql": ("lakefeed.capture.mysql.config", "MysqlConfig"),
+    "mariadb": ("lakefeed.capture.mysql.config", "MariadbConfig"),
 }
 """By ``source.kind``: module and class. The first one is what ``lakefeed init`` writes by default."""
 
-PLANNED = ("mysql", "mariadb", "sqlserver")
+PLANNED = ("sqlserver",)
 """Kinds that the documentation announces: "not there yet" is a better answer than "unknown"."""
 
 

@@ -103,6 +103,37 @@ class MysqlGtid(Position):
     def parse(cls, text: str) -> MysqlGtid:
         return cls(text)
 
+    @classmethod
+    def of(cls, intervals: IntervalSet) -> MysqlGtid:
+        """Of intervals that are sorted and merged already: quicker than to parse a text, once for each commit."""
+        made = object.__new__(cls)
+        object.__setattr__(made, "intervals", intervals)
+        parts = [
+            f"{uuid}{':' + tag if tag else ''}:" + ":".join(f"{a}-{b}" if a != b else str(a) for a, b in ranges)
+            for (uuid, tag), ranges in intervals
+        ]
+        object.__setattr__(made, "given", ",".join(parts))
+        return made
+
+    def union(self, other: MysqlGtid) -> MysqlGtid:
+        """All transactions that one of the two has."""
+        found = {origin: list(intervals) for origin, intervals in self.intervals}
+        for origin, intervals in other.intervals:
+            found.setdefault(origin, []).extend(intervals)
+        return MysqlGtid.of(tuple((origin, _merge(intervals)) for origin, intervals in sorted(found.items())))
+
+    def without(self, other: MysqlGtid) -> str:
+        """The transactions that ``other`` has not, as text."""
+        theirs, missing = dict(other.intervals), []
+        for (uuid, tag), intervals in self.intervals:
+            for low, high in intervals:
+                at = low
+                for first, last in (*theirs.get((uuid, tag), ()), (high + 1, high + 1)):
+                    if first > at and at <= high:
+                        missing.append(f"{uuid}{':' + tag if tag else ''}:{at}-{min(first - 1, high)}")
+                    at = max(at, last + 1)
+        return ",".join(missing)
+
     def _compare(self, other: MysqlGtid) -> int | None:
         mine, theirs = dict(self.intervals), dict(other.intervals)
         return order_by_inclusion(_is_subset(mine, theirs), _is_subset(theirs, mine))
@@ -131,6 +162,14 @@ class MariadbGtid(Position):
     @classmethod
     def parse(cls, text: str) -> MariadbGtid:
         return cls(text)
+
+    @classmethod
+    def of(cls, domains: Iterable[tuple[int, int, int]]) -> MariadbGtid:
+        """Of (domain, server, sequence), at most one for each domain."""
+        made, known = object.__new__(cls), tuple(sorted(domains))
+        object.__setattr__(made, "domains", known)
+        object.__setattr__(made, "given", ",".join(f"{a}-{b}-{c}" for a, b, c in known))
+        return made
 
     def _compare(self, other: MariadbGtid) -> int | None:
         return order_by_inclusion(self._within(other), other._within(self))

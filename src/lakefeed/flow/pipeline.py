@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lakefeed.capture.base import Comparable, Finding, Lag, Level, Source
+from lakefeed.capture.base import Finding, Lag, Level, Source
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakeError, LakefeedError, LeaseError, StateError
 from lakefeed.flow.full_diff import FullDiffs
@@ -79,8 +79,7 @@ class Pipeline:
         self._options = options or PipelineOptions()
         self._listener = listener or Listener()
         self._capture = source.bind(name)
-        if isinstance(self._capture, Comparable):
-            self._capture.keep_state(self.root)
+        self._capture.keep_state(self.root)
         self._tables = lake.bind(name)
         self._work = threading.Lock()
         self._stopping = threading.Event()

@@ -1,0 +1,376 @@
+"""Kind: the type of a MySQL or MariaDB column, as the catalog and the binlog both can tell it, and its Arrow type. Then
+values in a buffer → Arrow, a whole column at a time: what stream and copy have in common. Pure.
+
+The table for people is in docs/mysql.md. A kind has only what both sides know, so that a table looks the same whoever
+describes it: texts and bytes have their longest length in bytes, and mediumtext is a text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakefeed.capture.fit import MisfitError
+from lakefeed.errors import DecodeError
+
+Flavour = Literal["mysql", "mariadb"]
+INTEGERS = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
+"""Bytes of each."""
+TEMPORAL = ("date", "datetime", "timestamp")
+TEXTS = ("char", "varchar", "text", "enum", "set")
+_SIGNED: dict[int, pa.DataType] = {1: pa.int8(), 2: pa.int16(), 3: pa.int32(), 4: pa.int32(), 8: pa.int64()}
+_UNSIGNED: dict[int, pa.DataType] = {
+    1: pa.int16(),
+    2: pa.int32(),
+    3: pa.int32(),
+    4: pa.int64(),
+    8: pa.decimal128(20, 0),
+}
+_PLAIN: dict[str, pa.DataType] = {
+    "float": pa.float32(), "double": pa.float64(), "year": pa.int16(), "date": pa.date32(),
+    "datetime": pa.timestamp("us"), "timestamp": pa.timestamp("us", tz="UTC"),
+    "binary": pa.binary(), "varbinary": pa.binary(), "blob": pa.binary(), "geometry": pa.binary(),
+    "vector": pa.binary(),
+}  # fmt: skip
+WIDEST_DECIMAL = 38
+_GEOMETRIES = (
+    "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon",
+    "geometrycollection", "geomcollection",
+)  # fmt: skip
+_TYPE = re.compile(r"(\w+)(?:\((\d+)(?:,(\d+))?\))?")
+_MEMBER = re.compile(r"'((?:[^']|'')*)'")
+
+CODECS: dict[str, str] = {
+    "utf8mb4": "utf-8", "utf8mb3": "utf-8", "utf8": "utf-8", "ascii": "utf-8", "latin1": "latin1", "ucs2": "utf-16-be",
+    "utf16": "utf-16-be", "utf16le": "utf-16-le", "utf32": "utf-32-be", "gbk": "gbk", "gb2312": "gb2312",
+    "gb18030": "gb18030", "big5": "big5", "sjis": "shift_jis", "cp932": "cp932", "ujis": "euc_jp", "euckr": "euc_kr",
+    "latin2": "iso8859-2", "latin5": "iso8859-9", "latin7": "iso8859-13", "greek": "iso8859-7", "hebrew": "iso8859-8",
+    "cp1250": "cp1250", "cp1251": "cp1251", "cp1256": "cp1256", "cp1257": "cp1257", "cp850": "cp850", "cp852": "cp852",
+    "cp866": "cp866", "koi8r": "koi8-r", "koi8u": "koi8-u", "tis620": "tis-620",
+}  # fmt: skip
+"""How Python calls a server's character sets. A column in another one is refused."""
+
+
+class ZeroDates(Enum):
+    """What becomes of dates that no calendar has (0000-00-00, 2026-00-10): the table stops, they are NULL, or all
+    columns of dates and times are text."""
+
+    STOP = "stop"
+    NULL = "null"
+    TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """``size`` is a decimal's precision, the bits of bit, the digits of a second's fraction, the most bytes of a text.
+    ``charset`` is what texts, enum and set are stored in; ``members`` those of enum and set."""
+
+    name: str
+    unsigned: bool = False
+    size: int = 0
+    scale: int = 0
+    charset: str = ""
+    members: tuple[str, ...] = ()
+
+    @property
+    def source_type(self) -> str:
+        sizes = f"({self.size},{self.scale})" if self.name == "decimal" else f"({self.size})" if self.size else ""
+        return f"{self.name}{sizes}{' unsigned' if self.unsigned else ''}"
+
+    def arrow(self, zero_dates: ZeroDates) -> pa.DataType:
+        if self.name in INTEGERS:
+            return (_UNSIGNED if self.unsigned else _SIGNED)[INTEGERS[self.name]]
+        if self.name == "decimal":
+            return pa.decimal128(self.size, self.scale) if self.size <= WIDEST_DECIMAL else pa.string()
+        if self.name == "bit":
+            return pa.bool_() if self.size == 1 else pa.int64() if self.size < 64 else pa.decimal128(20, 0)
+        if self.name in TEMPORAL and zero_dates is ZeroDates.TEXT:
+            return pa.string()
+        return _PLAIN.get(self.name, pa.string())  # texts, enum, set, json, time, uuid, inet4, inet6
+
+
+def kind_of(
+    column_type: str, charset: str | None, precision: int | None, scale: int | None, longest: int | None
+) -> Kind | None:
+    """What information_schema.COLUMNS has: COLUMN_TYPE, CHARACTER_SET_NAME, NUMERIC_PRECISION, NUMERIC_SCALE and
+    CHARACTER_OCTET_LENGTH. None for a type that is not understood."""
+    match = _TYPE.match(column_type.lower())
+    if match is None:
+        return None
+    name, size = match[1], int(match[2] or 0)
+    unsigned = "unsigned" in column_type.lower().partition("(")[2] or " unsigned" in column_type.lower()
+    if name in INTEGERS:
+        return Kind(name, unsigned)
+    if name == "decimal":
+        return Kind(name, False, precision or 0, scale or 0)
+    if name in ("float", "double", "year", "json", "date"):
+        return Kind(name)
+    if name in ("datetime", "timestamp", "time", "bit", "binary"):
+        return Kind(name, size=size)
+    if name in ("enum", "set"):
+        members = tuple(one.replace("''", "'") for one in _MEMBER.findall(column_type))
+        return Kind(name, charset=charset or "", members=members)
+    if name in ("char", "varchar") or name.endswith("text"):
+        return Kind("text" if name.endswith("text") else name, size=longest or 0, charset=charset or "")
+    if name == "varbinary" or name.endswith("blob"):
+        return Kind("varbinary" if name == "varbinary" else "blob", size=longest or 0)
+    if name in _GEOMETRIES:
+        return Kind("geometry")
+    return Kind(name) if name in ("vector", "uuid", "inet4", "inet6") else None
+
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+PAD = 16
+"""Zero bytes behind the data, so that a number can be read at every offset of it."""
+ZERO_DATES = "Correct the value, or set source.zero_dates to null or text for {column} and all others."
+_MICROSECONDS = 1_000_000
+_DAY = 86_400 * _MICROSECONDS
+_CP1252 = bytes(range(256)).decode("cp1252", "replace")
+_LATIN1 = "".join(chr(code) if letter == "\ufffd" else letter for code, letter in enumerate(_CP1252))
+"""MySQL's latin1 is cp1252, with control characters where that has nothing."""
+
+
+def padded(data: bytes | bytearray) -> Bytes:
+    return np.frombuffer(bytes(data) + bytes(PAD), np.uint8)
+
+
+def gathered(data: Bytes, at: Ints, kind: str) -> Any:
+    """What begins at ``at``, seen as ``kind`` (``<i4``, ``>u2`` …), one for each offset."""
+    dtype = np.dtype(kind)
+    view: Any = np.ndarray((len(data) - dtype.itemsize + 1,), dtype, data, 0, (1,))  # every byte begins a value
+    return view[at]
+
+
+def big_endian(data: Bytes, at: Ints, width: int) -> Ints:
+    """Unsigned numbers of ``width`` bytes, at most 7."""
+    found = np.zeros(len(at), np.int64)
+    for index in range(width):
+        found = (found << 8) | data[at + index]
+    return found
+
+
+def _buffer(array: Any) -> pa.Buffer:
+    """Arrow's view of an array's memory, without a copy."""
+    return pa.py_buffer(array)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One column of many rows: ``data[start : start + length]`` for each; NULL where ``valid`` is False."""
+
+    data: Bytes
+    starts: Ints
+    lengths: Ints
+    valid: Mask
+
+    def binary(self) -> Any:
+        """An Arrow binary array, copied once by Arrow itself: the buffer is seen as alternating values and gaps, whose
+        every second element is taken. Values are in buffer order, without overlap."""
+        count = len(self.starts)
+        if count == 0:
+            return pa.array([], pa.binary())
+        offsets = np.empty(2 * count, np.int32)
+        offsets[0::2] = self.starts
+        offsets[1::2] = self.starts + self.lengths
+        buffers: Any = [None, _buffer(offsets), _buffer(self.data)]
+        alternating = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
+        wanted: Any = np.arange(0, 2 * count - 1, 2, dtype=np.int32)
+        return alternating.take(pa.array(wanted, mask=None if self.valid.all() else ~self.valid))
+
+    def array(self, values: Any, type_: pa.DataType) -> Any:
+        """Numbers that were read for every row, with NULLs put in."""
+        return pa.array(values, type_, mask=None if self.valid.all() else ~self.valid)
+
+
+def integers(field: Field, kind: Kind, type_: pa.DataType) -> Any:
+    """Little-endian, as the binlog and the binary protocol both have them; mediumint has 3 bytes in the binlog."""
+    width = INTEGERS[kind.name]
+    if width == 8 and kind.unsigned:
+        return unsigned(field, gathered(field.data, field.starts, "<u8"))
+    if width == 3:
+        found = gathered(field.data, field.starts, "<u4").astype(np.int64) & 0xFFFFFF
+        values: Any = found if kind.unsigned else found - ((found & 0x800000) << 1)
+    else:
+        values = gathered(field.data, field.starts, f"<{'u' if kind.unsigned else 'i'}{width}")
+    return field.array(values.astype(type_.to_pandas_dtype()), type_)
+
+
+def unsigned(field: Field, values: Any) -> Any:
+    """64 bits without a sign → decimal(20, 0)."""
+    halves = np.zeros((len(values), 2), np.uint64)
+    halves[:, 0] = values
+    return _decimals(field, halves, 20, 0)
+
+
+def _decimals(field: Field, halves: Any, precision: int, scale: int) -> Any:
+    """Numbers of 128 bits in two halves, the lower first."""
+    validity = None if field.valid.all() else _buffer(np.packbits(field.valid, bitorder="little"))
+    buffers: Any = [validity, _buffer(np.ascontiguousarray(halves))]
+    return pa.Array.from_buffers(pa.decimal128(precision, scale), len(halves), buffers)
+
+
+def bits(field: Field, width: int, kind: Kind) -> Any:
+    """Big-endian in ``width`` bytes, whoever sends them."""
+    found = np.zeros(len(field.starts), np.uint64)
+    for index in range(width):
+        found = (found << np.uint64(8)) | field.data[field.starts + index].astype(np.uint64)
+    if kind.size == 64:
+        return unsigned(field, found)
+    return field.array(found.astype(bool) if kind.size == 1 else found.astype(np.int64),
+                       pa.bool_() if kind.size == 1 else pa.int64())  # fmt: skip
+
+
+def packed_decimal(field: Field, kind: Kind) -> Any:
+    """Nine digits in four bytes each, fewer at both ends; the sign is the first bit, and a negative one is inverted."""
+    groups = decimal_groups(kind)
+    at, negative = field.starts.copy(), field.data[field.starts] < 0x80
+    limbs = [np.zeros(len(at), np.uint64) for _ in range(5)]
+    for index, (digits, width) in enumerate(groups):
+        value = big_endian(field.data, at, width)
+        if index == 0:
+            value ^= 1 << (8 * width - 1)
+        value = np.where(negative, value ^ ((1 << (8 * width)) - 1), value)
+        carry, factor = value.astype(np.uint64), np.uint64(10**digits)
+        for limb in range(5):
+            product = limbs[limb] * factor + carry
+            limbs[limb], carry = product & np.uint64(0xFFFFFFFF), product >> np.uint64(32)
+        at = at + width
+    if kind.size > 38:  # what Arrow's type cannot hold: text, as the server prints it
+        found = []
+        for ok, start, minus in zip(field.valid.tolist(), field.starts.tolist(), negative.tolist(), strict=True):
+            offset, text = start, ""
+            for index, (digits, width) in enumerate(groups):
+                number = int.from_bytes(field.data[offset : offset + width].tobytes(), "big")
+                number ^= 1 << (8 * width - 1) if index == 0 else 0
+                number ^= (1 << (8 * width)) - 1 if minus else 0
+                text, offset = text + str(number).zfill(digits), offset + width
+            whole, fraction = text[: kind.size - kind.scale].lstrip("0") or "0", text[kind.size - kind.scale :]
+            sign = "-" if minus and text.strip("0") else ""
+            found.append((f"{sign}{whole}.{fraction}" if fraction else f"{sign}{whole}") if ok else None)
+        return pa.array(found, pa.string())
+    low, high = limbs[0] | limbs[1] << np.uint64(32), limbs[2] | limbs[3] << np.uint64(32)
+    flipped = ~low + np.uint64(1)
+    high = np.where(negative, ~high + (low == 0), high)
+    return _decimals(field, np.stack([np.where(negative, flipped, low), high], axis=1), kind.size, kind.scale)
+
+
+_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4)
+
+
+def decimal_groups(kind: Kind) -> list[tuple[int, int]]:
+    """Digits and bytes of each group of a packed decimal, from the left."""
+    whole = kind.size - kind.scale
+    first, last = [(whole % 9, _BYTES[whole % 9])], [(kind.scale % 9, _BYTES[kind.scale % 9])]
+    return [one for one in [*first, *[(9, 4)] * (whole // 9 + kind.scale // 9), *last] if one[0]]
+
+
+def dates(field: Field, kind: Kind, parts: tuple[Any, ...], zero_dates: ZeroDates) -> Any:
+    """``parts`` are year, month, day and, unless the column is a date, hour, minute, second, microsecond."""
+    year, month, day, *clock = (np.asarray(one, np.int64) for one in parts)
+    if zero_dates is ZeroDates.TEXT:
+        texts = []
+        rows = zip(field.valid.tolist(), *(one.tolist() for one in (year, month, day, *clock)), strict=True)
+        for ok, y, m, d, *time_of_day in rows:
+            text = f"{y:04}-{m:02}-{d:02}"
+            if time_of_day:
+                h, mi, s, us = time_of_day
+                text += f" {h:02}:{mi:02}:{s:02}{_fraction(us, kind.size)}"
+            texts.append(text if ok else None)
+        return pa.array(texts, pa.string())
+    # Days of the civil calendar: the year begins in March, so that its odd day is the last one.
+    shifted = year - (month <= 2)
+    era = shifted // 400
+    of_era = shifted - era * 400
+    of_year = (153 * (month + np.where(month > 2, -3, 9)) + 2) // 5 + day - 1
+    days = era * 146_097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719_468
+    leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
+    longest = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31, 0, 0, 0])[month & 15] + (leap & (month == 2))
+    is_date = (month >= 1) & (month <= 12) & (day >= 1) & (day <= longest) & (year >= 1)
+    if not np.all(is_date | ~field.valid):
+        if zero_dates is ZeroDates.STOP:
+            raise MisfitError("it holds a date that no calendar has, such as 0000-00-00", remedy=ZERO_DATES)
+        field = Field(field.data, field.starts, field.lengths, field.valid & is_date)
+    if kind.name == "date":
+        return field.array(days.astype(np.int32), pa.int32()).cast(pa.date32())
+    hour, minute, second, micro = clock
+    values = days * _DAY + (hour * 3_600 + minute * 60 + second) * _MICROSECONDS + micro
+    return field.array(values, pa.int64()).cast(kind.arrow(zero_dates))
+
+
+def instants(field: Field, kind: Kind, seconds: Any, micro: Any, zero_dates: ZeroDates) -> Any:
+    """A timestamp by its seconds since 1970; 0 is 0000-00-00 00:00:00 there."""
+    whole = seconds.astype("datetime64[s]").astype("datetime64[D]")
+    years = whole.astype("datetime64[Y]").astype(np.int64) + 1970
+    months = whole.astype("datetime64[M]").astype(np.int64) % 12 + 1
+    day = (whole - whole.astype("datetime64[M]")).astype(np.int64) + 1
+    of_day, zero = seconds % 86_400, seconds == 0
+    parts = [np.where(zero, 0, one) for one in (years, months, day, of_day // 3_600, of_day // 60 % 60, of_day % 60)]
+    return dates(field, kind, (*parts, micro), zero_dates)
+
+
+def times(field: Field, kind: Kind, negative: Any, hour: Any, minute: Any, second: Any, micro: Any) -> Any:
+    """A time of up to 838 hours, as the server prints it."""
+    rows = zip(field.valid.tolist(), *(one.tolist() for one in (negative, hour, minute, second, micro)), strict=True)
+    return pa.array([
+        f"{'-' if minus else ''}{h:02}:{m:02}:{s:02}{_fraction(us, kind.size)}" if ok else None
+        for ok, minus, h, m, s, us in rows
+    ], pa.string())  # fmt: skip
+
+
+def _fraction(micro: int, digits: int) -> str:
+    return f".{micro:06}"[: digits + 1] if digits else ""
+
+
+def decoded_text(raw: Any, charset: str) -> Any:
+    """Bytes in a server's character set → string."""
+    codec = CODECS.get(charset)
+    if codec is None:
+        raise MisfitError(f"its character set {charset} is not known here", remedy=_CONVERT)
+    if codec == "utf-8":
+        try:
+            return raw.cast(pa.string())
+        except pa.ArrowInvalid as error:
+            raise DecodeError(f"a text is not {charset}: {error}") from error
+    encoded = raw.dictionary_encode()
+    try:
+        if charset == "latin1":
+            texts = [one.decode("latin1").translate(_LATIN1_TABLE) for one in encoded.dictionary.to_pylist()]
+        else:
+            texts = [one.decode(codec) for one in encoded.dictionary.to_pylist()]
+    except UnicodeDecodeError as error:
+        raise MisfitError(f"it holds a text that is not {charset}", remedy=_CONVERT) from error
+    return pa.array(texts, pa.string()).take(encoded.indices)
+
+
+_CONVERT = "ALTER TABLE … CONVERT TO CHARACTER SET utf8mb4; for the table of {column}."
+
+
+_LATIN1_TABLE = dict(enumerate(_LATIN1))
+
+
+def padded_binary(field: Field, size: int) -> Any:
+    """binary(n): the binlog leaves out zero bytes at the end."""
+    if np.all((field.lengths == size) | ~field.valid):
+        return field.binary()
+    offsets = np.arange(size)
+    inside = offsets < field.lengths[:, None]
+    matrix = np.where(inside, field.data[np.minimum(field.starts[:, None] + offsets, len(field.data) - 1)], 0)
+    flat = _buffer(np.ascontiguousarray(matrix.astype(np.uint8)))
+    fixed = pa.Array.from_buffers(pa.binary(size), len(matrix), [None, flat])
+    return pc.if_else(pa.array(field.valid), fixed.cast(pa.binary()), pa.scalar(None, pa.binary()))
+
+
+def without_srid(field: Field) -> Any:
+    """A geometry as the server stores it is four bytes of its reference system and then WKB."""
+    skipped = np.minimum(field.lengths, 4)
+    return Field(field.data, field.starts + skipped, field.lengths - skipped, field.valid).binary()

@@ -1,0 +1,229 @@
+"""Connections to a MySQL or MariaDB server, and the one place where its errors become Lakefeed's.
+
+Every session has limits of its own: how long it waits for a metadata lock, how long a statement may run, how long the
+client waits for an answer. TLS means TLS: the modes are those of the server's own clients, without PREFERRED, which
+falls back to plain text in silence. Passwords come from the address or MYSQL_PWD and are never part of a message.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pymysql
+from pymysql.connections import Connection as Driver
+
+from lakefeed.capture.mysql.columns import Flavour
+from lakefeed.errors import ConfigError, LakefeedError, SourceError, SourceSetupError, SourceUnavailableError
+
+MODES = ("VERIFY_IDENTITY", "VERIFY_CA", "REQUIRED", "DISABLED")
+_OPTIONS = ("ssl-mode", "ssl-ca", "ssl-cert", "ssl-key", "unix_socket")
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_CONNECT_SECONDS = 10
+_SETUP = frozenset({1044, 1045, 1049, 1142, 1143, 1227, 1235, 1290, 1698, 2026, 2059, 3118, 4151})
+"""Access denied, unknown database, a right is missing, TLS refused: nothing that goes away by itself."""
+_UNAVAILABLE = frozenset({1040, 1053, 1077, 1158, 1159, 1160, 1161, 1203, 1205, 1213, 1226, 1317, 1927, 3024, 1969})
+"""Too many connections, shutting down, network, lock wait, deadlock, killed, too slow."""
+
+SESSION = "SET SESSION time_zone = '+00:00', sql_mode = '', group_concat_max_len = 1048576"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Of one session, in seconds. ``answer`` is how long the client waits for a server that is silent."""
+
+    lock: int = 2
+    statement: int = 60
+    answer: int = 70
+
+
+CATALOG = Timeouts()
+READING = Timeouts(lock=10, statement=21_600, answer=600)
+"""One chunk takes hours at most. The server sends rows as it finds them, so that ten silent minutes are its end."""
+STREAM = Timeouts(statement=0, answer=60)
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """Where the server is, as ``mysql://user@host:port/?ssl-mode=VERIFY_IDENTITY``. Picklable. ConfigError for an
+    address that cannot be read."""
+
+    dsn: str = field(repr=False)
+    flavour: Flavour = "mysql"
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.dsn)
+            port, options = parts.port, parse_qs(parts.query)
+        except ValueError:
+            raise _wrong("it is no valid address") from None  # the message may quote the password
+        if parts.scheme not in ("mysql", "mariadb") or (port is not None and not 0 < port < 65_536):
+            raise _wrong("it must begin with mysql:// or mariadb://")
+        if unknown := [name for name in options if name not in _OPTIONS]:
+            raise _wrong(f"there is no option '{unknown[0]}'; there are {', '.join(_OPTIONS)}")
+        if self.ssl_mode not in MODES:
+            raise _wrong(f"ssl-mode is {self.ssl_mode}; there are {', '.join(MODES)}")
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {name: values[-1] for name, values in parse_qs(urlsplit(self.dsn).query).items()}
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.dsn).hostname or "localhost"
+
+    @property
+    def is_local(self) -> bool:
+        return "unix_socket" in self.options or self.host in _LOCAL
+
+    @property
+    def ssl_mode(self) -> str:
+        """Without a word in the address: full verification, and none on this very machine."""
+        return self.options.get("ssl-mode", "DISABLED" if self.is_local else "VERIFY_IDENTITY").upper()
+
+    def __str__(self) -> str:
+        return self.options.get("unix_socket") or f"{self.host}:{urlsplit(self.dsn).port or 3306}"
+
+    def connect(self, timeouts: Timeouts = CATALOG) -> Connection:
+        """A connection of the caller's own, in autocommit mode."""
+        parts, options = urlsplit(self.dsn), self.options
+        given: dict[str, Any] = {
+            "host": self.host,
+            "port": parts.port or 3306,
+            "user": unquote(parts.username or "") or None,
+            "password": unquote(parts.password) if parts.password is not None else os.environ.get("MYSQL_PWD", ""),
+            "unix_socket": options.get("unix_socket"),
+        }
+        if self.ssl_mode == "DISABLED":
+            given["ssl_disabled"] = True
+        else:
+            context = ssl.create_default_context(cafile=options.get("ssl-ca"))
+            context.check_hostname = self.ssl_mode == "VERIFY_IDENTITY"
+            context.verify_mode = ssl.CERT_NONE if self.ssl_mode == "REQUIRED" else ssl.CERT_REQUIRED
+            if "ssl-cert" in options:
+                context.load_cert_chain(options["ssl-cert"], options.get("ssl-key"))
+            given["ssl"] = context
+        with self.errors():
+            driver = pymysql.connect(
+                **given, charset="utf8mb4", autocommit=True, connect_timeout=_CONNECT_SECONDS,
+                read_timeout=timeouts.answer, write_timeout=timeouts.answer,
+            )  # fmt: skip
+            connection = Connection(self, driver)
+            try:
+                is_mariadb = "MariaDB" in connection.driver.get_server_info()
+                if is_mariadb != (self.flavour == "mariadb"):
+                    there = "mariadb" if is_mariadb else "mysql"
+                    raise SourceSetupError(
+                        f"{self} is a server of kind {there}, and source.kind is {self.flavour}",
+                        remedy=f"Set source.kind: {there}.",
+                    )
+                longest = (
+                    f"max_statement_time = {timeouts.statement}"
+                    if is_mariadb
+                    else f"max_execution_time = {timeouts.statement * 1000}"
+                )
+                connection.run(f"{SESSION}, lock_wait_timeout = {timeouts.lock}, {longest}")
+                connection.run("SET NAMES utf8mb4")
+            except BaseException:
+                connection.close()
+                raise
+        return connection
+
+    @contextmanager
+    def connection(self, timeouts: Timeouts = CATALOG) -> Iterator[Connection]:
+        """A connection for one block, with errors mapped."""
+        connection = self.connect(timeouts)
+        try:
+            with self.errors():
+                yield connection
+        finally:
+            connection.close()
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Errors of the driver inside the block come out as Lakefeed's."""
+        try:
+            yield
+        except (pymysql.err.Error, OSError, ssl.SSLError) as error:
+            raise self.mapped(error) from error
+
+    def mapped(self, error: Exception) -> LakefeedError:
+        code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+        text = str(error.args[1]) if len(error.args) > 1 else str(error) or type(error).__name__
+        message = f"{self}: {text}"
+        if code in _SETUP:
+            return SourceSetupError(
+                message, remedy="Correct source.dsn or the account; `lakefeed check` has the GRANT."
+            )
+        is_lost = isinstance(error, OSError) or 2000 <= code < 2100 or isinstance(error, pymysql.err.InterfaceError)
+        return SourceUnavailableError(message) if is_lost or code in _UNAVAILABLE else SourceError(message)
+
+
+class Connection:
+    """One connection. ``run`` belongs to one thread at a time; ``sever`` and ``kill`` to any."""
+
+    def __init__(self, database: Database, driver: Driver[Any]) -> None:
+        self.database = database
+        self.driver: Any = driver  # the reader of packets needs what the driver's stubs do not list
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """8.0.33 as (8, 0, 33)."""
+        text = self.driver.get_server_info().removeprefix("5.5.5-")
+        return tuple(int(part) for part in text.partition("-")[0].split(".")[:3])
+
+    @property
+    def socket(self) -> socket.socket:
+        found: socket.socket = self.driver._sock
+        return found
+
+    def run(self, sql: str) -> list[tuple[Any, ...]]:
+        """Run one statement; its rows as the driver converts them."""
+        with self.driver.cursor() as cursor:
+            cursor.execute(sql)
+            return list(cursor.fetchall())
+
+    def value(self, sql: str) -> Any:
+        """The first value of the first row."""
+        return self.run(sql)[0][0]
+
+    def kill(self) -> None:
+        """End the statement that runs on it, by the connection's own id. Never raises."""
+        with suppress(LakefeedError), self.database.connection() as other:
+            other.run(f"KILL QUERY {self.driver.thread_id()}")
+
+    def sever(self) -> None:
+        """Make whatever waits on it fail at once. Never raises."""
+        with suppress(OSError, AttributeError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with suppress(pymysql.err.Error, OSError):
+            self.driver.close()
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def literal(text: str) -> str:
+    """Any text as SQL, whatever the session's modes are."""
+    return f"_utf8mb4 X'{text.encode().hex()}'" if text else "''"
+
+
+def listed(texts: Sequence[str]) -> str:
+    return ", ".join(map(literal, texts)) or "NULL"
+
+
+def _wrong(what: str) -> ConfigError:
+    return ConfigError(
+        f"source.dsn is not the address of a MySQL or MariaDB server: {what}",
+        remedy="Write it as mysql://lakefeed@db.example.org:3306/?ssl-mode=VERIFY_IDENTITY, with the password in "
+        "MYSQL_PWD.",
+    )

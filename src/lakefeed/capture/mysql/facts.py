@@ -1,0 +1,234 @@
+"""MysqlFacts: from a table map to a layout, and what statements of the log do to captured tables.
+
+The log describes a table before its rows, with names, types and key. What it does not tell comes from the newest
+reading of the catalog: types that MariaDB logs as bytes, and whether existing rows have values in a new column. Columns
+have no lasting number, so a column is its name: one that was renamed is one dropped and one added, which is read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from lakefeed.capture.dialect import DescribedTable, Session
+from lakefeed.capture.log import Announced, Choose
+from lakefeed.capture.mysql.binlog import Gtid, Resolved
+from lakefeed.capture.mysql.columns import Kind
+from lakefeed.capture.mysql.database import Database
+from lakefeed.capture.mysql.dialect import MysqlDialect, SourceColumn, column_of, executed, read_columns
+from lakefeed.capture.mysql.rows import Layout, TableMap
+from lakefeed.capture.mysql.statement import Effect, Statement
+from lakefeed.capture.schema import DeliveredSchemas, Stated
+from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
+from lakefeed.change.table import Column, TableId, TableSchema
+
+_METADATA = "SET GLOBAL binlog_row_metadata = 'FULL'; then run `lakefeed rebuild {table}`."
+_LOGGED_AS = {**dict.fromkeys(("uuid", "inet4", "inet6"), ("binary",)), "vector": ("varbinary", "binary")}
+_PRINTED = ("decimal", "time", "datetime", "timestamp")
+_SIZE = re.compile(r"\((\d+)")
+
+
+class MysqlFacts(DeliveredSchemas[Gtid]):
+    """See ``SchemaFacts``. ``resolve`` and ``apply`` belong to the stream's thread and ask nobody."""
+
+    def __init__(self, dialect: MysqlDialect, captured: Callable[[], Sequence[TableId]]) -> None:
+        super().__init__()
+        self._captured: Callable[[], Sequence[TableId]] | None = captured
+        self._dialect = dialect
+        self._database = Database(dialect.dsn, dialect.flavour)
+        self._newest: dict[TableId, tuple[SourceColumn, ...]] = {}
+        self._altered: dict[TableId, bool] = {}  # since its last shape; and whether with a default
+
+    def recall(self, schemas: Sequence[TableSchema]) -> None:
+        for schema in schemas:
+            self.learn(schema.table, _life(schema.table), schema.at_version(0))
+
+    def rewind(self, position: Gtid) -> None:
+        """The first stream of a process also takes in the tables that an earlier one prepared."""
+        super().rewind(position)
+        captured, self._captured = self._captured, None
+        missing = [table for table in captured() if self.known(table) is None] if captured is not None else []
+        for table, schema in self._read(missing).items():
+            self.learn(table, _life(table), schema)
+
+    def expect(self, tables: Sequence[TableId]) -> None:
+        """What the catalog tells of them is needed before their first rows."""
+        self._read(tables)
+
+    def prepared(self, tables: Sequence[TableId]) -> None:
+        for table, schema in self._read(tables).items():
+            self.learn(table, _life(table), schema)
+            self.begin(table)
+
+    def snapshot(self, session: Session, table: TableId) -> tuple[DescribedTable, TableSchema] | None:
+        self._read([table])
+        found = session.describe([table]).get(table)
+        if found is None:
+            return None
+        self.learn(table, _life(table), found.schema)
+        return found, found.schema
+
+    def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:
+        """Compare the catalog with what was delivered. A table that is gone without a word in the log is found here."""
+        tables = choose(self.tables(session))
+        wanted = list(dict.fromkeys((*self._known, *tables)))
+        with self._database.connection() as connection:
+            there = self._schemas(read_columns(connection, wanted))
+            for table in [one for one in self._known if one not in there and not self.is_due_later(one)]:
+                self.later(executed(connection), TableDropped(table))
+            self.observe([self._stated(schema) for schema in there.values()], lambda: executed(connection))
+        return tuple(there[table] for table in tables if table in there)
+
+    def resolve(self, found: TableMap) -> Resolved:
+        """What a table map means for a captured table."""
+        table = found.table
+        if self.known(table) is None:
+            return Resolved(None)
+        if not all(column.name for column in found.columns):
+            reason = "the log does not name its columns, because binlog_row_metadata is not FULL"
+            return _blocked(table, reason, _METADATA.format(table=table))
+        hints = {one.name: one.kind for one in self._newest.get(table, ())}
+        kinds: list[Kind] = []
+        for column in found.columns:
+            # As the log has it; from the catalog, what the log has as bytes, and a character set that it does not name.
+            kind, hint = column.kind, hints.get(column.name)
+            if kind is None:
+                reason = f"the log has its column {column.name} in a form that is not understood"
+                return _blocked(table, reason, f"ALTER TABLE {table} FORCE; then run `lakefeed rebuild {table}`.")
+            if hint is not None and kind.name in _LOGGED_AS.get(hint.name, ()):
+                kind = hint
+            elif hint is not None and kind.name == hint.name and not kind.charset:
+                kind = replace(kind, charset=hint.charset)
+            kinds.append(kind)
+        columns = tuple(
+            column_of(one.name, kind, one.nullable, self._dialect.zero_dates)
+            for one, kind in zip(found.columns, kinds, strict=True)
+        )
+        schema = TableSchema(table, columns, tuple(columns[index].name for index in found.key))
+        delivered, announced = self.change(self._stated(schema))
+        self._altered.pop(table, None)
+        return Resolved(Layout(delivered, found.columns, tuple(kinds)), announced)
+
+    def apply(self, statement: Statement) -> Announced:
+        """What a statement of the log does to captured tables."""
+        effect, notices = statement.effect, list[TableNotice]()
+        if effect is Effect.DROP:
+            notices = self._gone(statement.tables)
+        elif effect is Effect.DROP_DATABASE:
+            notices = self._gone([one for one in list(self._known) if one.schema == statement.database])
+        elif effect is Effect.RENAME:
+            pairs = list(zip(statement.tables[0::2], statement.tables[1::2], strict=False))
+            for old, _ in pairs:
+                taken = [one for one, to in pairs if to == old]
+                # gh-ost and pt-online-schema-change put a table with the same rows in the place of the old one.
+                ghosts = [f"_{old.name}_gho", *(f"{prefix}{old.name}_new" for prefix in ("_", "__", "___"))]
+                if not taken:
+                    notices += self._gone([old])
+                elif self.is_captured(old) and taken[0] not in [TableId(old.schema, one) for one in ghosts]:
+                    notices.append(RecopyNeeded(old, f"the table {taken[0]} has its name now"))
+        elif effect is Effect.REPLACED:
+            reason = "a statement changed its rows that the log does not have"
+            notices = [RecopyNeeded(one, reason) for one in statement.tables if self.is_captured(one)]
+        elif effect is Effect.ALTER:
+            for table in statement.tables:
+                before = self.known(table)
+                with_default = bool({"default", "generated", "as", "not"} & set(statement.words))
+                self._altered[table] = self._altered.get(table, False) or with_default
+                again = _added(statement.words) & {name.lower() for name in before.schema.names} if before else set()
+                if again:
+                    reason = f"the column {min(again)} was dropped and added again"
+                    notices.append(RecopyNeeded(table, reason))
+        elif effect is Effect.CHANGE:
+            words = set(statement.words)
+            for table in list(self._known):
+                if table.name.lower() in words:
+                    reason = "a statement changed it that the log has as text and not as rows"
+                    remedy = f"SET GLOBAL binlog_format = 'ROW'; then run `lakefeed rebuild {table}`."
+                    notices.append(TableBlocked(table, reason, remedy))
+                elif table.schema == statement.database:
+                    reason = "a statement that the log has as text may have changed it, through a trigger or a key"
+                    notices.append(RecopyNeeded(table, reason))
+        return Announced(notices=tuple(notices))
+
+    def _gone(self, tables: Iterable[TableId]) -> list[TableNotice]:
+        found = [table for table in tables if self.is_captured(table)]
+        with self._lock:
+            for table in found:
+                self._known.pop(table, None)
+                self.begin(table)
+        return [TableDropped(table) for table in found]
+
+    def _read(self, tables: Sequence[TableId]) -> dict[TableId, TableSchema]:
+        with self._database.connection() as connection:
+            return self._schemas(read_columns(connection, tables))
+
+    def _schemas(
+        self, there: dict[TableId, tuple[tuple[SourceColumn, ...], tuple[str, ...]]]
+    ) -> dict[TableId, TableSchema]:
+        found = {}
+        for table, (columns, key) in there.items():
+            self._newest[table] = columns
+            shown = tuple(one.column(self._dialect.zero_dates) for one in columns)
+            found[table] = TableSchema(table, shown, key)
+        return found
+
+    def _stated(self, schema: TableSchema) -> Stated:
+        """Rows from before a column was added have NULL in it, unless it has a default or may be an old one renamed."""
+        before, not_known, altered = self.known(schema.table), {}, {}
+        if before is not None:
+            for old in before.schema.columns:
+                if old.name in schema.names and _may_rewrite(old, new := schema.column(old.name)):
+                    change = f"changed from {old.source_type} to {new.source_type}"
+                    altered[old.name] = f"the type of {old.name} {change}, which may have rewritten its values"
+            was, hints = set(before.schema.names), {one.name: one for one in self._newest.get(schema.table, ())}
+            is_renamed = bool(was - set(schema.names))
+            for name in schema.names:
+                hint, with_default = hints.get(name), self._altered.get(schema.table)
+                is_plain = with_default is False  # the catalog may be older than the log, or newer
+                if hint is not None:
+                    is_plain = hint.nullable and not (hint.has_default or with_default or "GENERATED" in hint.extra)
+                is_plain = is_plain and schema.column(name).nullable
+                if name not in was and (is_renamed or not is_plain):
+                    not_known[name] = f"existing rows may have values in the new column {name}"
+        return Stated(_life(schema.table), schema, not_known=not_known, altered=altered)
+
+
+def _may_rewrite(old: Column, new: Column) -> bool:
+    """Whether an ALTER from the one type to the other can change the values that existing rows have: unless it only
+    makes room, for longer texts or for members behind the old ones."""
+    if old.source_type == new.source_type:
+        return False
+    base = new.source_type.partition("(")[0]
+    if base in ("enum", "set"):
+        return not new.source_type.startswith(f"{old.source_type[:-1]},")
+    if base == "binary" or (base in _PRINTED and pa.types.is_string(new.type)):
+        return True  # filled up with zeros; printed with other digits
+    sizes = [int(match[1]) if (match := _SIZE.search(one.source_type)) else 0 for one in (old, new)]
+    return sizes[1] < sizes[0]
+
+
+def _added(words: Sequence[str]) -> set[str]:
+    """Names that an ALTER gives to columns: ADD [COLUMN] x, RENAME COLUMN y TO x, CHANGE [COLUMN] y x."""
+    found, skipped = set(), ("column", "if", "not", "exists", "(")
+    for index, word in enumerate(words):
+        rest = [one for one in words[index + 1 : index + 8] if one not in skipped]
+        if word == "add" and rest and rest[0] not in ("index", "key", "unique", "primary", "constraint", "foreign"):
+            found.add(rest[0])
+        elif word == "rename" and words[index + 1 : index + 2] == ("column",) and len(rest) > 2 and rest[0] != rest[2]:
+            found.add(rest[2])
+        elif word == "change" and len(rest) > 1 and rest[0] != rest[1]:
+            found.add(rest[1])
+    return found
+
+
+def _blocked(table: TableId, reason: str, remedy: str) -> Resolved:
+    return Resolved(None, Announced(notices=(TableBlocked(table, reason, remedy),)))
+
+
+def _life(table: TableId) -> int:
+    """A table is its name here; what happened to it in between stands in the log."""
+    return int.from_bytes(hashlib.sha256(str(table).encode()).digest()[:7], "big")

@@ -1,0 +1,277 @@
+"""Packets of the client protocol, taken from a socket in gulps; and the rows of a prepared statement, column by column.
+
+The driver logs in and runs small statements. What is large, rows and the binlog, is read here: all packets of a gulp
+stay in one buffer, and a list tells where each begins and ends.
+"""
+
+from __future__ import annotations
+
+import select
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pymysql
+
+from lakefeed.capture.fit import MisfitError
+from lakefeed.capture.mysql.columns import (
+    TEMPORAL,
+    Field,
+    Kind,
+    ZeroDates,
+    big_endian,
+    bits,
+    dates,
+    gathered,
+    integers,
+    padded,
+    times,
+    without_srid,
+)
+from lakefeed.capture.mysql.database import Connection
+from lakefeed.errors import DecodeError
+
+_LONGEST = 0xFFFFFF
+_GULP_BYTES = 4 << 20
+_COM_STMT_PREPARE, _COM_STMT_EXECUTE, _COM_STMT_CLOSE = 0x16, 0x17, 0x19
+_EOF, _ERROR, _OK = 0xFE, 0xFF, 0x00
+
+
+@dataclass(frozen=True, slots=True)
+class Packets:
+    """``data[start:end]`` is the payload of each."""
+
+    data: bytes
+    starts: list[int]
+    ends: list[int]
+
+
+class PacketReader:
+    """The packets that come on a connection, from now on. OSError if it is lost."""
+
+    def __init__(self, connection: Connection, answer_seconds: float, wake: Any = None) -> None:
+        self._socket = connection.socket
+        self._wake = wake
+        self._answer_seconds = answer_seconds
+        self._buffer = bytearray()
+        self._parts: list[bytes] = []
+
+    def take(self, wait_seconds: float | None = None) -> Packets | None:
+        """What has come, whole packets only; None if nothing comes within ``wait_seconds`` (without: it must come)."""
+        until = time.monotonic() + (self._answer_seconds if wait_seconds is None else wait_seconds)
+        while True:
+            if found := self._whole():
+                return found
+            if not self._is_readable(max(0.0, until - time.monotonic())):
+                if wait_seconds is None:
+                    raise TimeoutError(f"the server sent nothing for {self._answer_seconds:.0f} s")
+                return None
+            self._socket.settimeout(self._answer_seconds)
+            chunk = self._socket.recv(_GULP_BYTES)
+            if not chunk:
+                raise ConnectionError("the server closed the connection")
+            self._buffer += chunk
+            while len(self._buffer) < _GULP_BYTES and self._is_readable(0.0, wake=False):
+                chunk = self._socket.recv(_GULP_BYTES)
+                if not chunk:
+                    break
+                self._buffer += chunk
+
+    def _is_readable(self, seconds: float, *, wake: bool = True) -> bool:
+        pending = getattr(self._socket, "pending", None)
+        if pending is not None and pending():
+            return True
+        others = [self._wake] if wake and self._wake is not None else []
+        ready, _, _ = select.select([self._socket, *others], [], [], seconds)
+        return self._socket in ready
+
+    def _whole(self) -> Packets | None:
+        data, at, size = self._buffer, 0, len(self._buffer)
+        starts: list[int] = []
+        ends: list[int] = []
+        while at + 4 <= size:
+            length = data[at] | data[at + 1] << 8 | data[at + 2] << 16
+            end = at + 4 + length
+            if end > size:
+                break
+            if length == _LONGEST or self._parts:  # a packet in parts is given by itself
+                if starts:
+                    break
+                self._parts.append(bytes(data[at + 4 : end]))
+                del self._buffer[:end]
+                if length == _LONGEST:
+                    return self._whole()
+                whole, self._parts = b"".join(self._parts), []
+                return Packets(whole, [0], [len(whole)])
+            starts.append(at + 4)
+            ends.append(end)
+            at = end
+        if not starts:
+            return None
+        found = Packets(bytes(data[:at]), starts, ends)
+        del self._buffer[:at]
+        return found
+
+
+_FIXED = {1: 1, 2: 2, 13: 2, 3: 4, 9: 4, 8: 8, 4: 4, 5: 8}
+"""Bytes of the types that have no length before them: tiny, short, year, long, int24, longlong, float, double."""
+_TIME, _BIT, _GEOMETRY = 11, 16, 255
+_NAMES = {
+    1: "tinyint", 2: "smallint", 13: "smallint", 3: "int", 9: "int", 8: "bigint", 7: "timestamp", 10: "date",
+    12: "datetime", 11: "time", 16: "bit",
+}  # fmt: skip
+
+
+def read_rows(
+    connection: Connection, sql: str, schema: pa.Schema, answer_seconds: float, zero_dates: ZeroDates
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a SELECT through the binary protocol, which has numbers as they are: a float is not rounded.
+
+    The statement is prepared and closed. What is left unread takes the connection along: the caller closes it.
+    """
+    driver = connection.driver
+    driver._execute_command(_COM_STMT_PREPARE, sql)
+    reader = PacketReader(connection, answer_seconds)
+    packets = _Packet(reader)
+    answer = packets.next()
+    statement, count, parameters = struct.unpack_from("<IHH", answer, 1)
+    for _ in range(parameters + bool(parameters) + count + bool(count)):
+        packets.next()
+    driver._execute_command(_COM_STMT_EXECUTE, struct.pack("<IBI", statement, 0, 1))
+    count = packets.next()[0]
+    if count != len(schema):
+        raise DecodeError(f"a query gave {count} columns instead of {len(schema)}")
+    types = []
+    for _ in range(count):  # a column's type, by its code and in words, is behind six texts and a length
+        packet, at = packets.next(), 0
+        for _ in range(6):
+            length = packet[at]
+            if length == 0xFC:
+                length, at = packet[at + 1] | packet[at + 2] << 8, at + 2
+            at += 1 + length
+        width, code, flags, digits = struct.unpack_from("<IBHB", packet, at + 3)
+        size = width if code == _BIT else digits if digits <= 6 else 0
+        types.append((code, Kind(_NAMES.get(code, "text"), bool(flags & 0x20), size)))
+    packets.next()  # the end of the definitions
+    is_over = False
+    while not is_over:
+        batch = packets.rest() or reader.take()
+        assert batch is not None  # noqa: S101  # without a wait it raises instead
+        starts, ends = batch.starts, batch.ends
+        first = batch.data[starts[-1]]
+        if first == _EOF and ends[-1] - starts[-1] < 9:
+            is_over, starts, ends = True, starts[:-1], ends[:-1]
+        elif first == _ERROR:
+            pymysql.err.raise_mysql_exception(batch.data[starts[-1] : ends[-1]])
+        if starts:
+            yield pa.RecordBatch.from_arrays(
+                _decoded(batch.data, starts, ends, types, schema, zero_dates), schema=schema
+            )
+    driver._execute_command(_COM_STMT_CLOSE, struct.pack("<I", statement))
+
+
+class _Packet:
+    """One packet after another, and then the rest of the gulp."""
+
+    def __init__(self, reader: PacketReader) -> None:
+        self._reader = reader
+        self._gulp: Packets | None = None
+        self._index = 0
+
+    def next(self) -> bytes:
+        if self._gulp is None or self._index == len(self._gulp.starts):
+            self._gulp, self._index = self._reader.take(), 0
+        assert self._gulp is not None  # noqa: S101  # without a wait it raises instead
+        found = self._gulp.data[self._gulp.starts[self._index] : self._gulp.ends[self._index]]
+        self._index += 1
+        if found[:1] == b"\xff":
+            pymysql.err.raise_mysql_exception(found)
+        return found
+
+    def rest(self) -> Packets | None:
+        gulp, self._gulp = self._gulp, None
+        if gulp is None or self._index == len(gulp.starts):
+            return None
+        return Packets(gulp.data, gulp.starts[self._index :], gulp.ends[self._index :])
+
+
+def _decoded(
+    raw: bytes,
+    starts: list[int],
+    ends: list[int],
+    types: list[tuple[int, Kind]],
+    schema: pa.Schema,
+    zero_dates: ZeroDates,
+) -> list[Any]:
+    data = padded(raw)
+    row, limit = np.array(starts, np.int64), np.array(ends, np.int64)
+    at = row + 1 + (len(schema) + 9) // 8
+    arrays = []
+    for index, ((code, kind), column) in enumerate(zip(types, schema, strict=True)):
+        bit = index + 2
+        valid = (data[row + 1 + bit // 8] >> (bit % 8)) & 1 == 0
+        if code in _FIXED:
+            lengths = np.where(valid, _FIXED[code], 0)
+            begin = at
+        else:
+            # Length-encoded: one byte, or 0xFC, 0xFD, 0xFE and two, three or eight bytes.
+            mark = data[at].astype(np.int64)
+            lengths, begin = np.where(valid, mark, 0), at + valid
+            for long_mark, width in ((0xFC, 2), (0xFD, 3), (0xFE, 8)):
+                long = valid & (mark == long_mark)
+                if np.any(long):
+                    lengths[long] = gathered(data, at[long] + 1, "<i8") & ((1 << 8 * width) - 1 if width < 8 else -1)
+                    begin[long] += width
+        at = begin + lengths
+        if np.any(at > limit):
+            raise DecodeError("a row of a result ends too early")
+        try:
+            arrays.append(_array(Field(data, begin, lengths, valid), code, kind, column.type, zero_dates))
+        except MisfitError as error:
+            raise error.of(column.name) from error
+    return arrays
+
+
+def _array(field: Field, code: int, kind: Kind, type_: pa.DataType, zero_dates: ZeroDates) -> Any:
+    if code == _TIME:
+        return times(field, kind, *_temporal(field, is_time=True))
+    if kind.name in TEMPORAL:
+        parts = _temporal(field, is_time=False)
+        return dates(field, kind, parts[:3] if kind.name == "date" else parts, zero_dates)
+    if code in (4, 5):
+        return field.array(gathered(field.data, field.starts, "<f4" if code == 4 else "<f8"), type_)
+    if code in _FIXED:
+        native = integers(field, kind, kind.arrow(zero_dates))
+        return native if native.type == type_ else native.cast(type_)
+    if code == _BIT:
+        return bits(field, (kind.size + 7) // 8, kind)
+    if code == _GEOMETRY:
+        return without_srid(field)
+    raw = field.binary()
+    if type_ == pa.binary():
+        return raw
+    text = raw.cast(pa.string())
+    return text if type_ == pa.string() else text.cast(type_)
+
+
+def _temporal(field: Field, *, is_time: bool) -> tuple[Any, ...]:
+    """A date as year, month, day, hour, minute, second, microsecond; a time as its sign, hours, minute, second,
+    microsecond. Parts that are zero at the end are left out by the server."""
+    data, at, lengths = field.data, field.starts, np.where(field.valid, field.lengths, 0)
+
+    def byte(index: int, least: int) -> Any:
+        return np.where(lengths >= least, data[np.minimum(at + index, len(data) - 1)], 0).astype(np.int64)
+
+    whole = 12 if is_time else 11
+    micro_at = np.minimum(at + whole - 4, len(data) - 4)
+    micro = np.where(lengths >= whole, gathered(data, micro_at, "<u4"), 0).astype(np.int64)
+    if is_time:
+        days = np.where(lengths >= 8, gathered(data, np.minimum(at + 1, len(data) - 4), "<u4"), 0).astype(np.int64)
+        return byte(0, 8) == 1, days * 24 + byte(5, 8), byte(6, 8), byte(7, 8), micro
+    year = np.where(lengths >= 4, big_endian(data, np.minimum(at, len(data) - 2), 2), 0)
+    year = (year >> 8) | (year & 0xFF) << 8
+    return year, byte(2, 4), byte(3, 4), byte(4, 7), byte(5, 7), byte(6, 7), micro

@@ -1,0 +1,398 @@
+"""Table maps and row events → columns. Pure.
+
+A TableMap is what a TABLE_MAP event tells of a table under ``binlog_row_metadata = FULL``. All row events of one table
+are lanes, and the j-th row of every lane is walked at once, column by column: a column of variable length costs a few
+array operations for each step, however many rows there are.
+"""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pymysql.charset import charset_by_id
+
+from lakefeed.capture.fit import MisfitError
+from lakefeed.capture.log import Rows
+from lakefeed.capture.mysql.binary_json import json_text
+from lakefeed.capture.mysql.columns import (
+    CODECS,
+    INTEGERS,
+    Bytes,
+    Field,
+    Ints,
+    Kind,
+    ZeroDates,
+    big_endian,
+    bits,
+    dates,
+    decimal_groups,
+    decoded_text,
+    gathered,
+    instants,
+    integers,
+    packed_decimal,
+    padded_binary,
+    times,
+    without_srid,
+)
+from lakefeed.change.batch import Operation
+from lakefeed.change.table import TableId, TableSchema
+from lakefeed.errors import DecodeError
+
+_BINARY = 63
+_NUMERIC = {1: "tinyint", 2: "smallint", 9: "mediumint", 3: "int", 8: "bigint", 246: "decimal", 4: "float", 5: "double"}
+_WIDTHS = {1: 1, 2: 2, 9: 3, 3: 4, 8: 8, 4: 4, 5: 8, 13: 1, 10: 3}
+_CHARACTER = (254, 253, 15, 252)
+_META_BYTES = {246: 2, 254: 2, 253: 2, 15: 2, 252: 1, 245: 1, 255: 1, 242: 1, 16: 2, 4: 1, 5: 1, 17: 1, 18: 1, 19: 1}
+_BLOBS = {252: "blob", 245: "json", 255: "geometry", 242: "vector"}
+_FRACTIONS = {17: ("timestamp", 4), 18: ("datetime", 5), 19: ("time", 3)}
+_KNOWN = {*_NUMERIC, *_CHARACTER, *_BLOBS, *_FRACTIONS, 13, 10, 16, 247, 248}
+
+
+@dataclass(frozen=True, slots=True)
+class WireColumn:
+    """How a column stands in a row: ``width`` bytes, or ``prefix`` bytes of length before it. ``kind`` is None for a
+    type that is not understood."""
+
+    name: str
+    kind: Kind | None
+    nullable: bool
+    width: int
+    prefix: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableMap:
+    """``columns`` have empty names where the log has none."""
+
+    table: TableId
+    columns: tuple[WireColumn, ...]
+    key: tuple[int, ...]
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    def take(self, count: int) -> bytes:
+        found = self.data[self.at : self.at + count]
+        if len(found) < count:
+            raise DecodeError("a table map ends too early")
+        self.at += count
+        return found
+
+    def number(self) -> int:
+        first = self.take(1)[0]
+        return first if first < 0xFB else int.from_bytes(self.take({0xFC: 2, 0xFD: 3}.get(first, 8)), "little")
+
+    def numbers(self) -> list[int]:
+        found = []
+        while self.at < len(self.data):
+            found.append(self.number())
+        return found
+
+
+def read_table_map(body: bytes, *, counts_years: bool = False) -> TableMap:
+    """The event without its header and table id. DecodeError for whatever it should not be. ``counts_years``: MariaDB
+    tells of year columns, too, whether they have a sign."""
+    reader = _Reader(body)
+    schema = reader.take(reader.take(1)[0] + 1)[:-1].decode(errors="replace")
+    name = reader.take(reader.take(1)[0] + 1)[:-1].decode(errors="replace")
+    count = reader.number()
+    codes = list(reader.take(count))
+    metas = _Reader(reader.take(reader.number()))
+    meta = [metas.take(_META_BYTES.get(code, 0)) for code in codes]
+    nulls = reader.take((count + 7) // 8)
+    extras: dict[int, bytes] = {}
+    while reader.at < len(body):
+        field = reader.take(1)[0]
+        extras[field] = reader.take(reader.number())
+    for index, code in enumerate(codes):
+        if code == 254 and meta[index][0] in (247, 248):  # enum and set hide behind a char
+            codes[index] = meta[index][0]
+    signs = iter(np.unpackbits(np.frombuffer(extras.get(1, b""), np.uint8)).tolist())
+    unsigned = [bool(next(signs, 0)) if code in _NUMERIC or (counts_years and code == 13) else False for code in codes]
+    charsets = _charsets(extras.get(2), extras.get(3), [code in _CHARACTER for code in codes])
+    member_sets = _charsets(extras.get(10), extras.get(11), [code in (247, 248) for code in codes])
+    members = {247: _members(extras.get(6, b"")), 248: _members(extras.get(5, b""))}
+    names = _Reader(extras.get(4, b""))
+    columns = []
+    for index, code in enumerate(codes):
+        called = names.take(names.number()).decode(errors="replace") if 4 in extras else ""
+        collation = charsets[index] if charsets[index] is not None else member_sets[index]
+        charset = charset_name(collation) if collation is not None else ""
+        listed = members[code].pop(0) if members.get(code) else ()
+        texts = tuple(one.decode(CODECS.get(charset, "latin1"), "replace") for one in listed)
+        kind, width, prefix = _kind(code, meta[index], unsigned[index], collation, charset, texts)
+        nullable = bool(nulls[index // 8] >> (index % 8) & 1)
+        columns.append(WireColumn(called, kind, nullable, width, prefix))
+    key = _Reader(extras[8]).numbers() if 8 in extras else _Reader(extras.get(9, b"")).numbers()[0::2]
+    if any(index >= count for index in key) or not schema or not name or "." in schema:
+        raise DecodeError("a table map names no table, or a key that is not there")
+    return TableMap(TableId(schema, name), tuple(columns), tuple(key))
+
+
+def _kind(
+    code: int, meta: bytes, unsigned: bool, collation: int | None, charset: str, members: tuple[str, ...]
+) -> tuple[Kind | None, int, int]:
+    """The kind, the width and the bytes of the length before it."""
+    is_binary = collation == _BINARY
+    if code == 246:
+        kind = Kind("decimal", False, meta[0], meta[1])
+        return kind, sum(width for _, width in decimal_groups(kind)), 0
+    if code in _NUMERIC:
+        return Kind(_NUMERIC[code], unsigned and code not in (4, 5)), _WIDTHS[code], 0
+    if code in (13, 10):
+        return Kind("year" if code == 13 else "date"), _WIDTHS[code], 0
+    if code in _FRACTIONS:
+        name, width = _FRACTIONS[code]
+        return Kind(name, size=meta[0]), width + (meta[0] + 1) // 2, 0
+    if code == 16:
+        return Kind("bit", size=meta[1] * 8 + meta[0]), meta[1] + bool(meta[0]), 0
+    if code in (247, 248):
+        return Kind("enum" if code == 247 else "set", charset=charset, members=members), meta[1], 0
+    if code == 15 or code == 253:
+        longest = int.from_bytes(meta, "little")
+        kind = Kind("varbinary", size=longest) if is_binary else Kind("varchar", size=longest, charset=charset)
+        return kind, 0, 2 if longest > 255 else 1
+    if code == 254:
+        # Lengths above 255 hide two bits in the first byte, inverted.
+        longest = ((meta[0] << 4 & 0x300) ^ 0x300) + meta[1]
+        kind = Kind("binary", size=longest) if is_binary else Kind("char", size=longest, charset=charset)
+        return kind, 0, 2 if longest > 255 else 1
+    if code in _BLOBS:
+        longest = (1 << 8 * meta[0]) - 1
+        if code == 252 and not is_binary:
+            return Kind("text", size=longest, charset=charset), 0, meta[0]
+        return Kind(_BLOBS[code], size=longest if code == 252 else 0), 0, meta[0]
+    return None, 0, 0
+
+
+def _charsets(default: bytes | None, each: bytes | None, chosen: list[bool]) -> list[int | None]:
+    """The collation of each chosen column: a list of all, or a default and the exceptions."""
+    if each is not None:
+        given = _Reader(each).numbers()
+    else:
+        usual, *pairs = _Reader(default or b"").numbers() or [0]
+        exceptions = dict(zip(pairs[0::2], pairs[1::2], strict=False))
+        given = [exceptions.get(index, usual) for index in range(sum(chosen))]
+    if len(given) < sum(chosen):
+        raise DecodeError("a table map has too few collations")
+    numbers = iter(given)
+    return [next(numbers) if is_chosen else None for is_chosen in chosen]
+
+
+def _members(data: bytes) -> list[tuple[bytes, ...]]:
+    reader, found = _Reader(data), []
+    while reader.at < len(data):
+        found.append(tuple(reader.take(reader.number()) for _ in range(reader.number())))
+    return found
+
+
+@cache
+def charset_name(collation: int) -> str:
+    """The character set of a collation, by its number; empty if nobody knows it."""
+    if 2048 <= collation <= 4096:  # MariaDB's uca1400 collations, by character set
+        return {8: "utf8mb3", 9: "utf8mb4", 10: "ucs2", 11: "utf16", 12: "utf32"}.get(collation >> 8, "")
+    try:
+        found: Any = charset_by_id(collation)
+        return str(found.name)
+    except (KeyError, AttributeError):
+        return ""
+
+
+WRITE, UPDATE, DELETE = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A table as its rows stand in the log, and as they are delivered."""
+
+    schema: TableSchema
+    columns: tuple[WireColumn, ...]
+    kinds: tuple[Kind, ...]
+
+
+@dataclass(slots=True)
+class Lanes:
+    """Row events of one layout, in the order of the log. ``shifts`` turn an offset in the buffer into one of order."""
+
+    layout: Layout
+    starts: list[int]
+    ends: list[int]
+    operations: list[int]
+    transactions: list[int]
+    shifts: list[int]
+
+
+def decode_lanes(data: Bytes, lanes: Lanes, zero_dates: ZeroDates, *, before_images: bool) -> Rows:
+    """MisfitError for a value that its column cannot hold."""
+    layout = lanes.layout
+    lane, at, fields = _walk(data, np.array(lanes.starts, np.int64), np.array(lanes.ends, np.int64), layout.columns)
+    operation = np.array(lanes.operations, np.int64)[lane]
+    first = np.ones(len(lane), np.int64)
+    first[1:] = lane[1:] != lane[:-1]
+    nth = np.arange(len(lane)) - np.maximum.accumulate(np.where(first, np.arange(len(lane)), 0))
+    is_update = operation == UPDATE
+    is_old, is_new = is_update & (nth % 2 == 0), is_update & (nth % 2 == 1)
+    if is_old.sum() != is_new.sum():
+        raise DecodeError("an update has an old row and no new one")
+    arrays = []
+    for column, kind, field in zip(layout.columns, layout.kinds, fields, strict=True):
+        try:
+            arrays.append(_array(field, kind, column, zero_dates))
+        except MisfitError as error:
+            raise error.of(column.name) from error
+    key = [layout.schema.names.index(name) for name in layout.schema.key]
+    moved = np.full(int(is_old.sum()), not key)
+    olds, news = np.flatnonzero(is_old), np.flatnonzero(is_new)
+    for index in key:
+        same: Any = pc.equal(arrays[index].take(pa.array(olds)), arrays[index].take(pa.array(news)))
+        moved |= ~same.fill_null(False).to_numpy(zero_copy_only=False)
+    codes = np.select([operation == WRITE, operation == DELETE], [int(Operation.INSERT), int(Operation.DELETE)],
+                      int(Operation.UPDATE)).astype(np.int8)  # fmt: skip
+    keep = np.ones(len(lane), bool)
+    codes[olds[moved]], codes[news[moved]] = int(Operation.DELETE), int(Operation.INSERT)
+    keep[olds[~moved]] = False
+    order = 2 * (at + np.array(lanes.shifts, np.int64)[lane]) + 1
+    transactions = np.array(lanes.transactions, np.int32)[lane]
+    chosen = np.flatnonzero(keep)
+    if before_images:
+        whole = np.flatnonzero((codes == int(Operation.DELETE)) | ~keep)
+        chosen = np.concatenate([chosen, whole])
+        codes = np.concatenate([codes[keep], np.full(len(whole), int(Operation.BEFORE), np.int8)])
+        order = np.concatenate([order[keep], order[whole] - 1])
+        sorting = np.argsort(order, kind="stable")
+        chosen, codes, order = chosen[sorting], codes[sorting], order[sorting]
+    else:
+        codes, order = codes[keep], order[keep]
+    if len(chosen) != len(lane) or before_images:
+        arrays = [one.take(pa.array(chosen)) for one in arrays]
+    gone = codes == int(Operation.DELETE)
+    if key and np.any(gone):
+        stays: Any = pa.array(~gone)
+        arrays = [
+            one if index in key else pc.if_else(stays, one, pa.scalar(None, one.type))
+            for index, one in enumerate(arrays)
+        ]
+    return Rows(layout.schema, arrays, codes, order, transactions[chosen])
+
+
+def _walk(data: Bytes, at: Ints, ends: Ints, columns: tuple[WireColumn, ...]) -> tuple[Ints, Ints, list[Field]]:
+    """Of every row, in the order of the log: its lane, where it begins, and where its columns are."""
+    bitmap, limit = (len(columns) + 7) // 8, len(data) - 16
+    lane = np.flatnonzero(at < ends)
+    at = at[lane]
+    lanes, begins = [], []
+    starts: list[list[Any]] = [[] for _ in columns]
+    lengths: list[list[Any]] = [[] for _ in columns]
+    valids: list[list[Any]] = [[] for _ in columns]
+    while len(lane):
+        lanes.append(lane)
+        begins.append(at)
+        nulls, stop = at, ends[lane]
+        at = at + bitmap
+        if np.any(at > stop):
+            raise DecodeError("a row event ends too early")
+        for index, column in enumerate(columns):
+            valid = (data[nulls + index // 8] >> (index % 8)) & 1 == 0
+            if column.prefix:
+                size = gathered(data, np.minimum(at, limit), "<u4").astype(np.int64)
+                size = np.where(valid, size & ((1 << 8 * column.prefix) - 1), 0)
+                begin = at + np.where(valid, column.prefix, 0)
+            else:
+                size, begin = np.where(valid, column.width, 0), at
+            at = begin + size
+            if np.any(at > stop):
+                raise DecodeError("a row event ends too early")
+            starts[index].append(begin)
+            lengths[index].append(size)
+            valids[index].append(valid)
+        going = at < stop
+        lane, at = lane[going], at[going]
+    if not lanes:
+        empty = np.empty(0, np.int64)
+        return empty, empty, [Field(data, empty, empty, np.empty(0, bool)) for _ in columns]
+    all_lanes, all_begins = np.concatenate(lanes), np.concatenate(begins)
+    sorting = np.argsort(all_begins, kind="stable") if len(lanes) > 1 else slice(None)
+    fields = [
+        Field(data, np.concatenate(a)[sorting], np.concatenate(b)[sorting], np.concatenate(c)[sorting])
+        for a, b, c in zip(starts, lengths, valids, strict=True)
+    ]
+    return all_lanes[sorting], all_begins[sorting], fields
+
+
+def _array(field: Field, kind: Kind, column: WireColumn, zero_dates: ZeroDates) -> Any:
+    data, at, name = field.data, field.starts, kind.name
+    if name in INTEGERS:
+        return integers(field, kind, kind.arrow(zero_dates))
+    if name == "decimal":
+        return packed_decimal(field, kind)
+    if name in ("float", "double"):
+        return field.array(gathered(data, at, "<f4" if name == "float" else "<f8"), kind.arrow(zero_dates))
+    if name == "bit":
+        return bits(field, column.width, kind)
+    if name == "year":
+        found = data[at].astype(np.int16)
+        return field.array(np.where(found == 0, 0, found + 1900).astype(np.int16), pa.int16())
+    if name == "date":
+        packed = gathered(data, at, "<u4").astype(np.int64) & 0xFFFFFF
+        return dates(field, kind, (packed >> 9, packed >> 5 & 15, packed & 31), zero_dates)
+    if name in ("datetime", "timestamp", "time"):
+        digits = (kind.size + 1) // 2
+        scale = 10 ** (6 - 2 * digits)
+        if name == "timestamp":
+            return instants(field, kind, big_endian(data, at, 4), big_endian(data, at + 4, digits) * scale, zero_dates)
+        if name == "datetime":
+            packed = big_endian(data, at, 5) - (1 << 39)
+            months, rest = packed >> 22, packed & 0x3FFFFF
+            parts = (months // 13, months % 13, rest >> 17, rest >> 12 & 31, rest >> 6 & 63, rest & 63)
+            return dates(field, kind, (*parts, big_endian(data, at + 5, digits) * scale), zero_dates)
+        packed = big_endian(data, at, 3 + digits) - (1 << (23 + 8 * digits))
+        negative, packed = packed < 0, np.abs(packed)
+        whole, fraction = packed >> 8 * digits, packed & ((1 << 8 * digits) - 1)
+        return times(field, kind, negative, whole >> 12 & 0x3FF, whole >> 6 & 63, whole & 63, fraction * scale)
+    if name == "enum":
+        numbers = data[at] if column.width == 1 else gathered(data, at, "<u2")
+        if np.any(numbers[field.valid] > len(kind.members)):
+            raise DecodeError("an enum has a number beyond its members")
+        return pa.array(["", *kind.members], pa.string()).take(field.array(numbers.astype(np.int32), pa.int32()))
+    if name == "set":
+        masks = np.zeros(len(at), np.uint64)
+        for index in range(column.width):
+            masks |= data[at + index].astype(np.uint64) << np.uint64(8 * index)
+        masks = np.where(field.valid, masks, np.uint64(0))
+        unique, inverse = np.unique(masks, return_inverse=True)
+        texts = [",".join(one for i, one in enumerate(kind.members) if mask >> i & 1) for mask in unique.tolist()]
+        return pa.array(texts, pa.string()).take(field.array(inverse.astype(np.int32), pa.int32()))
+    if name == "binary":
+        return padded_binary(field, kind.size)
+    if name == "geometry":
+        return without_srid(field)
+    raw = field.binary()
+    if name == "json":
+        return pa.array([None if one is None else json_text(one) for one in raw.to_pylist()], pa.string())
+    if name in _ADDRESSES:
+        width, printed = _ADDRESSES[name]
+        values = [None if one is None else one.ljust(width, b"\0") for one in raw.to_pylist()]
+        if any(one is not None and len(one) != width for one in values):
+            raise DecodeError(f"a value of type {name} has more than {width} bytes")
+        return pa.array([None if one is None else printed(one) for one in values], pa.string())
+    return decoded_text(raw, kind.charset) if kind.charset else raw
+
+
+_ADDRESSES: dict[str, tuple[int, Callable[[bytes], str]]] = {
+    "uuid": (16, lambda value: str(uuid.UUID(bytes=value))),
+    "inet4": (4, lambda value: socket.inet_ntop(socket.AF_INET, value)),
+    "inet6": (16, lambda value: socket.inet_ntop(socket.AF_INET6, value)),
+}
+"""Bytes of each, and how the server prints them."""

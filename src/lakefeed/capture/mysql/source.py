@@ -1,0 +1,89 @@
+"""``Mysql``: what a user writes to capture a MySQL or MariaDB server, by its binlog.
+
+Guarantees and limits, beyond the contract of ChangeCapture:
+- A change set ends at a commit; its position is the set of all GTIDs up to there. A server without GTIDs is refused.
+- Nothing is written to the source. What the server keeps of its log is its own setting: ``check`` compares.
+- A copy of MariaDB is exact at its position; one of MySQL has a bracket, and the journal makes it exact.
+- A promoted replica is the same source, if its GTIDs cover what was captured.
+- Blocked, with the statement that repairs it: a table that a distributed transaction (XA), a statement event or rows
+  with columns left out have changed. An event that is not understood stops the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from os import PathLike
+from pathlib import Path
+
+from lakefeed.capture.base import Capabilities, ChangeCapture
+from lakefeed.capture.builder import Limits
+from lakefeed.capture.log_capture import LogCapture
+from lakefeed.capture.mysql.binlog import BinlogDecoder
+from lakefeed.capture.mysql.check import check_source
+from lakefeed.capture.mysql.columns import Flavour, ZeroDates
+from lakefeed.capture.mysql.database import Database
+from lakefeed.capture.mysql.dialect import MysqlDialect
+from lakefeed.capture.mysql.facts import MysqlFacts
+from lakefeed.capture.mysql.resume import MysqlResumePoint
+from lakefeed.change.mysql import MariadbGtid, MysqlGtid
+from lakefeed.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Mysql:
+    """A MySQL (8.0 or newer) or MariaDB (10.6 or newer) server.
+
+    ``dsn`` is ``mysql://user@host:port/?ssl-mode=VERIFY_IDENTITY`` and is not shown by ``repr``; the password may come
+    from MYSQL_PWD. ``tables`` are glob patterns over ``database.table``. ``zero_dates``: stop, null or text. ``state``
+    is the directory of the resume point; a pipeline gives its own.
+    """
+
+    dsn: str = field(repr=False)
+    _: KW_ONLY
+    kind: Flavour = "mysql"
+    tables: Sequence[str] = ("*.*",)
+    zero_dates: str = "stop"
+    before_images: bool = False
+    state: str | PathLike[str] | None = None
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("mysql", "mariadb"):
+            raise ConfigError(f"source.kind: '{self.kind}' is neither mysql nor mariadb")
+        Database(self.dsn, self.kind)
+        if isinstance(self.tables, str) or not self.tables:
+            raise ConfigError(f"source.tables: must be a list of patterns with at least one, not {self.tables!r}")
+        if self.zero_dates not in {one.value for one in ZeroDates}:
+            raise ConfigError(f"source.zero_dates: '{self.zero_dates}' is none of stop, null and text")
+        object.__setattr__(self, "tables", tuple(self.tables))  # frozen and hashable, whatever the user gave
+
+    def bind(self, pipeline: str) -> ChangeCapture:
+        zero_dates = ZeroDates(self.zero_dates)
+        dialect, database = MysqlDialect(self.dsn, self.kind, zero_dates), Database(self.dsn, self.kind)
+        resume = MysqlResumePoint(database, pipeline, None if self.state is None else Path(self.state))
+        facts = MysqlFacts(dialect, resume.tables)
+        decoder = partial(
+            BinlogDecoder, facts.resolve, facts.apply, facts.is_captured, zero_dates=zero_dates,
+            before_images=self.before_images,
+        )  # fmt: skip
+        kind: type[MysqlGtid] | type[MariadbGtid] = MysqlGtid if self.kind == "mysql" else MariadbGtid
+        return LogCapture(
+            kind,
+            Capabilities(
+                deletes=True,
+                before_images=self.before_images,
+                transactions=True,
+                schema_changes=True,
+                exact_snapshot=self.kind == "mariadb",
+                snapshot_resume=True,
+            ),
+            tables=self.tables,
+            dialect=dialect,
+            resume=resume,
+            decoder=decoder,
+            facts=facts,
+            check=partial(check_source, database),
+            limits=self.limits,
+        )

@@ -1,0 +1,49 @@
+"""One server of each flavour for a test session; one database for each test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from lakefeed.testing.mysql_server import Flavour, MysqlServer
+
+FLAVOURS: tuple[Flavour, ...] = ("mysql", "mariadb")
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Callable[[Flavour], MysqlServer]]:
+    """Flavour → a running server, started when it is first asked for. One that cannot be had is a failure."""
+    running: dict[Flavour, MysqlServer] = {}
+    with ExitStack() as stack:
+
+        def get(flavour: Flavour) -> MysqlServer:
+            if flavour not in running:
+                running[flavour] = stack.enter_context(MysqlServer.start(flavour))
+            return running[flavour]
+
+        yield get
+
+
+@pytest.fixture(params=FLAVOURS)
+def server(request: pytest.FixtureRequest, servers: Callable[[Flavour], MysqlServer]) -> MysqlServer:
+    return servers(request.param)
+
+
+@pytest.fixture
+def database(server: MysqlServer) -> Iterator[str]:
+    with new_database(server) as name:
+        yield name
+
+
+@contextmanager
+def new_database(server: MysqlServer) -> Iterator[str]:
+    name = f"test_{next(_NUMBERS)}"
+    with server.connect() as admin, admin.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+    yield name
+    with server.connect() as admin, admin.cursor() as cursor:  # a new one: the test may have crashed the server
+        cursor.execute(f"DROP DATABASE IF EXISTS {name}")

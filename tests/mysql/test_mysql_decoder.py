@@ -1,0 +1,164 @@
+"""The decoder alone: whatever the bytes are, it gives Arrow or DecodeError; compressed transactions as a server writes
+them."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pyarrow as pa
+import pytest
+from tests.mysql.test_mysql_types import COMMON, OWN, _fill, _table
+
+from lakefeed.capture.log import Announced
+from lakefeed.capture.mysql.binlog import BinlogDecoder, BinlogPiece, Gtid, Resolved
+from lakefeed.capture.mysql.columns import Kind, ZeroDates
+from lakefeed.capture.mysql.database import Database
+from lakefeed.capture.mysql.dialect import column_of, executed
+from lakefeed.capture.mysql.packets import Packets
+from lakefeed.capture.mysql.rows import Layout, TableMap
+from lakefeed.capture.mysql.statement import Effect, read_statement
+from lakefeed.capture.mysql.stream import BinlogReader
+from lakefeed.change.mysql import MysqlGtid
+from lakefeed.change.table import TableSchema
+from lakefeed.errors import DecodeError
+from lakefeed.testing.mysql_server import MysqlServer
+
+
+def _resolve(found: TableMap) -> Resolved:
+    kinds = [one.kind or Kind("blob") for one in found.columns]
+    columns = tuple(
+        column_of(one.name or f"c{i}", kind, True, ZeroDates.NULL)
+        for i, (one, kind) in enumerate(zip(found.columns, kinds, strict=True))
+    )
+    return Resolved(Layout(TableSchema(found.table, columns), found.columns, tuple(kinds)))
+
+
+def _decoder() -> BinlogDecoder:
+    return BinlogDecoder(_resolve, lambda statement: Announced(), lambda table: True, zero_dates=ZeroDates.NULL)
+
+
+def _recorded(server: MysqlServer, database: str) -> tuple[Gtid, list[bytes]]:
+    """The events of a table with every type."""
+    place = Database(server.dsn, server.flavour)
+    with place.connection() as connection:
+        start: Gtid = executed(connection)
+    table = _table(server, database, kinds := {**COMMON, **OWN[server.flavour]})
+    _fill(server, table, {name: values[:2] for name, values in kinds.items()})
+    with server.connect() as writer, writer.cursor() as cursor:
+        cursor.execute(f"UPDATE {table} SET c0 = 1 WHERE id < 2")
+        cursor.execute(f"DELETE FROM {table} WHERE id = 1")
+    reader = BinlogReader(place, 4_000_000_001, start, lambda position: None)
+    events = []
+    while (piece := reader.read(0)) is not None:
+        if piece.packets is not None:
+            packets = piece.packets
+            events += [packets.data[a:b] for a, b in zip(packets.starts, packets.ends, strict=True)]
+    reader.close()
+    return start, events
+
+
+def _piece(start: Gtid, events: list[bytes]) -> BinlogPiece:
+    ends, at = [], 0
+    for event in events:
+        at += len(event)
+        ends.append(at)
+    return BinlogPiece(start, Packets(b"".join(events), [0, *ends[:-1]], ends))
+
+
+@pytest.mark.parametrize("rounds", [50, pytest.param(5_000, marks=pytest.mark.slow)])
+def test_mutated_events_give_rows_or_a_decode_error(server: MysqlServer, database: str, rounds: int) -> None:
+    start, events = _recorded(server, database)
+    _decoder().decode(_piece(start, events))
+    chance = random.Random(rounds)
+    errors = 0
+    for _ in range(rounds):
+        changed = list(events)
+        for _ in range(chance.choice((1, 1, 2, 5))):
+            index = chance.randrange(len(changed))
+            one = bytearray(changed[index])
+            if chance.random() < 0.2:
+                del one[chance.randrange(len(one)) :]
+            else:
+                for _ in range(chance.choice((1, 3))):
+                    if one:
+                        one[chance.randrange(len(one))] = chance.randrange(256)
+            changed[index] = bytes(one)
+        try:
+            _decoder().decode(_piece(start, [one for one in changed if one]))
+        except DecodeError:
+            errors += 1
+    assert errors > 5
+
+
+def test_t15_a_compressed_transaction_is_decoded_as_if_it_stood_there(database: str, server: MysqlServer) -> None:
+    if server.flavour == "mariadb":
+        return  # it has another compression, tested beside the server
+    start, events = _recorded(server, database)
+    plain = _decoder().decode(_piece(start, events))
+    packed, run = [], list[bytes]()
+    for event in events:
+        code = event[5]
+        if code in (2, 19, 30, 31, 32, 16):
+            run.append(event[1:-4])  # without the status and the checksum
+        else:
+            packed.append(event)
+        if code == 16 or (code == 2 and b"CREATE" in event.upper()):
+            inner = b"".join(one[:9] + struct.pack("<I", len(one)) + one[13:] for one in run)
+            body = pa.compress(inner, codec="zstd", asbytes=True)
+            fields = (
+                b"\x02\x01\x00"
+                b"\x03\x09\xfe"
+                + struct.pack("<Q", len(inner))
+                + b"\x01\x09\xfe"
+                + struct.pack("<Q", len(body))
+                + b"\x00"
+            )
+            whole = (
+                b"\x00"
+                + struct.pack("<IBIIIH", 0, 40, 1, 19 + len(fields) + len(body) + 4, 0, 0)
+                + fields
+                + body
+                + bytes(4)
+            )
+            packed.append(whole)
+            run = []
+    found = _decoder().decode(_piece(start, packed))
+    assert [one.end for one in found.transactions] == [one.end for one in plain.transactions]
+    rows = [[one.columns for one in decoded.items if hasattr(one, "columns")] for decoded in (plain, found)]
+    assert sum(len(one[0]) for one in rows[0]) == sum(len(one[0]) for one in rows[1]) > 3
+
+
+def test_an_event_that_could_carry_rows_and_is_not_understood_stops_with_its_name() -> None:
+    for code, name in ((39, "PARTIAL_JSON"), (26, "incident"), (34, "without a GTID"), (42, "tagged"), (99, "kind 99")):
+        event = b"\x00" + struct.pack("<IBIIIH", 0, code, 1, 119, 0, 0) + bytes(100)
+        with pytest.raises(DecodeError, match=name):
+            _decoder().decode(_piece(MysqlGtid(""), [event]))
+
+
+@pytest.mark.parametrize(
+    ("sql", "effect", "tables"),
+    [
+        ("DROP TABLE IF EXISTS `a`.`b``c`, d /* generated by server */", Effect.DROP, ["a.b`c", "s.d"]),
+        ("DROP TEMPORARY TABLE x", Effect.OTHER, []),
+        ("/* c */ truncate x", Effect.TRUNCATE, ["s.x"]),
+        ("TRUNCATE TABLE `q`.x", Effect.TRUNCATE, ["q.x"]),
+        ("RENAME TABLE a TO b, c.d TO `e`", Effect.RENAME, ["s.a", "s.b", "c.d", "s.e"]),
+        ("ALTER TABLE a ADD COLUMN x int", Effect.ALTER, ["s.a"]),
+        ("ALTER TABLE a RENAME TO b", Effect.REPLACED, ["s.a"]),
+        ("ALTER TABLE a RENAME COLUMN x TO y", Effect.ALTER, ["s.a"]),
+        ("ALTER TABLE a TRUNCATE PARTITION p1", Effect.REPLACED, ["s.a"]),
+        ("ALTER TABLE a EXCHANGE PARTITION p1 WITH TABLE c", Effect.REPLACED, ["s.a"]),
+        ("CREATE OR REPLACE TABLE a (id int)", Effect.DROP, ["s.a"]),
+        ("CREATE TABLE a (id int)", Effect.OTHER, []),
+        ("GRANT SELECT ON a.* TO b", Effect.OTHER, []),
+        ("INSERT INTO a VALUES ('DROP TABLE t')", Effect.CHANGE, []),
+        ("ROLLBACK TO `s`", Effect.ROLLBACK_TO, []),
+        ("XA START X'78',X'',1", Effect.XA_START, []),
+        ("", Effect.OTHER, []),
+        ("RENAME", Effect.OTHER, []),
+    ],
+)
+def test_statements_are_told_by_their_beginning(sql: str, effect: Effect, tables: list[str]) -> None:
+    found = read_statement(sql, "s")
+    assert (found.effect, [str(one) for one in found.tables]) == (effect, tables)

@@ -1,0 +1,402 @@
+"""What is special to the binlog: statements in it, whole transactions, positions that are lost, other servers."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.mysql.conftest import FLAVOURS
+
+from lakefeed.capture.base import ChangeCapture
+from lakefeed.capture.mysql.packets import PacketReader, Packets
+from lakefeed.capture.mysql.source import Mysql
+from lakefeed.change.batch import OP, Operation
+from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked, TableDropped
+from lakefeed.change.mysql import MysqlGtid
+from lakefeed.change.table import TableId
+from lakefeed.errors import DecodeError, LakefeedError, PositionLostError, SourceSetupError
+from lakefeed.testing.capture_subject import changes, drain, ordered_rows
+from lakefeed.testing.mysql_server import Flavour, MysqlServer
+
+
+class Play:
+    """A database with one captured table, and the change sets that came of statements."""
+
+    def __init__(
+        self, server: MysqlServer, database: str, place: Path, columns: str = "id int PRIMARY KEY, a text"
+    ) -> None:
+        self.server, self.database, self.table = server, database, TableId(database, "t")
+        self.connection = server.connect(database=database)
+        self.run(f"CREATE TABLE t ({columns})")
+        self.source = Mysql(server.dsn, kind=server.flavour, tables=[f"{database}.*"], state=place)
+        self.capture: ChangeCapture = self.source.bind("play")
+        self.capture.open()
+        self.at: Any = self.capture.prepare([self.table])
+
+    def run(self, *statements: str) -> list[Any]:
+        with self.connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            return list(cursor.fetchall())
+
+    def drain(self) -> list[ChangeSet]:
+        found = drain(self.capture, self.at)
+        self.at = found[-1].end if found else self.at
+        return found
+
+    def close(self) -> None:
+        self.capture.close()
+        self.connection.close()
+
+
+@pytest.fixture
+def play(server: MysqlServer, database: str, tmp_path: Path) -> Iterator[Play]:
+    made = Play(server, database, tmp_path)
+    yield made
+    made.close()
+
+
+def _notices(found: list[ChangeSet]) -> list[tuple[type, TableId]]:
+    return [(type(notice), notice.table) for one in found for notice in one.notices]
+
+
+def test_e12_a_changed_key_is_a_delete_and_an_insert_and_a_truncate_is_one_row(play: Play) -> None:
+    play.run(
+        "INSERT INTO t VALUES (1, 'a'), (2, 'b')",
+        "UPDATE t SET id = id + 10 ORDER BY id DESC",
+        "DELETE FROM t WHERE id = 11",
+    )
+    assert changes(play.drain()) == [
+        (Operation.INSERT, 1), (Operation.INSERT, 2), (Operation.DELETE, 2), (Operation.INSERT, 12),
+        (Operation.DELETE, 1), (Operation.INSERT, 11), (Operation.DELETE, 11),
+    ]  # fmt: skip
+    play.run("TRUNCATE TABLE t", "INSERT INTO t VALUES (5, 'x')")
+    assert changes(play.drain()) == [(Operation.TRUNCATE, None), (Operation.INSERT, 5)]
+
+
+def test_rows_of_a_table_without_a_key_are_told_as_a_whole(server: MysqlServer, database: str, tmp_path: Path) -> None:
+    play = Play(server, database, tmp_path, "a int, b text")
+    play.run("INSERT INTO t VALUES (1, 'x')", "UPDATE t SET b = 'y'", "DELETE FROM t")
+    rows = [(row[OP], row["a"], row["b"]) for one in play.drain() for row in ordered_rows(one)]
+    assert rows == [(1, 1, "x"), (3, 1, "x"), (1, 1, "y"), (3, 1, "y")]
+    play.close()
+
+
+def test_a_large_transaction_of_many_rows_passes_whole_and_in_order(play: Play) -> None:
+    play.run(
+        "INSERT INTO t VALUES " + ", ".join(f"({n}, '{'x' * (n % 300)}')" for n in range(30_000)),
+        "UPDATE t SET a = 'y'",
+    )
+    rows = [row for one in play.drain() for row in ordered_rows(one)]
+    assert [row["id"] for row in rows[:30_000]] == list(range(30_000))
+    assert all(len(row["a"]) == row["id"] % 300 for row in rows[:30_000])
+    assert {row["a"] for row in rows[30_000:]} == {"y"}
+    assert len(rows) == 60_000
+
+
+def test_what_is_rolled_back_to_a_savepoint_is_not_delivered(play: Play) -> None:
+    play.run(
+        "BEGIN",
+        "INSERT INTO t VALUES (1, 'a')",
+        "SAVEPOINT s",
+        "INSERT INTO t VALUES (2, 'b')",
+        "ROLLBACK TO s",
+        "COMMIT",
+    )
+    play.run("BEGIN", "INSERT INTO t VALUES (3, 'a')", "ROLLBACK")
+    assert changes(play.drain()) == [(Operation.INSERT, 1)]
+
+
+def test_columns_that_come_and_go_are_told_with_their_rows(play: Play) -> None:
+    play.run("INSERT INTO t VALUES (1, 'a')", "ALTER TABLE t ADD COLUMN b int", "INSERT INTO t VALUES (2, 'b', 3)")
+    play.run("ALTER TABLE t DROP COLUMN a", "INSERT INTO t VALUES (4, 5)")
+    found = play.drain()
+    assert [schema.names for one in found for schema in one.schemas] == [("id", "a", "b"), ("id", "b")]
+    assert _notices(found) == []
+    assert [row.get("b") for one in found for row in ordered_rows(one)] == [None, 3, 5]
+
+
+def test_a_column_with_a_default_or_a_new_name_has_to_be_read_again(play: Play) -> None:
+    play.run(
+        "INSERT INTO t VALUES (1, 'a')",
+        "ALTER TABLE t ADD COLUMN b int NOT NULL DEFAULT 7",
+        "INSERT INTO t VALUES (2, 'b', 3)",
+    )
+    assert _notices(play.drain()) == [(RecopyNeeded, play.table)]
+    play.run("ALTER TABLE t CHANGE a c text", "INSERT INTO t VALUES (3, 'x', 1)")
+    assert _notices(play.drain()) == [(RecopyNeeded, play.table)]
+    play.run("ALTER TABLE t DROP COLUMN b, ADD COLUMN b int NOT NULL DEFAULT 7")
+    assert _notices(play.drain()) == [(RecopyNeeded, play.table)]
+
+
+def test_a_change_without_rows_is_found_in_the_catalog(play: Play) -> None:
+    play.run("ALTER TABLE t ADD COLUMN b int")
+    play.capture.discover()
+    assert [schema.names for one in play.drain() for schema in one.schemas] == [("id", "a", "b")]
+
+
+def test_a_dropped_table_is_told_once_and_its_successor_is_another_table(play: Play) -> None:
+    play.run(
+        "INSERT INTO t VALUES (1, 'a')",
+        "DROP TABLE t",
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        "INSERT INTO t VALUES (2, 'b')",
+    )
+    found = play.drain()
+    assert _notices(found) == [(TableDropped, play.table)]
+    assert changes(found) == [(Operation.INSERT, 1)]
+    play.capture.discover()
+    assert play.drain() == []
+
+
+def test_the_swap_of_an_online_schema_change_is_followed_without_a_copy(play: Play) -> None:
+    play.run("INSERT INTO t VALUES (1, 'a')", "CREATE TABLE _t_gho (id int PRIMARY KEY, a text, b int)")
+    play.run(
+        "INSERT INTO _t_gho SELECT id, a, NULL FROM t",
+        "RENAME TABLE t TO _t_del, _t_gho TO t",
+        "INSERT INTO t VALUES (2, 'b', 5)",
+    )
+    play.capture.discover()
+    found = play.drain()
+    assert _notices(found) == []
+    assert changes(found) == [(Operation.INSERT, 1), (Operation.INSERT, 2)]
+
+
+def test_another_table_under_the_name_has_to_be_copied_and_a_renamed_one_is_gone(play: Play) -> None:
+    play.run("CREATE TABLE n (id int PRIMARY KEY, a text)", "RENAME TABLE t TO o, n TO t")
+    assert _notices(play.drain()) == [(RecopyNeeded, play.table)]
+    play.run("RENAME TABLE t TO p")
+    assert _notices(play.drain()) == [(TableDropped, play.table)]
+
+
+def test_a_statement_event_that_changes_a_captured_table_blocks_it(play: Play) -> None:
+    play.run("SET SESSION binlog_format = 'STATEMENT'", "INSERT INTO t VALUES (1, 'a')")
+    assert _notices(play.drain()) == [(TableBlocked, play.table)]
+
+
+def test_a_table_that_is_prepared_beside_the_stream_is_delivered_from_there_on(play: Play) -> None:
+    play.run(
+        "CREATE TABLE u (id int PRIMARY KEY, a text)", "INSERT INTO u VALUES (1, 'a')", "INSERT INTO t VALUES (1, 'a')"
+    )
+    assert changes(play.drain()) == [(Operation.INSERT, 1)]
+    play.capture.prepare([TableId(play.database, "u")])
+    play.run("INSERT INTO u VALUES (2, 'b')")
+    assert changes(play.drain()) == [(Operation.INSERT, 2)]
+
+
+def test_rows_with_columns_left_out_block_their_table(play: Play) -> None:
+    play.run("INSERT INTO t VALUES (1, 'a')", "SET SESSION binlog_row_image = 'MINIMAL'", "UPDATE t SET a = 'b'")
+    found = play.drain()
+    assert _notices(found) == [(TableBlocked, play.table)]
+    assert changes(found) == [(Operation.INSERT, 1)]
+
+
+def test_a_distributed_transaction_blocks_the_table_that_it_changed(play: Play) -> None:
+    play.run("XA START 'x'", "INSERT INTO t VALUES (1, 'a')", "XA END 'x'", "XA PREPARE 'x'")
+    assert _notices(play.drain()) == [(TableBlocked, play.table)]
+    play.run("XA ROLLBACK 'x'")
+    assert play.drain() == [] or _notices(play.drain()) == []
+
+
+def test_t16_the_stream_goes_through_rotated_files_and_restarts(play: Play) -> None:
+    for key in range(3):
+        play.run(f"INSERT INTO t VALUES ({key}, 'a')", "FLUSH BINARY LOGS")
+    assert changes(play.drain()) == [(Operation.INSERT, key) for key in range(3)]
+    play.run("FLUSH BINARY LOGS", "INSERT INTO t VALUES (9, 'z')")
+    assert changes(play.drain()) == [(Operation.INSERT, 9)]
+
+
+def test_an_event_with_a_wrong_checksum_stops_the_stream_with_file_and_position(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = PacketReader.take
+
+    def flipped(self: PacketReader, wait_seconds: float | None = None) -> Packets | None:
+        found = take(self, wait_seconds)
+        return None if found is None else replace(found, data=found.data.replace(b"needle", b"noodle"))
+
+    play.run("INSERT INTO t VALUES (1, 'needle')")
+    monkeypatch.setattr(PacketReader, "take", flipped)
+    with pytest.raises(DecodeError, match=r"behind \S+\.\d{6}:\d+ has another checksum"):
+        play.drain()
+    monkeypatch.undo()
+    assert changes(play.drain()) == [(Operation.INSERT, 1)]
+
+
+def test_a_log_without_checksums_is_read_and_one_that_changes_between(play: Play) -> None:
+    kept = play.run("SELECT @@GLOBAL.binlog_checksum")[0][0]
+    play.run("INSERT INTO t VALUES (1, 'a')")
+    for key, kind in ((2, "NONE"), (3, "CRC32"), (4, kept)):
+        play.run(f"SET GLOBAL binlog_checksum = {kind}", f"INSERT INTO t VALUES ({key}, 'a')")
+    assert changes(play.drain()) == [(Operation.INSERT, key) for key in range(1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_rewritten"),
+    [
+        ("varchar(20)", "varchar(3)", True),
+        ("varchar(20)", "varchar(30)", False),
+        ("text", "tinytext", True),
+        ("varbinary(9)", "varbinary(3)", True),
+        ("decimal(10,3)", "decimal(10,1)", True),
+        ("decimal(60,3)", "decimal(60,1)", True),
+        ("datetime(6)", "datetime(0)", True),
+        ("datetime(0)", "datetime(6)", False),
+        ("time(3)", "time(6)", True),
+        ("enum('1','2')", "enum('2','1')", True),
+        ("enum('1','2')", "enum('1','2','3')", False),
+    ],
+)
+@pytest.mark.parametrize("has_rows", [True, False])
+def test_a_type_that_may_have_rewritten_values_has_its_column_read_again(
+    server: MysqlServer, database: str, tmp_path: Path, old: str, new: str, is_rewritten: bool, has_rows: bool
+) -> None:
+    play = Play(server, database, tmp_path, f"id int PRIMARY KEY, a {old}")
+    play.run("SET SESSION sql_mode = ''", "INSERT INTO t VALUES (1, NULL)", f"ALTER TABLE t MODIFY a {new}")
+    if has_rows:
+        play.run("INSERT INTO t VALUES (2, NULL)")
+    else:
+        play.drain()
+        play.capture.discover()
+    notices = [notice for one in play.drain() for notice in one.notices]
+    assert [(type(one), getattr(one, "columns", ())) for one in notices] == [(RecopyNeeded, ("a",))] * is_rewritten
+    play.close()
+
+
+def test_compressed_rows_of_mariadb_arrive(servers: Callable[[Flavour], MysqlServer], tmp_path: Path) -> None:
+    server = servers("mariadb")
+    with _database(server, "packed") as database:
+        play = Play(server, database, tmp_path)
+        play.run("SET GLOBAL log_bin_compress = ON, log_bin_compress_min_len = 10")
+        try:
+            with server.connect(database=database) as other, other.cursor() as cursor:
+                cursor.execute(f"INSERT INTO t VALUES (1, '{'x' * 1000}'), (2, 'y')")
+                cursor.execute("ALTER TABLE t ADD COLUMN a_rather_long_name_that_is_worth_compressing int")
+                cursor.execute(f"UPDATE t SET a = '{'z' * 500}'")
+            found = play.drain()
+            assert [len(row["a"]) for one in found for row in ordered_rows(one)] == [1000, 1, 500, 500]
+        finally:
+            play.run("SET GLOBAL log_bin_compress = OFF")
+            play.close()
+
+
+@contextlib.contextmanager
+def _database(server: MysqlServer, name: str) -> Iterator[str]:
+    with server.connect() as admin, admin.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name}")
+        yield name
+        cursor.execute(f"DROP DATABASE {name}")
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_purged_a_reset_and_a_foreign_log_have_lost_the_position(flavour: Flavour, tmp_path: Path) -> None:
+    with MysqlServer.start(flavour) as server, _database(server, "shop"):
+        play = Play(server, "shop", tmp_path)
+        play.run("INSERT INTO t VALUES (1, 'a')")
+        start = play.at
+        play.drain()
+        play.run("FLUSH BINARY LOGS", "INSERT INTO t VALUES (2, 'b')", "FLUSH BINARY LOGS")
+        newest = play.run("SHOW MASTER STATUS")[0][0]
+        time.sleep(0.1)
+        play.capture.close()
+        until = time.monotonic() + 20
+        while len(play.run("SHOW BINARY LOGS")) > 1 and time.monotonic() < until:
+            play.run(f"PURGE BINARY LOGS TO '{newest}'")
+        play.capture.open()
+        with pytest.raises(PositionLostError, match="purged"):
+            play.capture.continuity(start, [play.table])
+        play.run("RESET MASTER")
+        with pytest.raises(PositionLostError):
+            play.capture.continuity(play.at, [play.table])
+        play.close()
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_promoted_replica_goes_on_without_a_copy(flavour: Flavour, tmp_path: Path) -> None:
+    own = {"server_id": "2", "log_slave_updates": "ON"}
+    with MysqlServer.start(flavour) as old, MysqlServer.start(flavour, own) as new, _database(old, "shop"):
+        play = Play(old, "shop", tmp_path)
+        auto = "MASTER_USE_GTID = slave_pos" if flavour == "mariadb" else "MASTER_AUTO_POSITION = 1"
+        with new.connect() as replica, replica.cursor() as cursor:
+            if flavour == "mysql":
+                cursor.execute("RESET MASTER")
+            cursor.execute(
+                f"CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = {old.port}, MASTER_USER = 'root', {auto}"
+            )
+            cursor.execute("START SLAVE")
+            play.run("INSERT INTO t VALUES (1, 'a')")
+            assert changes(play.drain()) == [(Operation.INSERT, 1)]
+            play.run("INSERT INTO t VALUES (2, 'b')")
+            until = time.monotonic() + 30
+            count = 0
+            while count < 2 and time.monotonic() < until:
+                with contextlib.suppress(Exception):
+                    cursor.execute("SELECT count(*) FROM shop.t")
+                    count = cursor.fetchone()[0]
+                time.sleep(0.05)
+            assert count == 2
+            cursor.execute("STOP SLAVE")
+            cursor.execute("INSERT INTO shop.t VALUES (3, 'c')")
+        play.capture.close()
+        promoted = Mysql(new.dsn, kind=flavour, tables=["shop.*"], state=tmp_path).bind("play")
+        promoted.open()
+        promoted.continuity(play.at, [play.table])
+        assert changes(drain(promoted, play.at)) == [(Operation.INSERT, 2), (Operation.INSERT, 3)]
+        promoted.close()
+        # Back to the old server, which lacks what the new one has written.
+        back = Mysql(old.dsn, kind=flavour, tables=["shop.*"], state=tmp_path).bind("play")
+        back.open()
+        end = promoted_end(new)
+        with pytest.raises(PositionLostError, match="does not have"):
+            back.continuity(end, [play.table])
+        back.close()
+        play.connection.close()
+
+
+def promoted_end(server: MysqlServer) -> Any:
+    capture = Mysql(server.dsn, kind=server.flavour, tables=["shop.*"]).bind("end")
+    return capture.end()
+
+
+def test_check_names_the_statement_for_each_setting(server: MysqlServer, database: str, tmp_path: Path) -> None:
+    play = Play(server, database, tmp_path)
+    play.run(
+        "SET GLOBAL binlog_row_metadata = 'MINIMAL', GLOBAL binlog_row_image = 'MINIMAL'", "CREATE TABLE k (a int)"
+    )
+    try:
+        found = {finding.problem: finding.remedy for finding in play.capture.check()}
+        remedies = " ".join(found.values())
+        assert "SET GLOBAL binlog_row_metadata = 'FULL'" in remedies
+        assert "SET GLOBAL binlog_row_image = 'FULL'" in remedies
+        assert any("no primary key" in problem for problem in found)
+    finally:
+        play.run("SET GLOBAL binlog_row_metadata = 'FULL', GLOBAL binlog_row_image = 'FULL'")
+        play.close()
+
+
+def test_a_server_of_the_other_kind_is_refused_with_the_word_to_write(server: MysqlServer) -> None:
+    other: Flavour = "mysql" if server.flavour == "mariadb" else "mariadb"
+    capture = Mysql(server.dsn, kind=other).bind("x")
+    with pytest.raises(SourceSetupError, match=f"kind {server.flavour}"):
+        capture.open()
+
+
+def test_t27_tls_means_tls(server: MysqlServer) -> None:
+    dsn = server.dsn.replace("DISABLED", "VERIFY_IDENTITY")
+    with pytest.raises(LakefeedError):
+        Mysql(dsn, kind=server.flavour).bind("x").open()
+
+
+def test_d11_gtid_sets_have_a_union_and_a_difference() -> None:
+    a, b = "3e11fa47-71ca-11e1-9e33-c80aa9429562", "4e11fa47-71ca-11e1-9e33-c80aa9429562"
+    one, other = MysqlGtid(f"{a}:1-5:9"), MysqlGtid(f"{a}:4-7,{b}:1")
+    assert one.union(other) == MysqlGtid(f"{a}:1-7:9,{b}:1")
+    assert one.union(other).text() == f"{a}:1-7:9,{b}:1"
+    assert one.without(other) == f"{a}:1-3,{a}:9-9"
+    assert other.without(one) == f"{a}:6-7,{b}:1-1"
+    assert one.without(one.union(other)) == ""
