@@ -11,7 +11,7 @@ from tests.mysql.conftest import FLAVOURS, new_database
 
 from lakefeed.capture.mysql.dialect import MysqlDialect
 from lakefeed.capture.poll.capture import Polling
-from lakefeed.capture.poll.rule import Pace, TableRule
+from lakefeed.capture.poll.source import Pace, TableRule
 from lakefeed.capture.poll.store import FileWatermarkStore
 from lakefeed.capture.snapshot import TableChunk, plan_chunks
 from lakefeed.change.table import TableId

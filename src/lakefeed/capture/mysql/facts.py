@@ -74,7 +74,7 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
 
     def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:
         """Compare the catalog with what was delivered. A table that is gone without a word in the log is found here."""
-        tables = choose(self.tables(session))
+        tables = choose(session.tables())
         wanted = list(dict.fromkeys((*self._known, *tables)))
         with self._database.connection() as connection:
             there = self._schemas(read_columns(connection, wanted))
