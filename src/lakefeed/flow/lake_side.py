@@ -78,6 +78,7 @@ class LakeSide:
             result = synced.tables.get(table)  # those that failed come first: see ``TableErrors.is_its_own``
             if result is None:
                 self._errors.forget(table)  # it has everything, whatever its last commit answered
+                self._recopies.pop(table, None)
             elif result.rebuild and (again := self._recopies.setdefault(table, Backoff(*_RECOPY_SECONDS))).is_over:
                 # A new life of the table, which the copies' thread plans in its next turn.
                 again.failed()
