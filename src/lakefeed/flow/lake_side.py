@@ -54,7 +54,7 @@ class LakeSide:
         self._engine = Engine(tables, journal, self._enrolled, parallel=options.parallel_tables)
         self._applying: frozenset[TableId] = frozenset()
         self._reported: set[tuple[TableId, int]] = set()
-        self._recopies: dict[TableId, Backoff] = {}  # a copy that does not help is not made again and again at once
+        self._recopies: dict[TableId, tuple[str, Backoff]] = {}  # why each is copied again, and when next for that
         self.ended = False
         """The last sync has brought a table to its end. If its name is used again, that is a new table."""
 
@@ -78,8 +78,7 @@ class LakeSide:
             result = synced.tables.get(table)  # those that failed come first: see ``TableErrors.is_its_own``
             if result is None:
                 self._errors.forget(table)  # it has everything, whatever its last commit answered
-                self._recopies.pop(table, None)
-            elif result.rebuild and (again := self._recopies.setdefault(table, Backoff(*_RECOPY_SECONDS))).is_over:
+            elif result.rebuild and (again := self._recopy(table, result.error or "")).is_over:
                 # A new life of the table, which the copies' thread plans in its next turn.
                 again.failed()
                 state = self._states.get(table)
@@ -105,6 +104,12 @@ class LakeSide:
                 self._listener.table_error(state.table, state.reason, state.remedy)
                 results[state.table] = TableResult(applied=0, error=state.reason, remedy=state.remedy)
         return CycleResult.of(results, self._journal.end if results else None, last_seq=synced.last_seq)
+
+    def _recopy(self, table: TableId, reason: str) -> Backoff:
+        """A copy that does not help is not made again and again at once. For another reason it is."""
+        if self._recopies.get(table, ("",))[0] != reason:
+            self._recopies[table] = reason, Backoff(*_RECOPY_SECONDS)
+        return self._recopies[table][1]
 
     def _let_go(self) -> bool:
         """One table's trouble is that table's: if it fails and the backlog is full of its changes, it is blocked.
