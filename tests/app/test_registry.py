@@ -54,7 +54,10 @@ def test_its_own_checks_come_with_those_of_the_capture(file: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("{kind: toi, file: x}", "'toi' is not a choice; available: sqlite, postgres, mysql, mariadb, toy; did you mean toy?"),
+        (
+            "{kind: toi, file: x}",
+            "'toi' is not a choice; available: sqlite, postgres, mysql, mariadb, toy; did you mean toy?",
+        ),
         ("{kind: toy}", "source.file is missing"),
         ("{kind: toy, file: x, sped: 1}", "there is no key 'sped' in source; valid keys are kind, capture, tables"),
         ("{kind: toy, file: x, speed: 0}", "source.speed: '0' must be at least 1"),
