@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psycopg
 
-from lakefeed.testing.postgres_server import PostgresServer, find_binaries
+from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 
 WIDE, CHANGED = "wide", "wide_cdc"
 COLUMNS = 16

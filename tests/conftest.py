@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_report_header() -> str:
     """Which servers the tests can have: what is not in this line was not run."""
-    from lakefeed.testing.postgres_server import find_binaries
+    from lakefeed.testing.server.postgres import find_binaries
 
     found = ", ".join(map(str, find_binaries())) or "none found, so its tests will fail"
     return f"PostgreSQL: {found} (of 15, 16, 17, 18; LAKEFEED_POSTGRES_BIN lists more places to look)"

@@ -19,7 +19,7 @@ from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.run_loop import OpenPipeline
 from lakefeed.testing.memory_lake import MemoryLake
-from lakefeed.testing.postgres_server import find_binaries
+from lakefeed.testing.server.postgres import find_binaries
 
 AIM = 200_000
 _OURS = "Lakefeed, into the journal"

@@ -10,7 +10,7 @@ from bench.report import Curve, Measure, Plot, Report, Verdict, number
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.table import TableId
-from lakefeed.testing.postgres_server import PostgresServer, find_binaries
+from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 
 AIM_SECONDS = 5.0
 _TABLES = """

@@ -11,7 +11,7 @@ from tests.crash.compare import assert_lake_equals_postgres
 from tests.crash.postgres_shop import PostgresShop
 from tests.crash.test_kill import ONE_LIFE
 
-from lakefeed.testing.postgres_server import PostgresServer, find_binaries
+from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 
 SHORT = [
     "lake.during_load=kill@2",

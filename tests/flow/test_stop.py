@@ -20,7 +20,7 @@ from lakefeed.journal.options import JournalOptions
 from lakefeed.lake.base import TableCopy
 from lakefeed.lake.table import SparkTable
 from lakefeed.testing.memory_lake import MemoryLake, MemoryLakeTable
-from lakefeed.testing.postgres_server import PostgresServer, find_binaries
+from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,8 +22,8 @@ from lakefeed.change.batch import OP, SEQ, Operation
 from lakefeed.lake.mode.moved import with_moved_values
 from lakefeed.lake.window import CARRIED, read_changes
 from lakefeed.testing.builders import Row, batch, table
-from lakefeed.testing.postgres_server import PostgresServer, find_binaries
 from lakefeed.testing.scripted_log import ScriptedLog
+from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lakefeed.change.table import TableId
-from lakefeed.testing.mysql_server import MysqlServer
+from lakefeed.testing.server.mysql import MysqlServer
 
 
 class MysqlActor:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from lakefeed.testing.mysql_server import Flavour, MysqlServer
+from lakefeed.testing.server.mysql import Flavour, MysqlServer
 
 FLAVOURS: tuple[Flavour, ...] = ("mysql", "mariadb")
 _NUMBERS = itertools.count()

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from lakefeed.app.cli import execute
-from lakefeed.testing.mysql_server import MysqlServer
+from lakefeed.testing.server.mysql import MysqlServer
 
 
 @pytest.mark.spark

@@ -13,7 +13,7 @@ from lakefeed.capture.mysql.source import Mysql
 from lakefeed.testing.before_contract import BeforeImageContract
 from lakefeed.testing.capture_contract import CaptureContract
 from lakefeed.testing.capture_subject import Subject
-from lakefeed.testing.mysql_server import Flavour, MysqlServer
+from lakefeed.testing.server.mysql import Flavour, MysqlServer
 
 
 class TestMysqlLog(CaptureContract):

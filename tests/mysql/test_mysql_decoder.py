@@ -22,7 +22,7 @@ from lakefeed.capture.mysql.stream import BinlogReader
 from lakefeed.change.mysql import MysqlGtid
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import DecodeError
-from lakefeed.testing.mysql_server import MysqlServer
+from lakefeed.testing.server.mysql import MysqlServer
 
 
 def _resolve(found: TableMap) -> Resolved:

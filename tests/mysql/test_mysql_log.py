@@ -21,7 +21,7 @@ from lakefeed.change.mysql import MysqlGtid
 from lakefeed.change.table import TableId
 from lakefeed.errors import DecodeError, LakefeedError, PositionLostError, SourceSetupError
 from lakefeed.testing.capture_subject import changes, drain, ordered_rows
-from lakefeed.testing.mysql_server import Flavour, MysqlServer
+from lakefeed.testing.server.mysql import Flavour, MysqlServer
 
 
 class Play:

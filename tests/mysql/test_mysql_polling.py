@@ -17,7 +17,7 @@ from lakefeed.capture.snapshot import TableChunk, plan_chunks
 from lakefeed.change.table import TableId
 from lakefeed.testing.capture_contract import CaptureContract
 from lakefeed.testing.capture_subject import Subject
-from lakefeed.testing.mysql_server import Flavour, MysqlServer
+from lakefeed.testing.server.mysql import Flavour, MysqlServer
 
 
 class TestMysqlPolling(CaptureContract):

@@ -13,7 +13,7 @@ from lakefeed.capture.mysql.source import Mysql
 from lakefeed.change.change_set import TableBlocked
 from lakefeed.change.table import TableId
 from lakefeed.testing.capture_subject import drain, row_dicts
-from lakefeed.testing.mysql_server import MysqlServer
+from lakefeed.testing.server.mysql import MysqlServer
 
 COMMON: dict[str, list[Any]] = {
     "tinyint": [-128, 127, 0], "tinyint unsigned": [255], "bool": [1, 0], "smallint": [-32768], "year": [1901, 0],

@@ -22,7 +22,7 @@ from tests.postgres.conftest import new_database
 
 import lakefeed
 from lakefeed import Delta, Pipeline, Postgres
-from lakefeed.testing.postgres_server import PostgresServer, find_binaries
+from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,8 @@ from lakefeed.capture.postgres.dialect import PostgresDialect
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId
 from lakefeed.testing.capture_subject import drain, row_dicts
-from lakefeed.testing.postgres_server import PostgresServer, _dropped, _free_port, _is_root
+from lakefeed.testing.server.base import free_port, is_root
+from lakefeed.testing.server.postgres import PostgresServer, dropped
 
 T = TableId("public", "replicated")
 
@@ -25,13 +26,13 @@ T = TableId("public", "replicated")
 @pytest.fixture
 def standby(server: PostgresServer) -> Iterator[PostgresServer]:
     directory = Path(tempfile.mkdtemp(prefix="lakefeed-pg-"))
-    if _is_root():
+    if is_root():
         subprocess.run(["chown", "nobody", str(directory)], check=True)
     backup = [str(server.binaries / "pg_basebackup"), "-D", str(directory / "data"), "-R", "-c", "fast", "--no-sync"]
     place = ["-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres", "-X", "stream"]
-    done = subprocess.run([*backup, *place], capture_output=True, cwd=directory, **_dropped())
+    done = subprocess.run([*backup, *place], capture_output=True, cwd=directory, **dropped())
     assert done.returncode == 0, done.stderr.decode(errors="replace")
-    made = PostgresServer(server.binaries, directory, _free_port(), server.settings)
+    made = PostgresServer(server.binaries, directory, free_port(), server.settings)
     made.resume()
     yield made
     made.close()

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from lakefeed.testing.postgres_server import PostgresServer, find_binaries
+from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 
 _NUMBERS = itertools.count()
 

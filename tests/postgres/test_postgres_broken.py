@@ -22,7 +22,7 @@ from lakefeed.capture.postgres.database import Database, run
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.table import TableId
 from lakefeed.errors import JournalFullError, Retry, SourceSetupError, SourceUnavailableError
-from lakefeed.testing.postgres_server import PostgresServer
+from lakefeed.testing.server.postgres import PostgresServer
 
 T = TableId("public", "t")
 

@@ -14,7 +14,7 @@ from lakefeed.capture.postgres.database import Database, Names
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, PositionLostError, SourceSetupError, SourceUnavailableError
-from lakefeed.testing.postgres_server import PostgresServer, find_binaries
+from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 
 VIA_ROOT = "publish_via_partition_root = true"
 

@@ -13,7 +13,7 @@ from lakefeed.capture.postgres.source import Postgres
 from lakefeed.testing.before_contract import BeforeImageContract
 from lakefeed.testing.capture_contract import CaptureContract
 from lakefeed.testing.capture_subject import Subject
-from lakefeed.testing.postgres_server import PostgresServer, find_binaries
+from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 
 NEWEST = 18
 """Asked for if none is found: a missing server is a failure, never a skip."""

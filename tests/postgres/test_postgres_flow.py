@@ -20,7 +20,7 @@ from lakefeed.flow.pipeline import Pipeline
 from lakefeed.flow.result import CycleResult
 from lakefeed.flow.status import PipelineStatus
 from lakefeed.testing.memory_lake import MemoryLake
-from lakefeed.testing.postgres_server import PostgresServer
+from lakefeed.testing.server.postgres import PostgresServer
 
 
 @pytest.fixture

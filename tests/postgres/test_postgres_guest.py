@@ -19,7 +19,7 @@ from lakefeed.change.change_set import RecopyNeeded, TableBlocked
 from lakefeed.change.table import TableId
 from lakefeed.errors import PositionLostError
 from lakefeed.testing.memory_lake import MemoryLake
-from lakefeed.testing.postgres_server import PostgresServer, find_binaries
+from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 
 T, U = TableId("public", "t"), TableId("public", "u")
 

@@ -19,7 +19,7 @@ from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.table import TableId
 from lakefeed.flow.pipeline import Pipeline
 from lakefeed.lake.delta import Delta
-from lakefeed.testing.postgres_server import PostgresServer, find_binaries
+from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ from lakefeed.change.table import TableId
 from lakefeed.errors import PositionLostError, SourceChangedError
 from lakefeed.flow.pipeline import Pipeline
 from lakefeed.testing.memory_lake import MemoryLake
-from lakefeed.testing.postgres_server import PostgresServer, find_binaries
+from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 
 T = TableId("public", "t")
 

@@ -18,7 +18,7 @@ from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableDropped
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, PositionLostError, SourceSetupError, SourceUnavailableError
-from lakefeed.testing.postgres_server import PostgresServer
+from lakefeed.testing.server.postgres import PostgresServer
 
 T = TableId("public", "t")
 

@@ -21,7 +21,7 @@ from lakefeed.change.batch import METADATA
 from lakefeed.change.change_set import TableBlocked
 from lakefeed.change.table import TableId
 from lakefeed.errors import TableStoppedError
-from lakefeed.testing.postgres_server import PostgresServer, find_binaries
+from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 
 XML = 142
 TABLE = TableId("public", "t")

@@ -15,7 +15,7 @@ from lakefeed.capture.postgres.wire import SocketWire
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked
 from lakefeed.change.table import TableId
 from lakefeed.errors import SourceError, TableStoppedError
-from lakefeed.testing.postgres_server import PostgresServer
+from lakefeed.testing.server.postgres import PostgresServer
 
 T, U = TableId("public", "t"), TableId("public", "u")
 # Its values can be read and sent in binary form, but not printed: as those are whose text would have more than 1 GB.

@@ -20,7 +20,7 @@ from lakefeed.capture.postgres.source import Postgres
 from lakefeed.capture.postgres.wire import Inbox, LibpqWire, SocketWire, Wire, error_of, open_wire
 from lakefeed.change.table import TableId
 from lakefeed.errors import DecodeError
-from lakefeed.testing.postgres_server import PostgresServer
+from lakefeed.testing.server.postgres import PostgresServer
 
 T = TableId("public", "t")
 

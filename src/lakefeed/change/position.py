@@ -44,7 +44,7 @@ class Position(ABC):
 
     def _compare(self, other: Self) -> int | None:
         """The order within one kind that has no ranks."""
-        raise NotImplementedError(f"{type(self).__name__} has neither a rank nor an order of its own")
+        raise TypeError(f"{type(self).__name__} has neither a rank nor an order: {self} and {other} cannot be compared")
 
     def compare(self, other: Position) -> int | None:
         if type(self) is not type(other):

