@@ -8,7 +8,9 @@ NaN in a numeric): the table stops, and ``remedy`` says how the column is kept a
 
 from __future__ import annotations
 
-from lakefeed.change.change_set import TableBlocked
+from collections.abc import Sequence
+
+from lakefeed.change.change_set import RecopyNeeded, TableBlocked
 from lakefeed.change.table import TableId
 from lakefeed.errors import TableStoppedError
 
@@ -43,3 +45,9 @@ class MisfitError(Exception):
         """The same as a notice, for a stream that goes on without ``table``."""
         error = self.stopped(table)
         return TableBlocked(table, error.message.removeprefix(f"{table}: "), error.remedy)
+
+
+def became_text(table: TableId, columns: Sequence[str]) -> RecopyNeeded:
+    """The notice beside the schema in which ``columns`` are text from now on."""
+    reason = f"values that the declared type does not fit make it text: {', '.join(columns)}"
+    return RecopyNeeded(table, reason, tuple(columns))

@@ -17,6 +17,7 @@ from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError
 
 _SHOWN = 20
+_REFUSED = re.compile(r"[ ,;{}()\n\t=]")
 
 
 def match_tables(
@@ -51,6 +52,14 @@ def is_wanted(patterns: Sequence[str], table: TableId, *, default_schema: str, f
 def is_literal(pattern: str) -> bool:
     """Whether a pattern names one table and no other: it was written on purpose, so its absence needs a reason."""
     return not any(mark in pattern for mark in "*?[")
+
+
+def refused_name(column: str) -> tuple[str, str] | None:
+    """Why lake tables refuse a column's name, and a name that they accept; None if they accept it."""
+    fixed = _REFUSED.sub("_", column)
+    if column.lower().startswith("_lakefeed"):
+        return f"the column name '{column}' is reserved", fixed.lstrip("_")
+    return None if fixed == column else (f"lake tables refuse the column name '{column}'", fixed)
 
 
 def _matcher(pattern: str, default_schema: str, folds_case: bool) -> re.Pattern[str]:

@@ -15,7 +15,7 @@ from lakefeed.capture.dialect import DescribedTable, Dialect, Session
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.poll.source import NullPolicy, SoftDelete, TableRule
 from lakefeed.capture.poll.table import PolledTable, TableReads, given
-from lakefeed.capture.select import is_literal, is_wanted, match_tables
+from lakefeed.capture.select import is_literal, is_wanted, match_tables, refused_name
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import ConfigError, LakefeedError, Retry
 
@@ -25,7 +25,6 @@ UPDATED = {"updated_at", "updated_on", "updated", "modified_at", "modified_on", 
 CREATED = {"created_at", "created_on", "created", "inserted_at"}
 
 _FUTURE_US = 60_000_000
-_REFUSED_BY_DELTA = " ,;{}()\n\t="
 
 
 class TableSelection:
@@ -180,9 +179,8 @@ class TableSelection:
             problem = f"'{updated_at}' has no time zone and is taken for UTC; late commits are missed if it is not"
             yield Level.WARNING, problem, f"Write it in UTC, or make '{updated_at}' a timestamp with time zone."
         for column in table.schema.names:
-            if any(letter in _REFUSED_BY_DELTA for letter in column) or column.lower().startswith("_lakefeed"):
-                problem = f"lake tables refuse the column name '{column}'"
-                yield Level.ERROR, problem, "Rename it, or leave it out: columns."
+            if (refused := refused_name(column)) is not None:
+                yield Level.ERROR, refused[0], "Rename it, or leave it out: columns."
         try:
             if count := reads.count_timeless():
                 stops = table.rule.null_updated_at is not NullPolicy.IGNORE

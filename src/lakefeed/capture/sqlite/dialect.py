@@ -1,7 +1,5 @@
-"""SqliteDialect: a SQLite file, opened to be read only. Nothing is ever created or changed in it.
-
-Rows are decoded a column at a time, by the same rule as the change log's (``values``).
-"""
+"""SqliteDialect: a SQLite file, opened to be read only. Nothing is ever created or changed in it. Rows are decoded a
+column at a time, by the same rule as the change log's (``values``)."""
 
 from __future__ import annotations
 
@@ -50,11 +48,8 @@ class SqliteDialect(Dialect):
         return quoted(name)
 
     def bound(self, column: Column, value: KeyValue, query: Query) -> str:
-        """The value in the storage class that it has in the column.
-
-        SQLite converts what a plain column is compared with, but not what coalesce or CASE is: there, every number
-        comes before every text.
-        """
+        """The value in the storage class that it has in the column. SQLite converts what a plain column is compared
+        with, but not what coalesce or CASE is: there, every number comes before every text."""
         stored: Any = value
         if isinstance(value, Decimal) and pa.types.is_floating(column.type):
             stored = float(value)
