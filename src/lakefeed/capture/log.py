@@ -20,6 +20,7 @@ from lakefeed.capture.dialect import DescribedTable, Refusal, Session
 from lakefeed.change.change_set import TableNotice
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
+from lakefeed.errors import SourceSetupError
 
 P = TypeVar("P", bound=Position)
 """The source's own kind of position. ``At`` is the same, where it is only taken."""
@@ -183,6 +184,12 @@ class ResumePoint(ABC, Generic[P, Piece]):
     @abstractmethod
     def drop(self) -> tuple[str, ...]:
         """Remove what ``create`` made. Returns the names of what was removed."""
+
+
+def not_prepared() -> SourceSetupError:
+    """Where there is no resume point, although a stream is to begin."""
+    remedy = "Run `lakefeed sync`, which prepares it; if it was prepared, this is another database."
+    return SourceSetupError("nothing is prepared in this database for the pipeline", remedy=remedy)
 
 
 class Decoder(Protocol[P, Raw]):

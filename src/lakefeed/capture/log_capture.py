@@ -22,7 +22,7 @@ from typing import Any, Generic
 from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
 from lakefeed.capture.builder import ChangeSetBuilder, Limits
 from lakefeed.capture.dialect import Dialect, Refusal, Session
-from lakefeed.capture.log import Check, Decoder, LogReader, P, Piece, ResumePoint, SchemaFacts
+from lakefeed.capture.log import Check, Decoder, LogReader, P, Piece, ResumePoint, SchemaFacts, not_prepared
 from lakefeed.capture.select import is_literal, is_wanted, match_tables
 from lakefeed.capture.snapshot import TableChunk, plan_chunks
 from lakefeed.change.change_set import ChangeSet
@@ -177,8 +177,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         self._require_open()
         start = self._resume.find() if after is None else self._own(after)
         if start is None:
-            remedy = "Run `lakefeed sync`, which prepares it; if it was prepared, this is another database."
-            raise SourceSetupError("nothing is prepared in this database for the pipeline", remedy=remedy)
+            raise not_prepared()
         stream = self._stream
         if stream is None or stream.builder.position != start:
             self._end_stream()  # whatever fails below, nobody reads on from it
