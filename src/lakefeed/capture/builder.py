@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.log import Announced, Decoded, P, Transaction
+from lakefeed.capture.log import Announced, Decoded, P, Rows, Transaction
 from lakefeed.change.batch import METADATA, ChangeBatch, change_schema
 from lakefeed.change.change_set import ChangeSet, TableBlocked, TableNotice
 from lakefeed.change.table import TableId, TableSchema
@@ -107,6 +107,23 @@ class Batches:
     tables: list[TableSchema] = field(default_factory=list)
     transactions: list[Transaction] = field(default_factory=list)
 
+    def append(self, rows: Rows, first_seq: int = 0, first_transaction: int = 0) -> int:
+        """Keep ``rows``, whose order and transactions count from these numbers. Returns how many bytes that are."""
+        count = len(rows.operations)
+        order, codes = np.asarray(rows.order) + first_seq, np.asarray(rows.transactions) + first_transaction
+        absent = pa.nulls(count, _ABSENT) if rows.absent is None else rows.absent
+        times = pa.nulls(count, pa.int64()) if rows.times is None else rows.times
+        given = [*rows.columns, rows.operations, order, codes, absent, times]
+        fields = [*(pa.field(column.name, column.type) for column in rows.schema.columns), *_PART]
+        arrays = [
+            values if isinstance(values, pa.Array) else pa.array(values, kind.type)
+            for values, kind in zip(given, fields, strict=True)
+        ]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+        self.parts.append(batch)
+        self.tables.append(rows.schema)
+        return batch.nbytes
+
     def __iter__(self) -> Iterator[ChangeBatch]:
         for schema, part in zip(self.tables, self.parts, strict=True):
             width = len(schema.columns)
@@ -172,25 +189,10 @@ class ChangeSetBuilder(Generic[P]):
         for item in decoded.items:
             if isinstance(item, Announced):
                 self.announce(item)
-                continue
-            count = len(item.operations)
-            if not count or item.schema.table in self._blocked:
-                continue
-            order, codes = np.asarray(item.order) + draft.next_seq, np.asarray(item.transactions) + base
-            absent = pa.nulls(count, _ABSENT) if item.absent is None else item.absent
-            times = pa.nulls(count, pa.int64()) if item.times is None else item.times
-            given = [*item.columns, item.operations, order, codes, absent, times]
-            fields = [*(pa.field(column.name, column.type) for column in item.schema.columns), *_PART]
-            arrays = [
-                values if isinstance(values, pa.Array) else pa.array(values, kind.type)
-                for values, kind in zip(given, fields, strict=True)
-            ]
-            batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-            batches.parts.append(batch)
-            batches.tables.append(item.schema)
-            draft.rows += count
-            draft.bytes += batch.nbytes
-            draft.began_at = draft.began_at or time.monotonic()
+            elif (count := len(item.operations)) and item.schema.table not in self._blocked:
+                draft.bytes += batches.append(item, draft.next_seq, base)
+                draft.rows += count
+                draft.began_at = draft.began_at or time.monotonic()
         draft.next_seq += decoded.width
         if decoded.transactions:
             self.in_transaction = decoded.open
