@@ -12,17 +12,20 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.errors import SourceSetupError
+from lakefeed.errors import SourceChangedError, SourceSetupError, StateError
 
 if TYPE_CHECKING:
     from lakefeed.capture.poll.source import FullDiff
+
+_T = TypeVar("_T")
+_P = TypeVar("_P", bound=Position)
 
 
 class Continuity(Enum):
@@ -221,9 +224,6 @@ class Comparable(Protocol):
     """What a capture adds if its source can be compared with the lake in full. Polling does; a log and triggers deliver
     every delete and have nothing to compare. Any thread, beside the stream, and before ``open``."""
 
-    def keep_state(self, directory: Path) -> None:
-        """Called once, before ``open``, with the pipeline's own directory: what must outlive the process goes there."""
-
     def full_diff(self, table: TableId) -> FullDiff | None:
         """How the table is to be compared, and how often; None if it is only on demand."""
 
@@ -243,3 +243,17 @@ class Source(Protocol):
     """What a user writes: ``Sqlite("shop.db")``. Bound to a pipeline's name it becomes a capture."""
 
     def bind(self, pipeline: str) -> ChangeCapture: ...
+
+
+def opened(kept: _T | None) -> _T:
+    """What ``open`` made and ``close`` let go of."""
+    if kept is None:
+        raise StateError("the capture is not open", remedy="Call open first.")
+    return kept
+
+
+def own_position(position: Position, kind: type[_P]) -> _P:
+    """The position, which must be one of the source's own kind."""
+    if not isinstance(position, kind):
+        raise SourceChangedError(f"{position.encode()} is a position of another kind of source, not of {kind.kind}")
+    return position

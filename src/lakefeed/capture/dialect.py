@@ -136,11 +136,7 @@ class Dialect(ABC):
     def described(self, table: TableId) -> DescribedTable:
         """One table as the catalog has it now, on a connection of its own. SourceSetupError if it is not there."""
         with closing(self.connect()) as session:
-            found = session.describe([table]).get(table)
-        if found is None:
-            remedy = "Run lakefeed sync, which notices that."
-            raise SourceSetupError(f"there is no table {table} in the source", remedy=remedy)
-        return found
+            return session.described(table)
 
     def after(self, left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering]) -> str:
         """SQL that is true where the tuple ``left`` comes after the tuple ``right``, in the order of ORDER BY."""
@@ -165,6 +161,12 @@ class Session(ABC):
     @abstractmethod
     def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
         """What the catalog has of those that are there."""
+
+    def described(self, table: TableId) -> DescribedTable:
+        """What the catalog has of one table. SourceSetupError if it is not there."""
+        if (found := self.describe([table]).get(table)) is None:
+            raise no_table(table)
+        return found
 
     @abstractmethod
     def horizon(self) -> Horizon:
@@ -191,6 +193,11 @@ class Session(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
+
+
+def no_table(table: TableId) -> SourceSetupError:
+    remedy = "Correct source.tables, or create the table; if it was dropped, lakefeed sync notices that."
+    return SourceSetupError(f"there is no table {table} in the source", remedy=remedy)
 
 
 def key_rows(rows: pa.RecordBatch, key: Sequence[str]) -> list[Key]:

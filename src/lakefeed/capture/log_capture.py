@@ -19,16 +19,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic
 
-from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
+from lakefeed.capture.base import (
+    Capabilities,
+    ChangeCapture,
+    Continuity,
+    Finding,
+    Lag,
+    SnapshotPlan,
+    opened,
+    own_position,
+)
 from lakefeed.capture.builder import ChangeSetBuilder, Limits
-from lakefeed.capture.dialect import Dialect, Refusal, Session
+from lakefeed.capture.dialect import Dialect, Refusal, Session, no_table
 from lakefeed.capture.log import Check, Decoder, LogReader, P, Piece, ResumePoint, SchemaFacts, not_prepared
 from lakefeed.capture.select import is_literal, is_wanted, match_tables
 from lakefeed.capture.snapshot import TableChunk, plan_chunks
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.errors import ConfigError, SourceChangedError, SourceSetupError, StateError
+from lakefeed.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -102,13 +111,13 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
                         self._catalog_lock.release()
 
     def identity(self) -> str | None:
-        self._require_open()
+        opened(self._session)
         return None if self._resume.find() is None else self._resume.identity()
 
     def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:
-        self._require_open()
+        opened(self._session)
         found = self._resume.find()
-        start = found if position is None else self._own(position)
+        start = found if position is None else own_position(position, self._position)
         if start is not None:
             self._resume.require(start)
         if found is None:
@@ -158,10 +167,8 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         with self._catalog() as session:
             stream = self._stream
             origin = self._resume.origin(table, None if stream is None else stream.builder.position)
-            found = self._facts.snapshot(session, table)
-            if found is None:
-                remedy = "Correct source.tables, or create the table."
-                raise SourceSetupError(f"there is no table {table}", remedy=remedy)
+            if (found := self._facts.snapshot(session, table)) is None:
+                raise no_table(table)
             described, schema = found
             chunks, rows = plan_chunks(session, TableChunk(self._dialect, described, schema, origin=origin), chunk_rows)
             return SnapshotPlan(schema, chunks, rows)
@@ -174,8 +181,8 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         return TableChunk.from_json(self._dialect, data)
 
     def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
-        self._require_open()
-        start = self._resume.find() if after is None else self._own(after)
+        opened(self._session)
+        start = self._resume.find() if after is None else own_position(after, self._position)
         if start is None:
             raise not_prepared()
         stream = self._stream
@@ -212,8 +219,8 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
             raise
 
     def confirm(self, position: Position) -> None:
-        own = self._own(position)
-        self._require_open()
+        own = own_position(position, self._position)
+        opened(self._session)
         stream = self._stream
         (self._resume if stream is None else stream.reader).confirm(own)
         if stream is not None and (at := stream.builder.time_of(own)) is not None:
@@ -240,21 +247,10 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         if stream is not None:
             stream.close()
 
-    def _require_open(self) -> Session:
-        session = self._session
-        if session is None:
-            raise StateError("the capture is not open", remedy="Call open first.")
-        return session
-
     @contextmanager
     def _catalog(self) -> Iterator[Session]:
         with self._catalog_lock:
-            yield self._require_open()
-
-    def _own(self, position: Position) -> P:
-        if not isinstance(position, self._position):
-            raise SourceChangedError(f"{position.encode()} is a position of another kind of source, not of {self.kind}")
-        return position
+            yield opened(self._session)
 
 
 @dataclass(slots=True)

@@ -1,8 +1,6 @@
-"""The section ``source`` of a configuration file: what every kind of source has, polling first of all.
-
-A source's own section derives from SourceConfig in ``capture/<source>/config.py`` and is named in ``capture.registry``.
-These modules import pydantic and nothing of their database: `lakefeed init` and the JSON schema need no driver.
-"""
+"""The section ``source`` of a configuration file: what every kind of source has, polling first of all. A source's own
+section derives from SourceConfig in ``capture/<source>/config.py`` and is named in ``capture.registry``. These modules
+import pydantic and nothing of their database: `lakefeed init` and the JSON schema need no driver."""
 
 from __future__ import annotations
 
@@ -33,43 +31,37 @@ class Section(BaseModel):
 class FullDiffConfig(Section):
     """Lakefeed finds deleted rows by comparing all keys of the source with the lake's, on Spark."""
 
-    every_seconds: float = Field(
-        default=86_400.0, gt=0, allow_inf_nan=False, description="How often `lakefeed run` compares."
-    )
+    every_seconds: float = Field(86_400.0, gt=0, allow_inf_nan=False, description="How often `lakefeed run` compares.")
     max_deleted_share: float = Field(
-        default=0.1, gt=0, le=1, description="The share of the lake's rows that may be missing; more is refused."
+        0.1, gt=0, le=1, description="The share of the lake's rows that may be missing; more is refused."
     )
-    compare_rows: bool = Field(
-        default=False, description="Compare whole rows: also finds changes that left updated_at alone."
-    )
+    compare_rows: bool = Field(False, description="Compare whole rows: also finds changes that left updated_at alone.")
 
 
 class PollRuleConfig(Section):
     """How Lakefeed polls some tables. It finds what is not given here in the catalog; docs/polling.md."""
 
-    updated_at: Text | None = Field(default=None, description="The column with the time of the last change.")
-    created_at: Text | None = Field(default=None, description="The column with the time of the insert.")
-    key: list[Text] = Field(default=[], description="Columns that are unique together; else the primary key.")
-    columns: list[Text] = Field(default=[], description="Columns to deliver; without: all.")
-    soft_delete: Text | None = Field(default=None, description="The column that marks a row as deleted.")
-    full_diff: FullDiffConfig | None = Field(default=None, description="Find deleted rows by comparing all keys.")
-    where: Text | None = Field(default=None, description="An SQL condition on every read of the table.")
-    batch_rows: int = Field(default=50_000, ge=1, description="Rows of one query.")
+    updated_at: Text | None = Field(None, description="The column with the time of the last change.")
+    created_at: Text | None = Field(None, description="The column with the time of the insert.")
+    key: list[Text] = Field([], description="Columns that are unique together; else the primary key.")
+    columns: list[Text] = Field([], description="Columns to deliver; without: all.")
+    soft_delete: Text | None = Field(None, description="The column that marks a row as deleted.")
+    full_diff: FullDiffConfig | None = Field(None, description="Find deleted rows by comparing all keys.")
+    where: Text | None = Field(None, description="An SQL condition on every read of the table.")
+    batch_rows: int = Field(50_000, ge=1, description="Rows of one query.")
     safety_lag_seconds: float = Field(
-        default=5.0, ge=0, allow_inf_nan=False, description="How late a row may become visible after its time."
+        5.0, ge=0, allow_inf_nan=False, description="How late a row may become visible after its time."
     )
     null_updated_at: Literal["stop", "created_at", "ignore"] = Field(
-        default="stop", description="Rows without a time: stop the table, take created_at, or ignore them."
+        "stop", description="Rows without a time: stop the table, take created_at, or ignore them."
     )
 
 
 class SourceConfig(Section, ABC):
-    """The database to read. ``kind`` and ``capture`` are Literals in a source's own section.
-
-    ``template`` is the section as ``lakefeed init`` writes it, ``first_key`` the key of it that everybody has to set.
-    ``only_for`` names, for keys that not every way to capture has, those that do: elsewhere the key would have no
-    effect, and its reader would think that it has one.
-    """
+    """The database to read. ``kind`` and ``capture`` are Literals in a source's own section. ``template`` is the
+    section as ``lakefeed init`` writes it, ``first_key`` the key of it that everybody has to set. ``only_for`` names,
+    for keys that not every way to capture has, those that do: elsewhere the key would have no effect, and its reader
+    would think that it has one."""
 
     template: ClassVar[str]
     first_key: ClassVar[str]
@@ -77,15 +69,11 @@ class SourceConfig(Section, ABC):
 
     kind: str = Field(description="Which database.")
     capture: str = Field(description="How changes are found.")
-    tables: list[Text] = Field(
-        default=["*"], min_length=1, description="Glob patterns of tables, schema.table or table."
-    )
+    tables: list[Text] = Field(["*"], min_length=1, description="Glob patterns of tables, schema.table or table.")
     poll_seconds: float = Field(
-        default=1.0, gt=0, le=86_400, allow_inf_nan=False, description="capture: poll. Pause between two polls."
+        1.0, gt=0, le=86_400, allow_inf_nan=False, description="capture: poll. Pause between two polls."
     )
-    rules: dict[str, PollRuleConfig] = Field(
-        default={}, description="capture: poll. How tables are polled, by glob pattern."
-    )
+    rules: dict[str, PollRuleConfig] = Field({}, description="capture: poll. How tables are polled, by glob pattern.")
 
     @abstractmethod
     def source(self) -> Source:
@@ -115,10 +103,8 @@ class SourceConfig(Section, ABC):
         """ConfigError for a key that the chosen ``capture`` does not have."""
         for key, captures in self.only_for.items():
             if key in self.model_fields_set and self.capture not in captures:
-                raise ConfigError(
-                    f"source.{key} is for capture: {captures[0]}, and capture is {self.capture}",
-                    remedy=f"Set source.capture: {captures[0]}, or remove {key}.",
-                )
+                problem = f"source.{key} is for capture: {captures[0]}, and capture is {self.capture}"
+                raise ConfigError(problem, remedy=f"Set source.capture: {captures[0]}, or remove {key}.")
 
     def polling(self) -> dict[str, Any]:
         """The arguments ``tables``, ``rules`` and ``pace`` of a polling Source. ConfigError for a rule with two ways to
@@ -126,10 +112,9 @@ class SourceConfig(Section, ABC):
         rules = {}
         for pattern, rule in self.rules.items():
             if rule.soft_delete is not None and rule.full_diff is not None:
-                raise ConfigError(
-                    f"source.rules.{pattern} has soft_delete and full_diff, which are two ways to find deletes",
-                    remedy="Remove one of them; `lakefeed diff` also compares tables with soft_delete.",
-                )
+                problem = f"source.rules.{pattern} has soft_delete and full_diff, which are two ways to find deletes"
+                remedy = "Remove one of them; `lakefeed diff` also compares tables with soft_delete."
+                raise ConfigError(problem, remedy=remedy)
             soft = SoftDelete(rule.soft_delete) if rule.soft_delete is not None else None
             deletes = FullDiff(**rule.full_diff.model_dump()) if rule.full_diff is not None else soft
             given = rule.model_dump(exclude={"soft_delete", "full_diff", "null_updated_at"})

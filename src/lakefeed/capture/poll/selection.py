@@ -48,48 +48,38 @@ class TableSelection:
 
     def table(self, source: DescribedTable, known: TableSchema | None = None, mixed: Iterable[str] = ()) -> PolledTable:
         """How a table is polled by its rule. ConfigError, naming table and column, for whatever is not in the catalog.
-
         ``known`` is what it was delivered with last: a column that was text there, although its declared type was
-        another and still is that one, stays text. So do ``mixed`` columns, which hold values of several types.
-        """
+        another and still is that one, stays text. So do ``mixed`` columns, which hold values of several types."""
         table, rule = source.id, self.rule(source.id)
         soft = rule.deletes.column if isinstance(rule.deletes, SoftDelete) else None
         for name in given(*rule.key, *rule.columns, rule.created_at, rule.updated_at, soft):
             source.schema.column(name)  # ConfigError with the table, the column and those that there are
         key = tuple(rule.key) or source.schema.key
         if not key:
-            raise ConfigError(
-                f"table {table} has no primary key, so its rows cannot be told apart",
-                remedy=f"Name columns that are unique together: rules: {{{table}: {{key: […]}}}}.",
-            )
+            remedy = f"Name columns that are unique together: rules: {{{table}: {{key: […]}}}}."
+            raise ConfigError(f"table {table} has no primary key, so its rows cannot be told apart", remedy=remedy)
         for name in source.unordered.keys() & set(key):
             raise ConfigError(f"table {table}: the key column '{name}' cannot be ordered: {source.unordered[name]}")
         updated_at = rule.updated_at or _guessed(source, UPDATED)
         created_at = rule.created_at or _guessed(source, CREATED)
         if updated_at is None:
-            raise ConfigError(
-                f"table {table}: no column is unmistakably the time of the last update",
-                remedy=f"Name it: rules: {{{table}: {{updated_at: …}}}}; there are {', '.join(source.schema.names)}.",
-            )
+            remedy = f"Name it: rules: {{{table}: {{updated_at: …}}}}; there are {', '.join(source.schema.names)}."
+            raise ConfigError(f"table {table}: no column is unmistakably the time of the last update", remedy=remedy)
         for name in given(updated_at, rule.created_at):
             if not is_stamp(kind := source.schema.column(name).type):
-                raise ConfigError(
-                    f"table {table}: the column '{name}' ({kind}) cannot say when a row changed; it must be a "
-                    "timestamp, an ISO 8601 text or a whole number since 1970"
-                )
+                must = "it must be a timestamp, an ISO 8601 text or a whole number since 1970"
+                raise ConfigError(f"table {table}: the column '{name}' ({kind}) cannot say when a row changed; {must}")
         if rule.null_updated_at is NullPolicy.CREATED_AT and created_at is None:
             raise ConfigError(f"table {table}: null_updated_at is created_at, but no column is named as created_at")
 
-        texts, wanted = set(mixed), {*rule.columns, *key} if rule.columns else set(source.schema.names)
         declared = {column.name: column for column in source.schema.columns}
-        for column in known.columns if known is not None else ():
-            now = declared.get(column.name)
-            if now is not None and pa.types.is_string(column.type) and now.source_type == column.source_type:
-                texts.add(column.name)
+        before = [column for column in known.columns if pa.types.is_string(column.type)] if known is not None else []
+        were = {(column.name, column.source_type) for column in before}
+        texts = {*mixed, *(name for name, one in declared.items() if (name, one.source_type) in were)}
         columns = tuple(
             replace(one, type=pa.string() if name in texts else one.type, nullable=one.nullable and name not in key)
             for name, one in declared.items()
-            if name in wanted
+            if not rule.columns or name in (*rule.columns, *key)
         )
         schema, stamp = TableSchema(source.id, columns, key), declared[updated_at].type
         is_guess = rule.updated_at is None
@@ -101,17 +91,13 @@ class TableSelection:
         for other, why in ((made.stand_in, "stands in for it"), (made.soft_time, "says when a row was deleted")):
             kind = declared[other or updated_at].type
             if kind != stamp and not (pa.types.is_timestamp(kind) and pa.types.is_timestamp(stamp)):
-                raise ConfigError(
-                    f"table {table}: the column '{other}' ({kind}) {why}, "
-                    f"and must be stored as '{updated_at}' ({stamp}) is"
-                )
+                need = f"and must be stored as '{updated_at}' ({stamp}) is"
+                raise ConfigError(f"table {table}: the column '{other}' ({kind}) {why}, {need}")
         return made
 
     def polled(self, session: Session, known: Collection[TableId]) -> dict[TableId, PolledTable]:
-        """Those that can be polled. One that only a wildcard matches and that cannot be is left out.
-
-        So is one of the ``known``, which were polled before: a notice blocks it, and it must not hold up the others.
-        """
+        """Those that can be polled. One that only a wildcard matches and that cannot be is left out. So is one of the
+        ``known``, which were polled before: a notice blocks it, and it must not hold up the others."""
         found = self._examine(session)
         for table, error in found.items():
             if isinstance(error, ConfigError):
@@ -142,10 +128,8 @@ class TableSelection:
             return tuple(found)
 
     def _examine(self, session: Session) -> dict[TableId, PolledTable | ConfigError]:
-        """What the patterns match, checked against the catalog: how it is polled, or why it cannot be.
-
-        ConfigError for a pattern, or a rule, that matches no table and never did.
-        """
+        """What the patterns match, checked against the catalog: how it is polled, or why it cannot be. ConfigError for
+        a pattern, or a rule, that matches no table and never did."""
         there = session.tables()
         for pattern in filter(is_literal, (*self._patterns, *self._rules)):
             for table, refusal in there.items():

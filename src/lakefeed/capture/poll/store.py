@@ -81,12 +81,8 @@ class FileWatermarkStore(MemoryWatermarkStore):
             self._identity, self._marks = body["identity"], dict(Watermark.parse(body["watermark"]).marks)
         except FileNotFoundError:
             return
-        except OSError as error:
-            raise CheckpointDamagedError(f"{self._path} cannot be read: {error.strerror}") from error
-        except JournalDamagedError as error:
-            raise CheckpointDamagedError(error.message) from error
-        except (KeyError, TypeError, CheckpointError) as error:
-            raise CheckpointDamagedError(f"{self._path} is damaged: {error}") from error
+        except (OSError, JournalDamagedError, KeyError, TypeError, CheckpointError) as error:
+            raise CheckpointDamagedError(f"{self._path} cannot be used: {error}") from error
 
     def save(self, identity: str, marks: Mapping[str, Mark]) -> None:
         """JournalFullError if the disk is full, which is tried again; CheckpointError for any other refusal."""
