@@ -1,8 +1,7 @@
 """The seam between databases and the rest: ChangeCapture and the values it deals in.
 
 A mechanism (log, trigger, polling) has two independent abilities, live changes and snapshots; the flow decides when
-to use which. Whether a table needs a snapshot is the lake's answer, not the mechanism's.
-"""
+to use which. Whether a table needs a snapshot is the lake's answer, not the mechanism's."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ class Capabilities:
 
     ``before_images``: rows as they were before an update or delete come along, if they are asked for. ``every_change``:
     each change of a row is delivered, and not only what it has come to since the last poll. ``current_chunks``: a
-    chunk, however old its plan, has the rows as they are when it is read, never older than what ``live`` gave.
-    """
+    chunk, however old its plan, has the rows as they are when it is read, never older than what ``live`` gave."""
 
     deletes: bool = True
     before_images: bool = False
@@ -252,7 +250,7 @@ def opened(kept: _T | None) -> _T:
     return kept
 
 
-def own_position(position: Position, kind: type[_P]) -> _P:
+def of_kind(position: Position, kind: type[_P]) -> _P:
     """The position, which must be one of the source's own kind."""
     if not isinstance(position, kind):
         raise SourceChangedError(f"{position.encode()} is a position of another kind of source, not of {kind.kind}")

@@ -77,10 +77,9 @@ class Spill:
                 self._file = None
             if error.errno not in _NO_ROOM:
                 raise
-            needed = "for the temporary file of a large transaction"
+            problem = f"no room left in {tempfile.gettempdir()} for the temporary file of a large transaction"
             remedy = "Free space there, or set TMPDIR to a larger disk; Lakefeed goes on by itself."
-            problem = f"no room left in {tempfile.gettempdir()} {needed}: {error.strerror}"
-            raise JournalFullError(problem, remedy=remedy) from error
+            raise JournalFullError(f"{problem}: {error.strerror}", remedy=remedy) from error
         self._items.append((offset, self._file.tell() - offset))
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -217,8 +216,7 @@ class ChangeSetBuilder(Generic[P]):
         One that has something is cut at a commit, as soon as nothing ``more`` has come, it has enough rows or bytes, or
         its first change has waited long enough. Where nothing for the lake has come, a heartbeat moves the position, by
         time or because the source is ``ahead_bytes`` further: an idle source keeps no log for us, a busy one gets few
-        heartbeats. ``is_over``: the caller's wait is, so there is an answer, be it a heartbeat that moves nothing.
-        """
+        heartbeats. ``is_over``: the caller's wait is, so there is an answer, be it a heartbeat that moves nothing."""
         draft, limits, now = self._draft, self._limits, time.monotonic()
         if self.is_empty:
             late = now - self._cut_at >= limits.heartbeat_seconds

@@ -3,8 +3,7 @@
 A value is never rounded, cut or replaced by NULL. A decoder that meets one it cannot hold raises MisfitError. Where
 columns hold values of any type (SQLite), the column then becomes text for good, with the exact text form of each value;
 one that rows are ordered by cannot, so there the table stops. Elsewhere the user decides (PostgreSQL: ``infinity``, BC,
-NaN in a numeric): the table stops, and ``remedy`` says how the column is kept as text.
-"""
+NaN in a numeric): the table stops, and ``remedy`` says how the column is kept as text."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@
                                      SchemaFacts.due ↗
 
 A transaction of any size passes, decoded piece by piece. The catalog side has one session, which one call at a time
-uses and ``close`` cancels; the stream side has the reader. Neither waits for the other.
-"""
+uses and ``close`` cancels; the stream side has the reader. Neither waits for the other."""
 
 from __future__ import annotations
 
@@ -19,16 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic
 
-from lakefeed.capture.base import (
-    Capabilities,
-    ChangeCapture,
-    Continuity,
-    Finding,
-    Lag,
-    SnapshotPlan,
-    opened,
-    own_position,
-)
+from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan, of_kind, opened
 from lakefeed.capture.builder import ChangeSetBuilder, Limits
 from lakefeed.capture.dialect import Dialect, Refusal, Session, no_table
 from lakefeed.capture.log import Check, Decoder, LogReader, P, Piece, ResumePoint, SchemaFacts, not_prepared
@@ -49,18 +39,10 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
     """One database, one pipeline. ``tables`` are patterns (see ``select``); the rest are the seams of ``log``."""
 
     def __init__(
-        self,
-        position: type[P],
-        capabilities: Capabilities,
-        *,
-        tables: Sequence[str],
-        dialect: Dialect,
-        resume: ResumePoint[P, Piece],
-        decoder: Callable[[], Decoder[P, Piece]],
-        facts: SchemaFacts[P] | None = None,
-        check: Check | None = None,
-        limits: Limits | None = None,
-    ) -> None:
+        self, position: type[P], capabilities: Capabilities, *, tables: Sequence[str], dialect: Dialect,
+        resume: ResumePoint[P, Piece], decoder: Callable[[], Decoder[P, Piece]], facts: SchemaFacts[P] | None = None,
+        check: Check | None = None, limits: Limits | None = None,
+    ) -> None:  # fmt: skip
         self.kind = position.kind
         self.capabilities = capabilities
         self._position = position
@@ -117,7 +99,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
     def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:
         opened(self._session)
         found = self._resume.find()
-        start = found if position is None else own_position(position, self._position)
+        start = found if position is None else of_kind(position, self._position)
         if start is not None:
             self._resume.require(start)
         if found is None:
@@ -182,7 +164,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
 
     def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
         opened(self._session)
-        start = self._resume.find() if after is None else own_position(after, self._position)
+        start = self._resume.find() if after is None else of_kind(after, self._position)
         if start is None:
             raise not_prepared()
         stream = self._stream
@@ -219,7 +201,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
             raise
 
     def confirm(self, position: Position) -> None:
-        own = own_position(position, self._position)
+        own = of_kind(position, self._position)
         opened(self._session)
         stream = self._stream
         (self._resume if stream is None else stream.reader).confirm(own)

@@ -4,8 +4,7 @@
   default schema; ``orders`` and ``main.orders`` are the same for SQLite.
 - Case folds exactly where the database folds it: in SQLite, in MySQL on a folding file system, not in PostgreSQL.
 - Order and repetition do not matter; a table that two patterns match is taken once.
-- A pattern that matches nothing is an error: a list that matches nothing looks like an idle database.
-"""
+- A pattern that matches nothing is an error: a list that matches nothing looks like an idle database."""
 
 from __future__ import annotations
 
@@ -21,13 +20,9 @@ _REFUSED = re.compile(r"[ ,;{}()\n\t=]")
 
 
 def match_tables(
-    patterns: Sequence[str],
-    tables: Iterable[TableId],
-    *,
-    default_schema: str,
-    folds_case: bool,
+    patterns: Sequence[str], tables: Iterable[TableId], *, default_schema: str, folds_case: bool,
     seen: Iterable[TableId] = (),
-) -> tuple[TableId, ...]:
+) -> tuple[TableId, ...]:  # fmt: skip
     """The tables that at least one pattern matches, sorted. ConfigError for a pattern that matches none, and none that
     was ``seen`` before: one of those was dropped, which is that table's matter alone."""
     there, found = sorted(tables), set[TableId]()

@@ -11,8 +11,7 @@ Guarantees and limits, beyond the contract of ChangeCapture:
 - The resume point is the ``store``. Without a durable one it is the position that ``live`` is given.
 - Threads: the stream (``live``, ``confirm``) has connections of its own, and so have ``discover``, ``prepare``,
   ``snapshot`` and ``keys``: they never wait for a poll, and the next cycle takes in what they prepared. ``_lock``
-  guards what both sides write: the confirmed watermark and the wanted tables.
-"""
+  guards what both sides write: the confirmed watermark and the wanted tables."""
 
 from __future__ import annotations
 
@@ -26,16 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakefeed.capture.base import (
-    Capabilities,
-    ChangeCapture,
-    Continuity,
-    Finding,
-    Lag,
-    SnapshotPlan,
-    opened,
-    own_position,
-)
+from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan, of_kind, opened
 from lakefeed.capture.dialect import Dialect, Session
 from lakefeed.capture.poll.poller import DifferencesDirectory, refuse_timeless, resume_mark
 from lakefeed.capture.poll.selection import TableSelection
@@ -113,7 +103,7 @@ class Polling(ChangeCapture):
         if position is None and self._confirmed is None:
             return Continuity.FRESH
         with self._lock:
-            self._confirmed = self._confirmed if position is None else own_position(position, Watermark)
+            self._confirmed = self._confirmed if position is None else of_kind(position, Watermark)
             self._wanted = {**dict.fromkeys(tables), **self._wanted}
         return Continuity.RESUMED
 
@@ -185,7 +175,7 @@ class Polling(ChangeCapture):
 
     def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
         with self._lock:
-            start = (self._confirmed or Watermark()) if after is None else own_position(after, Watermark)
+            start = (self._confirmed or Watermark()) if after is None else of_kind(after, Watermark)
             if self._confirmed is None:
                 self._confirmed = start
         self._seek(start)
@@ -212,10 +202,9 @@ class Polling(ChangeCapture):
                 if self._closed.is_set():
                     return  # what was interrupted by that says nothing of the source
                 self._polled_at = time.monotonic() if change_set is None else 0.0
-            is_over = stream.is_read if wait_seconds == 0 else time.monotonic() >= until
             if change_set is not None:
                 yield change_set
-            elif is_over:
+            elif stream.is_read if wait_seconds == 0 else time.monotonic() >= until:
                 yield ChangeSet(stream.position, stream.position)
                 stream.begin_round()
                 began = time.monotonic()
@@ -225,7 +214,7 @@ class Polling(ChangeCapture):
 
     def confirm(self, position: Position) -> None:
         opened(self._connections)
-        marks = own_position(position, Watermark).marks
+        marks = of_kind(position, Watermark).marks
         try:
             with self._lock:
                 known = self._marks()
@@ -293,8 +282,7 @@ class Polling(ChangeCapture):
         return SnapshotPlan(polled.schema, chunks, rows)
 
     def _described(self, session: Session, table: TableId, known: TableSchema | None = None) -> PolledTable:
-        source = session.described(table)
-        return self._selection.table(source, known or self._stream.known.get(table))
+        return self._selection.table(session.described(table), known or self._stream.known.get(table))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,10 +312,10 @@ class PolledChunkReader(TableChunkReader):
         for batch in super().__iter__():
             if chunk.names == chunk.schema.key:  # the keys alone say no time
                 yield batch
-                continue
-            if batch.num_rows:
-                self._newest = max(self._newest, int(chunk.polled.times(batch, expect_order=False).max()))
-            yield pa.RecordBatch.from_arrays(batch.columns[: len(own)], schema=own)
+            else:
+                times = chunk.polled.times(batch, expect_order=False)
+                self._newest = int(times.max(initial=self._newest))
+                yield pa.RecordBatch.from_arrays(batch.columns[: len(own)], schema=own)
 
     @property
     def low(self) -> Watermark:
@@ -338,6 +326,5 @@ class PolledChunkReader(TableChunkReader):
         """Once all rows are read."""
         marks, name = dict(self.low.marks), str(self._chunk.table)
         before = marks.get(name, Mark.start())
-        if self._newest > before.instant_us:
-            marks[name] = Mark(self._newest, (), before.era)
-        return Watermark.of(marks)
+        is_newer = self._newest > before.instant_us
+        return Watermark.of({**marks, name: Mark(self._newest, (), before.era)} if is_newer else marks)

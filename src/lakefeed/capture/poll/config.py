@@ -31,29 +31,33 @@ class Section(BaseModel):
 class FullDiffConfig(Section):
     """Lakefeed finds deleted rows by comparing all keys of the source with the lake's, on Spark."""
 
-    every_seconds: float = Field(86_400.0, gt=0, allow_inf_nan=False, description="How often `lakefeed run` compares.")
-    max_deleted_share: float = Field(
-        0.1, gt=0, le=1, description="The share of the lake's rows that may be missing; more is refused."
+    every_seconds: float = Field(
+        default=86_400.0, gt=0, allow_inf_nan=False, description="How often `lakefeed run` compares."
     )
-    compare_rows: bool = Field(False, description="Compare whole rows: also finds changes that left updated_at alone.")
+    max_deleted_share: float = Field(
+        default=0.1, gt=0, le=1, description="The share of the lake's rows that may be missing; more is refused."
+    )
+    compare_rows: bool = Field(
+        default=False, description="Compare whole rows: also finds changes that left updated_at alone."
+    )
 
 
 class PollRuleConfig(Section):
     """How Lakefeed polls some tables. It finds what is not given here in the catalog; docs/polling.md."""
 
-    updated_at: Text | None = Field(None, description="The column with the time of the last change.")
-    created_at: Text | None = Field(None, description="The column with the time of the insert.")
-    key: list[Text] = Field([], description="Columns that are unique together; else the primary key.")
-    columns: list[Text] = Field([], description="Columns to deliver; without: all.")
-    soft_delete: Text | None = Field(None, description="The column that marks a row as deleted.")
-    full_diff: FullDiffConfig | None = Field(None, description="Find deleted rows by comparing all keys.")
-    where: Text | None = Field(None, description="An SQL condition on every read of the table.")
-    batch_rows: int = Field(50_000, ge=1, description="Rows of one query.")
+    updated_at: Text | None = Field(default=None, description="The column with the time of the last change.")
+    created_at: Text | None = Field(default=None, description="The column with the time of the insert.")
+    key: list[Text] = Field(default=[], description="Columns that are unique together; else the primary key.")
+    columns: list[Text] = Field(default=[], description="Columns to deliver; without: all.")
+    soft_delete: Text | None = Field(default=None, description="The column that marks a row as deleted.")
+    full_diff: FullDiffConfig | None = Field(default=None, description="Find deleted rows by comparing all keys.")
+    where: Text | None = Field(default=None, description="An SQL condition on every read of the table.")
+    batch_rows: int = Field(default=50_000, ge=1, description="Rows of one query.")
     safety_lag_seconds: float = Field(
-        5.0, ge=0, allow_inf_nan=False, description="How late a row may become visible after its time."
+        default=5.0, ge=0, allow_inf_nan=False, description="How late a row may become visible after its time."
     )
     null_updated_at: Literal["stop", "created_at", "ignore"] = Field(
-        "stop", description="Rows without a time: stop the table, take created_at, or ignore them."
+        default="stop", description="Rows without a time: stop the table, take created_at, or ignore them."
     )
 
 
@@ -69,11 +73,15 @@ class SourceConfig(Section, ABC):
 
     kind: str = Field(description="Which database.")
     capture: str = Field(description="How changes are found.")
-    tables: list[Text] = Field(["*"], min_length=1, description="Glob patterns of tables, schema.table or table.")
-    poll_seconds: float = Field(
-        1.0, gt=0, le=86_400, allow_inf_nan=False, description="capture: poll. Pause between two polls."
+    tables: list[Text] = Field(
+        default=["*"], min_length=1, description="Glob patterns of tables, schema.table or table."
     )
-    rules: dict[str, PollRuleConfig] = Field({}, description="capture: poll. How tables are polled, by glob pattern.")
+    poll_seconds: float = Field(
+        default=1.0, gt=0, le=86_400, allow_inf_nan=False, description="capture: poll. Pause between two polls."
+    )
+    rules: dict[str, PollRuleConfig] = Field(
+        default={}, description="capture: poll. How tables are polled, by glob pattern."
+    )
 
     @abstractmethod
     def source(self) -> Source:

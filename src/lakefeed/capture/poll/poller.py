@@ -10,8 +10,7 @@ So a late commit is never behind the mark, nothing waits for the lag, and after 
 settled are delivered a second time. Rows after the mark are kept for that comparison: some batches for each table.
 
 An event is the row as a poll found it. What happened to the row between two polls is not seen: the transaction id of an
-event names the poll, so that nobody takes it for a transaction of the source.
-"""
+event names the poll, so that nobody takes it for a transaction of the source."""
 
 from __future__ import annotations
 

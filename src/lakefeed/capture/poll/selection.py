@@ -82,8 +82,7 @@ class TableSelection:
             if not rule.columns or name in (*rule.columns, *key)
         )
         schema, stamp = TableSchema(source.id, columns, key), declared[updated_at].type
-        is_guess = rule.updated_at is None
-        made = PolledTable(self._dialect, source, rule, schema, updated_at, created_at, is_guess=is_guess)
+        made = PolledTable(self._dialect, source, rule, schema, updated_at, created_at)
         if soft is not None:
             kind = declared[soft].type
             is_flag = pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and kind != stamp)
@@ -118,8 +117,7 @@ class TableSelection:
             found: list[Finding] = []
             for table, polled in examined.items():
                 if isinstance(polled, PolledTable):
-                    own = self._problems(session, polled)
-                    problems = [(level, f"{table}: {what}", remedy) for level, what, remedy in own]
+                    problems = [(one, f"{table}: {what}", how) for one, what, how in self._problems(session, polled)]
                 elif self._is_named(table):
                     problems = [(Level.ERROR, polled.message, polled.remedy)]
                 else:
@@ -153,7 +151,7 @@ class TableSelection:
         """What stands in the way of one table, what was guessed, and what polling cannot see."""
         name, updated_at, kind = table.id, table.updated_at, table.column(table.updated_at).type
         reads = TableReads(table, session)
-        if table.is_guess:
+        if table.rule.updated_at is None:
             problem = f"'{updated_at}' is taken for the time of the last update, by its name"
             yield Level.WARNING, problem, f"Say so: rules: {{{name}: {{updated_at: {updated_at}}}}}."
         if table.rule.deletes is None:

@@ -4,8 +4,7 @@ Steps of one cycle:
   1. the catalog: tables that were prepared since, definitions that changed, tables that are gone
   2. the horizon, before any row is read
   3. every table that is not still being read is polled, several at a time, each on a connection of its own
-  4. what has ended within the patience becomes one change set; a slow table's rows are in a later one
-"""
+  4. what has ended within the patience becomes one change set; a slow table's rows are in a later one"""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 """PolledTable: a table and how it is polled, every name checked against the catalog; its times; and its SQL.
 
 Text is ordered by the database as text, so all stamps of a column must be written in one form: ``PolledTable.times``
-finds out that they are not. All of the SQL is SELECT, for every database alike.
-"""
+finds out that they are not. All of the SQL is SELECT, for every database alike."""
 
 from __future__ import annotations
 
@@ -47,7 +46,6 @@ class PolledTable:
     created_at: str | None = None
     soft_time: str | None = None
     soft_flag: str | None = None
-    is_guess: bool = False
 
     @property
     def id(self) -> TableId:

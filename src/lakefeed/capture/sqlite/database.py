@@ -1,8 +1,7 @@
 """Connections to a SQLite file, which file it is, and the one place where SQLite's errors become Lakefeed's.
 
 Every connection is in autocommit mode with explicit BEGINs, has the busy timeout set, so that nothing waits for a lock
-without an end, and never changes the file's journal mode.
-"""
+without an end, and never changes the file's journal mode."""
 
 from __future__ import annotations
 
@@ -111,11 +110,10 @@ def transaction(connection: sqlite3.Connection, kind: Literal["DEFERRED", "IMMED
 
 
 def inode_of(path: str) -> tuple[int, int] | None:
-    try:
+    with suppress(OSError):
         found = Path(path).stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+        return found.st_dev, found.st_ino
+    return None
 
 
 class OpenedFile:

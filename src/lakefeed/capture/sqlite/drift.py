@@ -19,8 +19,7 @@ captured table it decides, from the text of its own triggers and from the catalo
 | dropped and added again in the same words    |                                                                     |
 
 Announcements are marks in the log, so that they are delivered in order, and again if they were not confirmed. Tables
-are scanned before the write lock is taken; what the scan has shown counts if the schema is the same then.
-"""
+are scanned before the write lock is taken; what the scan has shown counts if the schema is the same then."""
 
 from __future__ import annotations
 

@@ -32,8 +32,7 @@ Five facts of SQLite shape the triggers.
 5. Fact 1 holds for OLD. as well, and in an AFTER trigger the old row is in the table no more. So where before images
    are asked for, a BEFORE trigger logs the row while it is there (OLD_ROW), and the AFTER trigger turns the newest one
    of that key into a before image, at the end of the log if something was logged in between (a cascade, a user's
-   trigger, a row that REPLACE removed). One whose statement was then ignored stays behind; readers skip it.
-"""
+   trigger, a row that REPLACE removed). One whose statement was then ignored stays behind; readers skip it."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ the last position and the log's head is one transaction. The steps of one such r
   2. inspect (after, head]: values that do not fit their column, NULLs in keys. Any: announce, then again
   3. read the range in pieces: short queries, so that writers without WAL never wait long, and a bounded piece in memory
 
-Rows of the log up to a head that was once read never change, so a range needs no transaction around it.
-"""
+Rows of the log up to a head that was once read never change, so a range needs no transaction around it."""
 
 from __future__ import annotations
 
@@ -66,17 +65,19 @@ class LogPiece:
     rows: Sequence[Sequence[Any]] = ()
     width: int = 0
     announced: Announced | None = None
-    is_first: bool = False
     is_last: bool = False
 
 
 class LogDecoder:
     """See ``Decoder``. The catalog's part, which column is in which slot, comes with the piece."""
 
+    _in_range = False
+
     def decode(self, piece: LogPiece) -> Decoded[SqliteSequence]:
         decoded = Decoded[SqliteSequence]([Transaction(piece.head, piece.head.stamp * 1000)], width=piece.width)
-        decoded.continues, decoded.open = not piece.is_first, not piece.is_last
+        decoded.continues, decoded.open = self._in_range, not piece.is_last
         decoded.reached = piece.head if piece.is_last else None
+        self._in_range = decoded.open
         if piece.captured is not None:
             schema = piece.captured.schema
             sequences, operations, stamps, *values = piece.rows
@@ -229,7 +230,7 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
         self, begin: int, head: SqliteSequence, tables: Sequence[Captured], announced: Announced | None
     ) -> Iterator[LogPiece]:
         """Window by window, in each table by table, cut by bytes where values are large."""
-        is_first, low, high = True, begin, begin
+        low = high = begin
         while high < head.sequence:
             low, high = high, min(high + WINDOW_ROWS, head.sequence)
             present = self._present(low, high) if len(tables) > _FEW_TABLES else {one.number for one in tables}
@@ -245,13 +246,11 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
                         portion = next(found, None)
                     if portion is None:
                         break
-                    yield LogPiece(head, low, captured, portion.columns, is_first=is_first)
-                    is_first = False
+                    yield LogPiece(head, low, captured, portion.columns)
                     at = high if portion.is_last else portion.columns[0][-1]
             if high < head.sequence:
-                yield LogPiece(head, low, width=high - low, is_first=is_first)
-                is_first = False
-        yield LogPiece(head, low, width=high - low, announced=announced, is_first=is_first, is_last=True)
+                yield LogPiece(head, low, width=high - low)
+        yield LogPiece(head, low, width=high - low, announced=announced, is_last=True)
 
 
 class Confirmations:

@@ -19,9 +19,6 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
 
 from lakefeed.capture.base import Capabilities, ChangeCapture, Finding, Level
 from lakefeed.capture.log import Choose
@@ -34,10 +31,7 @@ from lakefeed.capture.sqlite.installation import Installation
 from lakefeed.capture.sqlite.log import LogDecoder, SqliteFacts, SqliteResumePoint
 from lakefeed.capture.sqlite.table import SourceTable, all_tables, null_in, read_table
 from lakefeed.change.position import SqliteSequence
-from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakefeedError, Retry, SourceSetupError
-
-_VERIFIED_ROWS = 50_000
 
 
 @dataclass(frozen=True)
@@ -129,36 +123,3 @@ def _problems(source: SourceTable) -> Iterator[tuple[Level, str, str]]:
         if (refused := refused_name(column)) is not None:
             problem, better = refused
             yield Level.ERROR, problem, f"ALTER TABLE {name} RENAME COLUMN {quoted(column)} TO {quoted(better)};"
-
-
-class SqliteVerifyReader:
-    """See ``capture.registry.VerifyReader``. One SELECT reads one moment, values as Python's sqlite3 gives them."""
-
-    def __init__(self, path: str | PathLike[str], table: TableId) -> None:
-        self._database, self._dialect = Database(str(path), busy_timeout_seconds=30), SqliteDialect(str(path))
-        self._table = table
-
-    def columns(self) -> Sequence[str]:
-        return self._dialect.described(self._table).schema.names
-
-    def count(self) -> int:
-        with self._database.connection() as connection:
-            origin = self._dialect.described(self._table).origin
-            return int(connection.execute(f"SELECT count(*) FROM {origin}").fetchone()[0])
-
-    def rows(self, columns: pa.Schema, names: Sequence[str]) -> Iterator[Sequence[tuple[Any, ...]]]:  # noqa: ARG002
-        described = self._dialect.described(self._table)
-        listed = ", ".join(described.sql_names.get(name) or quoted(name) for name in names)
-        with self._database.connection() as connection:
-            # Text that is not UTF-8 must not stop the comparison: it comes as bytes, which have a text form.
-            connection.text_factory = _text_or_bytes
-            cursor = connection.execute(f"SELECT {listed} FROM {described.origin}")
-            while rows := cursor.fetchmany(_VERIFIED_ROWS):
-                yield rows
-
-
-def _text_or_bytes(raw: bytes) -> str | bytes:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return raw

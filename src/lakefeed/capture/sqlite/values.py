@@ -3,8 +3,7 @@
 The types by declared type, and which values do not fit them, are a table in docs/sqlite.md. A column with such a value
 is *mixed* and becomes a string column for good, so that nothing is rounded, cut or nulled. Text form: an integer is
 its digits; a real is the shortest decimal that reads back as the same double (Python's ``repr``); text is itself; a
-blob, and text that is not valid UTF-8, is ``X'…'`` with upper-case hexadecimal digits.
-"""
+blob, and text that is not valid UTF-8, is ``X'…'`` with upper-case hexadecimal digits."""
 
 from __future__ import annotations
 
