@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic
 
@@ -22,7 +21,7 @@ from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Findi
 from lakefeed.capture.builder import ChangeSetBuilder, Limits
 from lakefeed.capture.dialect import Dialect, Refusal, Session, no_table
 from lakefeed.capture.log import Check, Decoder, LogReader, P, Piece, ResumePoint, SchemaFacts, not_prepared
-from lakefeed.capture.select import is_literal, is_wanted, match_tables
+from lakefeed.capture.select import TablePatterns, is_literal
 from lakefeed.capture.snapshot import TableChunk, plan_chunks
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
@@ -46,9 +45,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         self.kind = position.kind
         self.capabilities = capabilities
         self._position = position
-        self._patterns = tuple(tables)
-        self._match = partial(match_tables, default_schema=dialect.default_schema, folds_case=dialect.folds_case)
-        self._is_wanted = partial(is_wanted, default_schema=dialect.default_schema, folds_case=dialect.folds_case)
+        self._patterns = TablePatterns(tables, default_schema=dialect.default_schema, folds_case=dialect.folds_case)
         self._dialect = dialect
         self._resume = resume
         self._decoder = decoder
@@ -116,7 +113,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
             return self._facts.discover(session, self.choose)
 
     def wants(self, table: TableId) -> bool:
-        return self._is_wanted(self._patterns, table)
+        return bool(self._patterns.matching(table))
 
     def choose(self, there: Mapping[TableId, Refusal | None]) -> tuple[TableId, ...]:
         """The tables of a catalog that the patterns match, without those that are refused: a warning says so once.
@@ -124,11 +121,11 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         blocked, and must not stop the others."""
         refused = {table: refusal for table, refusal in there.items() if refusal is not None}
         for table, refusal in refused.items():
-            named = [one for one in self._patterns if is_literal(one) and self._is_wanted([one], table)]
+            named = [one for one in self._patterns.matching(table) if is_literal(one)]
             if named and table not in self._seen and not self._facts.is_captured(table):
                 raise ConfigError(f"'{named[0]}' cannot be captured: {refusal.reason}", remedy=refusal.remedy)
         usable = [table for table, refusal in there.items() if refusal is None or refusal.remedy]
-        found = self._match(self._patterns, usable, seen=self._seen)
+        found = self._patterns.choose(usable, self._seen)
         self._seen |= set(found) - refused.keys()
         for table in found:
             if table in refused and self._left_out.get(table) != refused[table]:

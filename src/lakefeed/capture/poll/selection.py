@@ -15,7 +15,7 @@ from lakefeed.capture.dialect import DescribedTable, Dialect, Session
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.poll.source import NullPolicy, SoftDelete, TableRule
 from lakefeed.capture.poll.table import PolledTable, TableReads, given
-from lakefeed.capture.select import is_literal, is_wanted, match_tables, refused_name
+from lakefeed.capture.select import TablePatterns, is_literal, refused_name
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import ConfigError, LakefeedError, Retry
 
@@ -32,18 +32,17 @@ class TableSelection:
 
     def __init__(self, dialect: Dialect, patterns: Sequence[str], rules: Mapping[str, TableRule]) -> None:
         self._dialect = dialect
-        self._names: dict[str, Any] = {"default_schema": dialect.default_schema, "folds_case": dialect.folds_case}
-        self._patterns = tuple(patterns)
+        names: dict[str, Any] = {"default_schema": dialect.default_schema, "folds_case": dialect.folds_case}
+        self._patterns, self._rule_patterns = TablePatterns(patterns, **names), TablePatterns(rules, **names)
         self._rules = dict(rules)
         self._warned: set[TableId] = set()
         self._seen: frozenset[TableId] = frozenset()
 
     def wants(self, table: TableId) -> bool:
-        return is_wanted(self._patterns, table, **self._names)
+        return bool(self._patterns.matching(table))
 
     def rule(self, table: TableId) -> TableRule:
-        matching = [pattern for pattern in self._rules if self._matches(pattern, table)]
-        best = [pattern for pattern in matching if is_literal(pattern)] or matching
+        best = self._rule_patterns.matching(table)
         return self._rules[best[0]] if best else TableRule()
 
     def table(self, source: DescribedTable, known: TableSchema | None = None, mixed: Iterable[str] = ()) -> PolledTable:
@@ -129,16 +128,15 @@ class TableSelection:
         """What the patterns match, checked against the catalog: how it is polled, or why it cannot be. ConfigError for
         a pattern, or a rule, that matches no table and never did."""
         there = session.tables()
-        for pattern in filter(is_literal, (*self._patterns, *self._rules)):
-            for table, refusal in there.items():
-                if refusal is not None and self._matches(pattern, table):
+        for table, refusal in there.items():
+            for pattern in (*self._patterns.matching(table), *self._rule_patterns.matching(table)):
+                if refusal is not None and is_literal(pattern):
                     raise ConfigError(f"'{pattern}' cannot be polled: {refusal.reason}", remedy=refusal.remedy)
-        free = [table for table, refusal in there.items() if refusal is None]
-        chosen = match_tables(self._patterns, free, seen=self._seen, **self._names)
+        chosen = self._patterns.choose((table for table, refusal in there.items() if refusal is None), self._seen)
         self._seen |= set(chosen)
-        for pattern in self._rules:
-            if not any(self._matches(pattern, table) for table in self._seen):
-                raise ConfigError(f"rules: '{pattern}' matches none of the tables that are polled")
+        used = {pattern for table in self._seen for pattern in self._rule_patterns.matching(table)}
+        for pattern in (one for one in self._rules if one not in used):
+            raise ConfigError(f"rules: '{pattern}' matches none of the tables that are polled")
         found: dict[TableId, PolledTable | ConfigError] = {}
         for table, source in session.describe(chosen).items():
             try:
@@ -183,10 +181,7 @@ class TableSelection:
 
     def _is_named(self, table: TableId) -> bool:
         """Written down on purpose, so that what is wrong with it is an error and not a reason to leave it out."""
-        return is_wanted([*filter(is_literal, self._patterns), *self._rules], table, **self._names)
-
-    def _matches(self, pattern: str, table: TableId) -> bool:
-        return is_wanted([pattern], table, **self._names)
+        return bool(self._rule_patterns.matching(table)) or any(map(is_literal, self._patterns.matching(table)))
 
 
 def _guessed(source: DescribedTable, names: set[str]) -> str | None:
