@@ -98,7 +98,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         last = self._last(table, relation.id)
         names = [column.name for column in relation.columns]
         if source is None and last is not None and tuple(names) == last.names:
-            return Resolved(Layout(relation.id, last))  # dropped since; its last rows are still to come
+            return Resolved(Layout(last))  # dropped since; its last rows are still to come
         numbers, stale_reason = match_columns(names, last, source)
         by_number = {column.number: column for column in source.attributes} if source is not None else {}
         columns = []
@@ -118,7 +118,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             is_newer = max(numbers, default=0) > catalog.width_of(last.fingerprint)
             if was == now != _shape(schema) and not is_newer:  # of before the copy was planned: what is known stays so
                 notice = RecopyNeeded(table, "its columns changed while it was being copied")
-                return Resolved(Layout(relation.id, schema, whole), Announced(notices=(notice,)))
+                return Resolved(Layout(schema, whole), Announced(notices=(notice,)))
         refusal = source.refusal if source is not None else None
         delivered, announced = self.change(Stated(relation.id, schema, refusal, stale_reason, _not_known(source)))
         if announced.schemas and source is not None and last is not None and last.fingerprint:
@@ -130,7 +130,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
                 delivered = replace(delivered, fingerprint=catalog.fingerprint(source))
                 self.deliver(relation.id, delivered)
                 announced = replace(announced, schemas=(delivered,))
-        return Resolved(Layout(relation.id, delivered, whole), announced)
+        return Resolved(Layout(delivered, whole), announced)
 
     def expect(self, tables: Sequence[TableId]) -> None:
         """The pipeline has ``tables``, beside those that it is known to have. One whose changes the publication leaves
