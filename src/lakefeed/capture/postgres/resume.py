@@ -1,7 +1,5 @@
-"""PostgresResumePoint: what the source keeps for one pipeline, its replication slot and its publication.
-
-The publication is made first, then the slot, so that the slot's first change already finds its table published. Nothing
-moves the slot but ``confirm``.
+"""PostgresResumePoint: what the source keeps for one pipeline, its publication and its replication slot. They are made
+in that order, so that the slot's first change finds its table published. Nothing moves the slot but ``confirm``.
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ from lakefeed.errors import ConfigError, PositionLostError, SourceSetupError, So
 log = logging.getLogger(__name__)
 
 WRITERS_SECONDS = 5.0  # for transactions from before a table was published, if its copy has no exported snapshot
-_AT_ONCE_SECONDS = 0.05
 _MISSED = " Changes made meanwhile were not published: a table that is not copied by itself needs `lakefeed rebuild`."
 
 # Sessions, and prepared transactions (no process), that have written to a table.
@@ -106,9 +103,8 @@ def read_coverage(connection: Connection, name: str) -> Coverage:
     if not options["pubviaroot"]:
         remedy = f"{alter} SET (publish_via_partition_root = true);"
         found.append(Shortcoming(f"{publication} publishes partitions under their own names", remedy, misses=False))
-    for schema, table_name, number, is_narrowed, has_generated in connection.execute(_PUBLISHED, (name,)):
-        if "." in schema:
-            continue
+    rows = [row for row in connection.execute(_PUBLISHED, (name,)) if "." not in row[0]]
+    for schema, table_name, number, is_narrowed, has_generated in rows:
         table = TableId(schema, table_name)
         members[table] = number
         if has_generated and options.get("pubgencols", "n") != "n":
@@ -124,7 +120,7 @@ def read_coverage(connection: Connection, name: str) -> Coverage:
 def _at_once(connection: Connection, statement: str) -> None:
     """LockNotAvailable instead of a wait: a snapshot of ours may be kept meanwhile."""
     with connection.transaction():
-        connection.execute(f"SET LOCAL lock_timeout = '{_AT_ONCE_SECONDS * 1000:.0f}ms'".encode())
+        connection.execute("SET LOCAL lock_timeout = '50ms'")
         connection.execute(statement.encode())
 
 

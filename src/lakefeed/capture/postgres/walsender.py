@@ -4,8 +4,8 @@ The catalog is asked on a second connection, once for all relations that a piece
 inside the piece: the decoder asks nobody.
 
 A transaction with a row that the server cannot print (a bytea of 600 MB has 1.2 GB of text) would end the stream for
-all tables. It is read in binary form instead, from where the text ended to its COMMIT, and the decoder says which
-tables are concerned. The publication is no way out: the server goes by what it was when the row was written.
+all tables. It is read in binary form instead, from where the text ended to its COMMIT; the decoder says which tables
+are concerned. The publication is no way out: the server goes by what it was when the row was written.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         self._database, self._names, self._busy = database, names, threading.Lock()
         self._asked = self._failed = self._is_settled = self._is_closed = False
         self._reported, self._reported_at = PostgresLsn(0), 0.0
-        self._after, self._given = after, 0
-        """The last COMMIT that came, and how many changes of the transaction behind it."""
+        self._after, self._given = after, 0  # the last COMMIT that came, and how many changes behind it
         self._error: psycopg.Error | None = None
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)  # a full pipe wakes as well as one byte more
@@ -260,8 +259,8 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
 
     def _activity(self) -> tuple[bool, int]:
         """Whether the walsender waits for more log, and the time now by the server's clock."""
-        row = self._catalog.execute(_ACTIVITY, (self.pid,)).fetchone()
-        return (row[0] is True, int(row[1])) if row is not None else (False, 0)
+        is_waiting, now = self._catalog.execute(_ACTIVITY, (self.pid,)).fetchone() or (False, 0)
+        return is_waiting is True, now
 
     def _report(self) -> None:
         """Standby status update: written, flushed and applied up to what was confirmed. The server is asked to answer,
