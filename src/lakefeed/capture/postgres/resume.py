@@ -225,6 +225,10 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
                     )
         return (origin or slots.SnapshotOrigin())._asdict()
 
+    def exact_at(self, origin: Mapping[str, Any]) -> PostgresLsn | None:
+        exported = slots.SnapshotOrigin(**origin)
+        return exported.position if exported.snapshot else None
+
     def copied(self, table: TableId) -> None:
         self._exported.release(table)
 
