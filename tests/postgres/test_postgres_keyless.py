@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 from tests.compare import compare_postgres_table
 
-from lakefeed.capture.postgres import slot
 from lakefeed.capture.postgres.resume import PostgresResumePoint
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.batch import OP, POSITION, SEQ, Operation
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.segment import Counts, Segment, Window
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.errors import SourceUnavailableError
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.pipeline import Pipeline
 from lakefeed.lake.delta import Delta
@@ -66,6 +64,22 @@ def at_work(dsn: str) -> Iterator[list[int]]:
     finally:
         over.set()
         thread.join()
+
+
+@contextmanager
+def no_free_slot(dsn: str) -> Iterator[None]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        taken = list[str]()
+        try:
+            with suppress(psycopg.errors.ConfigurationLimitExceeded):
+                while True:
+                    name = f"taken_{len(taken)}"
+                    connection.execute("SELECT pg_create_physical_replication_slot(%s)", (name,))
+                    taken.append(name)
+            yield
+        finally:
+            for name in taken:
+                connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
 
 
 def wait_for_more(done: list[int]) -> None:
@@ -144,13 +158,8 @@ def test_without_a_free_slot_it_is_copied_again_until_nobody_writes(
     dsn: str, lake: tuple[Pipeline, Copies], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline, copies = lake
-
-    def none_left(*_: Any, **__: Any) -> Any:
-        raise SourceUnavailableError("all replication slots are in use")
-
-    monkeypatch.setattr(slot, "create_slot", none_left)
-    with at_work(dsn) as done:
-        origin = PostgresResumePoint.origin
+    origin = PostgresResumePoint.origin
+    with at_work(dsn) as done, no_free_slot(dsn):
 
         def between(self: PostgresResumePoint, table: TableId, delivered: Any) -> Mapping[str, Any]:
             made = origin(self, table, delivered)

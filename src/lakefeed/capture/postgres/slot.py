@@ -256,8 +256,8 @@ class ExportedSnapshots:
 
     def for_copy(self, connection: Connection, table: TableId, least: PostgresLsn) -> SnapshotOrigin | None:
         """The newest snapshot, or one of now if that is not at ``least`` or behind it, or shows another table: a copy
-        must have all changes that were delivered, and all from before the table was published. None if running
-        transactions do not let one be made in time. What the table was to be copied from before is given up."""
+        must have all changes that were delivered, and all from before the table was published. None if no slot is free
+        or running transactions do not let one be made in time. What it was to be copied from before is given up."""
         with self._lock:
             origin = self._kept[-1].origin if self._kept else SnapshotOrigin()
         is_usable = False
@@ -268,7 +268,7 @@ class ExportedSnapshots:
             name = f"{self._names.slot[:46]}_tmp_{secrets.token_hex(6)}"
             try:
                 made = create_slot(self._database, name, self._stop, temporary=True, seconds=WAIT_SECONDS)
-            except SourceUnavailableError as error:
+            except (SourceUnavailableError, SourceSetupError) as error:
                 log.warning("%s is copied without an exported snapshot: %s", table, error.message)
                 self.release(table)
                 return None
