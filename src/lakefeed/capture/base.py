@@ -102,11 +102,13 @@ class Chunk(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlan:
-    """The chunks of one table. Together they cover every key that exists or will exist, without overlap."""
+    """The chunks of one table. Together they cover every key that exists or will exist, without overlap. ``exact_at``:
+    the one state that they are all read at, if that can still be read then; their ``high`` says whether it was."""
 
     schema: TableSchema
     chunks: tuple[Chunk, ...]
     rows_estimate: int
+    exact_at: Position | None = None
 
 
 class ChangeCapture(ABC):

@@ -148,6 +148,10 @@ class ResumePoint(ABC, Generic[P, Piece]):
         of the log, of an exported snapshot. The copy must have everything up to ``delivered``, which a stream has
         handed out. StateError for a table that had to be prepared first and was not."""
 
+    def exact_at(self, origin: Mapping[str, Any]) -> P | None:  # noqa: ARG002
+        """The one state that all reads with ``origin`` see while it is there; None if each has a state of its own."""
+        return None
+
     def copied(self, table: TableId) -> None:
         """See ``ChangeCapture.copied``: what was kept open for ``origin`` may go."""
 

@@ -150,7 +150,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
                 raise no_table(table)
             described, schema = found
             chunks, rows = plan_chunks(session, TableChunk(self._dialect, described, schema, origin=origin), chunk_rows)
-            return SnapshotPlan(schema, chunks, rows)
+            return SnapshotPlan(schema, chunks, rows, self._resume.exact_at(origin))
 
     def copied(self, table: TableId) -> None:
         with self._catalog_lock:

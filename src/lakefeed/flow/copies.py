@@ -218,6 +218,7 @@ class TableCopies:
                 base=base,
                 low=low,
                 chunks=tuple(chunk.to_json() for chunk in plan.chunks),
+                exact_at=plan.exact_at,
                 rows_estimate=plan.rows_estimate,
             )
         except _A_TABLES_OWN as error:

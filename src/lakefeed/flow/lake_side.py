@@ -171,6 +171,7 @@ class LakeSide:
                 state.complete_at_trim,
                 copied_from=state.low,
                 exact_at=state.high,
+                is_exact=state.high is not None and state.high == state.exact_at,
                 ends_at=state.last_change_set,
             )
             for state in live

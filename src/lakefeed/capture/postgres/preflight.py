@@ -13,10 +13,8 @@ from lakefeed.capture.postgres.slot import Slot, slot_statement, usable_slot
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, SourceSetupError, SourceUnavailableError
 
-OLDEST = 150_000
-_REFUSED_BY_DELTA = " ,;{}()\n\t="
-_ENCRYPTED = ("require", "verify-ca", "verify-full")
-_LOCAL = ("localhost", "127.0.0.1", "::1")
+OLDEST, _REFUSED_BY_DELTA = 150_000, " ,;{}()\n\t="
+_ENCRYPTED, _LOCAL = ("require", "verify-ca", "verify-full"), ("localhost", "127.0.0.1", "::1")
 _ERROR, _WARNING = Level.ERROR, Level.WARNING
 
 _SERVER = """
@@ -32,8 +30,7 @@ SELECT c.oid::int8, has_table_privilege(c.oid, 'SELECT'),
        AND NOT (SELECT rolbypassrls OR rolsuper FROM pg_roles WHERE rolname = current_user)
   FROM pg_class c WHERE c.oid = ANY(%s)"""
 
-_Found = tuple[bool, Level, str, str]
-"""Whether it is so, how bad that is, the problem and what repairs it."""
+_Found = tuple[bool, Level, str, str]  # whether it is so, how bad that is, the problem and what repairs it
 
 
 def check_source(
@@ -76,11 +73,8 @@ def check_source(
 
 def _findings(found: Sequence[_Found], table: TableId | None = None) -> list[Finding]:
     of = f"{table}: " if table is not None else ""
-    return [
-        Finding(level=level, problem=f"{of}{problem}", remedy=remedy, table=table)
-        for is_so, level, problem, remedy in found
-        if is_so
-    ]
+    so = [(level, f"{of}{problem}", remedy) for is_so, level, problem, remedy in found if is_so]
+    return [Finding(level=level, problem=problem, remedy=remedy, table=table) for level, problem, remedy in so]
 
 
 def _of_server(database: Database, connection: Connection, names: Names, slot: Slot | None) -> list[_Found]:
