@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 import time
@@ -27,9 +28,11 @@ from lakefeed.errors import (
     JournalError,
     LakeError,
     LakefeedError,
+    RebuildCause,
     RebuildNeededError,
     SourceSetupError,
     StateError,
+    TableStoppedError,
 )
 from lakefeed.flow import capture_side, lake_side, retry
 from lakefeed.flow.lake_side import LakeSide
@@ -559,13 +562,15 @@ def test_a_sync_applies_in_between_when_the_backlog_is_full(lake: MemoryLake) ->
 class Broken:
     """Applying to some tables fails, each time, until they are mended."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *tables: TableId) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *tables: TableId, error: type[LakefeedError] = CommitFailedError
+    ) -> None:
         self.tables = set(tables)
         apply = MemoryLakeTable.apply
 
         def broken(lake_table: MemoryLakeTable, window: Window, generation: int) -> Applied:
             if lake_table.route.table in self.tables:
-                raise CommitFailedError("its directory is read-only", remedy="Make it writable.")
+                raise error("its directory is read-only", remedy="Make it writable.")
             return apply(lake_table, window, generation)
 
         monkeypatch.setattr(MemoryLakeTable, "apply", broken)
@@ -617,7 +622,8 @@ def test_while_no_table_can_be_written_capture_waits_and_nothing_is_given_up(
         until(lambda: pipeline.status().verdict == "stalled")
         until(lambda: pipeline._opened is not None and pipeline._opened.lake.is_full)
         opened = pipeline._open()
-        until(lambda: opened.errors._failed.get(A.table, (0, 0.0))[0] > 4)
+        until(lambda: opened.errors._failed.get(A.table, (0, 0.0, False))[0] > 4)
+        until(lambda: "Several tables fail, so the lake may be down" in pipeline.status().reason)
         assert {state.state for state in pipeline.status().tables.values()} == {"live"}
         assert pipeline.status().journal_head < 8
         broken.tables.clear()
@@ -639,6 +645,51 @@ def test_a_table_that_fails_alone_for_long_does_not_stop_capture(
         capture.append(insert(B, id=7, v="x"), COMMIT)
         until(lambda: 7 in ids(lake, "main.b"))
         assert pipeline.status().tables[A.table].state == "blocked"
+
+
+def test_while_a_table_that_fails_alone_holds_capture_the_status_says_for_how_long(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Broken(monkeypatch, A.table)
+    capture = scripted(a=1, b=1)
+    pipeline = pipeline_of(capture, lake, FULL_AT_ONCE)
+    pipeline.sync_once()
+    with running(pipeline):
+        for number in range(1, 6):
+            capture.append(insert(A, id=number, v="x"), COMMIT)
+        until(lambda: "capture has stopped" in pipeline.status().reason)
+        status = pipeline.status()
+    assert status.verdict == "stalled"
+    found = re.search(r"wait for 1 tables .*\(main.a\): .* this table are given up in (\d+) s", status.reason)
+    assert found is not None
+    assert 500 < int(found[1]) <= 600
+
+
+def test_an_error_that_is_the_tables_own_holds_capture_for_no_ten_minutes(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Broken(monkeypatch, A.table, error=TableStoppedError)
+    capture = scripted(a=1, b=1)
+    pipeline = pipeline_of(capture, lake, FULL_AT_ONCE)
+    pipeline.sync_once()
+    with running(pipeline):
+        for number in range(1, 6):
+            capture.append(insert(A, id=number, v="x"), COMMIT)
+        capture.append(insert(B, id=7, v="x"), COMMIT)
+        until(lambda: 7 in ids(lake, "main.b"))
+        assert pipeline.status().tables[A.table].state == "blocked"
+
+
+def test_what_the_source_did_is_settled_by_a_copy_at_once_each_time(lake: MemoryLake) -> None:
+    """Twice the same reason, in the same words, and no change between: it has happened twice."""
+    capture = scripted(a=1)
+    with pipeline_of(capture, lake) as pipeline:
+        pipeline.sync_once()
+        for number in (2, 3):
+            capture.content.rows[A.table] = [{"id": number, "v": "again"}]
+            capture.append(RecopyNeeded(A.table, "its rows may be others"), COMMIT)
+            pipeline.sync_once()
+            assert ids(lake, "main.a") == {number}
 
 
 def test_a_sync_with_a_full_backlog_goes_on_for_the_tables_that_work_or_says_why_not(
@@ -675,7 +726,8 @@ def test_a_table_that_cannot_catch_up_with_its_copy_is_copied_again_and_less_and
 
     def no_overlap(lake_table: MemoryLakeTable, window: Window, generation: int) -> Applied:
         if not window.exact:
-            raise RebuildNeededError("what the copy has of these changes is unknown")
+            text = f"what the copy has of these changes is unknown, up to {window.upto}"  # another text each time
+            raise RebuildNeededError(text, cause=RebuildCause.COPY)
         return apply(lake_table, window, generation)
 
     def load_beside_a_writer(lake_table: MemoryLakeTable, copy: TableCopy, progress: Any) -> Any:

@@ -97,5 +97,17 @@ def test_of_two_new_tables_the_one_of_that_name_feeds_it() -> None:
     assert found[log] == Route.same(log)
     assert (clash.first.source, clash.second.source) == (log, ORDERS)
     assert "makes main.orders_log of main.orders," in clash.remedy
-    kept, (clash,) = settled([*routes.of(ORDERS), *routes.of(log)], {log: ORDERS})
-    assert (kept[log].source, clash.second.source) == (ORDERS, log)
+    kept, (clash,) = settled([*routes.of(ORDERS), *routes.of(log)], {log: Route(log, ORDERS, Append())})
+    assert (kept[log].source, clash.second.source, clash.is_left) == (ORDERS, log, False)
+
+
+def test_no_table_takes_over_what_another_one_has_left() -> None:
+    history = TableId("main", "history")
+    routes = Routes(Mirror(), [Rule("*", Append(), "history")])
+    fed = {history: Route(history, PEOPLE, Append())}
+    found, (clash,) = settled(routes.of(ORDERS), fed)
+    assert list(found) == [ORDERS]
+    assert (clash.first.source, clash.second.source, clash.is_left) == (PEOPLE, ORDERS, True)
+    assert "lakefeed rebuild FILE main.history --from-source" in clash.remedy
+    back, _ = settled([*routes.of(ORDERS), *routes.of(PEOPLE)], fed)
+    assert back[history].source == PEOPLE, "it goes on if it is there again"

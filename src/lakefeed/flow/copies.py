@@ -87,7 +87,8 @@ class TableCopies:
         self._report = report
         self._planned: set[TableId] = set()
         self._refusals: set[tuple[TableId, int]] = set()
-        self._clashes: set[Clash] = set()
+        self.clashes: tuple[Clash, ...] = ()
+        """Lake tables that a second source table is to feed, as of the last ``enrol``. Any thread."""
         self._planning = threading.Event()
 
     @property
@@ -121,12 +122,12 @@ class TableCopies:
         """
         self._end_copies()
         there = {schema.table for schema in self._capture.discover()}
-        fed = {table: state.source for table, state in self._states.all().items() if state.phase is not Phase.DROPPED}
-        routes, clashes = settled((route for table in there for route in self._tables.routes(table)), fed)
-        for clash in set(clashes) - self._clashes:  # the second table is left out, with its remedy; the others go on
+        every = (route for table in there for route in self._tables.routes(table))
+        routes, clashes = settled(every, self._states.fed())
+        for clash in set(clashes) - set(self.clashes):  # the second is blocked, with its remedy; the others go on
             log.warning("%s. %s", clash.problem, clash.remedy)
             self._listener.table_error(clash.second.source, clash.problem, clash.remedy)
-        self._clashes |= set(clashes)
+        self.clashes = clashes
         for route in routes.values():
             state = self._states.get(route.table)
             if state is None:

@@ -137,6 +137,10 @@ class TableStates:
         with self.lock:
             return self._states.get(table)
 
+    def fed(self) -> dict[TableId, Route]:
+        """Of each lake table, the route that its rows came by, or are to come by."""
+        return {table: state.route for table, state in self.all().items()}
+
     def in_phase(self, *phases: Phase) -> list[TableState]:
         return [state for state in self.all().values() if state.phase in phases]
 

@@ -48,35 +48,51 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Clash:
-    """Two source tables that are to feed one lake table: ``first`` does, ``second`` has no lake table of that name."""
+    """A lake table with the rows of one source table (``first``) that another is to feed: ``second`` is blocked.
+
+    ``is_left``: the first one feeds it no more. Its rows stay until a person says that they may go.
+    """
 
     first: Route
     second: Route
+    is_left: bool = False
 
     @property
     def problem(self) -> str:
-        one, other = self.second.source, self.first.source
-        return (
-            f"source tables {one} and {other} are both to feed the lake table {self.first.table}, which {other} feeds"
-        )
+        table, one, other = self.first.table, self.second.source, self.first.source
+        if self.is_left:
+            return f"source table {one} is to feed the lake table {table}, which has the rows of {other}"
+        return f"source tables {one} and {other} are both to feed the lake table {table}, which {other} feeds"
 
     @property
     def remedy(self) -> str:
         mine = next(one for one in (self.second, self.first) if one.table != one.source)
         example = f"name: '{{table}}_{mine.mode.name}'"
-        return f"In the rule that makes {mine.table} of {mine.source}, write a name that no other table has: {example}."
+        other = f"In the rule that makes {mine.table} of {mine.source}, write a name of its own: {example}."
+        if not self.is_left:
+            return other
+        replaced = f"Have them replaced: lakefeed rebuild FILE {mine.table} --from-source."
+        return f"{replaced} Or have them kept. {other}" if mine is self.second else replaced
 
 
-def settled(routes: Iterable[Route], fed: Mapping[TableId, TableId]) -> tuple[dict[TableId, Route], tuple[Clash, ...]]:
+def settled(routes: Iterable[Route], fed: Mapping[TableId, Route]) -> tuple[dict[TableId, Route], tuple[Clash, ...]]:
     """One route for each lake table, and what is left out.
 
-    The source table that feeds a lake table already (``fed``) goes on; else the one of the same name; else the first.
+    The source table that a lake table has its rows of (``fed``) goes on, or comes back; no other one takes the lake
+    table over by itself. Of those that are new, the one of the same name feeds it; else the first.
     """
     chosen: dict[TableId, Route] = {}
     clashes = []
-    for route in sorted(
-        routes, key=lambda one: (fed.get(one.table) != one.source, one.table != one.source, one.source)
-    ):
+
+    def rank(one: Route) -> tuple[bool, bool, TableId]:
+        before = fed.get(one.table)
+        return before is None or before.source != one.source, one.table != one.source, one.source
+
+    for route in sorted(routes, key=rank):
+        before = fed.get(route.table)
+        if route.table not in chosen and before is not None and before.source != route.source:
+            clashes.append(Clash(before, route, is_left=True))
+            continue
         first = chosen.setdefault(route.table, route)
         if first.source != route.source:
             clashes.append(Clash(first, route))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lakefeed.lake.iceberg.schema import Add, Alteration, Drop, Move, Rename, Widen
 from lakefeed.lake.loader import DataFile
 from lakefeed.lake.location import spark_path
+from lakefeed.lake.spark.error import ConcurrentModification
 from lakefeed.lake.window import KeyBounds
 
 if TYPE_CHECKING:
@@ -70,14 +71,19 @@ class JavaTable:
         return Addition(jvm, catalog.loadTable(self._identifier(jvm)).newTransaction())
 
     def publish(self, snapshot: int) -> None:
-        """Make a staged snapshot the table's content, if it was made on what is the content now; else an error.
+        """Make a staged snapshot the table's content; ConcurrentModification if it was not made on what that is now.
 
         The branch is there for the time of this one commit: Iceberg moves ``main`` forward only to a branch.
         """
+        from pyspark.errors import IllegalArgumentException
+
         jvm, catalog = self._catalog.open()
         change = catalog.loadTable(self._identifier(jvm)).manageSnapshots()
-        change = change.createBranch(_BRANCH, snapshot).fastForwardBranch("main", _BRANCH)
-        change.removeBranch(_BRANCH).commit()
+        try:
+            change = change.createBranch(_BRANCH, snapshot).fastForwardBranch("main", _BRANCH)
+            change.removeBranch(_BRANCH).commit()
+        except IllegalArgumentException as error:  # Iceberg has no class for it
+            raise ConcurrentModification(str(error)) from error
 
     def alter(self, alterations: Sequence[Alteration], properties: Mapping[str, str]) -> None:
         """Change columns and properties in one commit. Each alteration sees the ones before it."""
