@@ -13,7 +13,7 @@ from lakefeed.capture.base import Level
 from lakefeed.change.change_set import TableDropped
 from lakefeed.change.table import TableId
 from lakefeed.flow.table_state import Phase, TableStates
-from lakefeed.lake.mode import Mirror
+from lakefeed.lake.mode import Append, Mirror
 from lakefeed.lake.route import Routes, Rule
 from lakefeed.testing.memory_lake import MemoryLake
 from lakefeed.testing.scripted import COMMIT, ScriptedCapture, insert
@@ -68,7 +68,7 @@ def test_b07_the_remedy_gives_the_second_table_a_lake_table_of_its_own(lake: Mem
         pipeline.sync_once()
         (blocked,) = pipeline.status().blocked
     assert blocked.remedy == (
-        "In the rule that makes main.all of main.b, write a name of its own: name: '{table}_mirror'."
+        "In the rule that makes main.all of main.b as mirror, write a name of its own: name: '{table}_mirror'."
     )
     rules = [Rule("a", Mirror(), "all"), Rule("b", Mirror(), "{table}_mirror")]
     with pipeline_of(capture, with_rules(lake, *rules)) as pipeline:
@@ -134,3 +134,19 @@ def test_a_rebuild_gives_a_table_to_no_other_source(lake: MemoryLake) -> None:
         pipeline.rebuild("main.all", from_source=True)
         state = TableStates(pipeline.root).all()[ALL]
         assert (state.source, state.phase) == (A.table, Phase.STAGED)
+
+
+def test_b07_a_table_of_the_very_name_that_a_rule_gives_to_all_does_not_end_the_pipeline(tmp_path: Path) -> None:
+    """It matches the rule itself: its own lake table and that of the rule are one."""
+    lake = MemoryLake(str(tmp_path / "lake"), rules=[Rule("b", Append(), "b")])
+    capture = scripted(a=1)
+    pipeline = pipeline_of(capture, lake)
+    with running(pipeline):
+        until(lambda: ids(lake, "main.a") == {0})
+        add_table_b(capture, 2)
+        until(lambda: ids(lake, "main.b") == {0, 1} and pipeline.status().blocked)
+        capture.append(insert(A, id=7, v="x"), COMMIT)
+        until(lambda: 7 in ids(lake, "main.a"))
+    assert pipeline.status().blocked[0].error == (
+        "two rules make the lake table main.b of main.b, as mirror and append; it is mirror"
+    )

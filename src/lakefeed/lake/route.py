@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError
 from lakefeed.lake.mode import Mirror, Mode
 from lakefeed.lake.schema.policy import Evolution, Policy
 
@@ -48,9 +47,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Clash:
-    """A lake table with the rows of one source table (``first``) that another is to feed: ``second`` is blocked.
+    """A lake table that has its rows by one route (``first``) and is to have others by another: ``second`` is blocked.
 
-    ``is_left``: the first one feeds it no more. Its rows stay until a person says that they may go.
+    Mostly the two are of different source tables. ``is_left``: the first one feeds it no more. Its rows stay until a
+    person says that they may go.
     """
 
     first: Route
@@ -60,15 +60,19 @@ class Clash:
     @property
     def problem(self) -> str:
         table, one, other = self.first.table, self.second.source, self.first.source
+        if one == other:
+            modes = f"{self.first.mode.describe()} and {self.second.mode.describe()}"
+            return f"two rules make the lake table {table} of {one}, as {modes}; it is {self.first.mode.describe()}"
         if self.is_left:
             return f"source table {one} is to feed the lake table {table}, which has the rows of {other}"
         return f"source tables {one} and {other} are both to feed the lake table {table}, which {other} feeds"
 
     @property
     def remedy(self) -> str:
-        mine = next(one for one in (self.second, self.first) if one.table != one.source)
+        mine = next((one for one in (self.second, self.first) if one.table != one.source), self.second)
         example = f"name: '{{table}}_{mine.mode.name}'"
-        other = f"In the rule that makes {mine.table} of {mine.source}, write a name of its own: {example}."
+        by = f"{mine.table} of {mine.source} as {mine.mode.describe()}"
+        other = f"In the rule that makes {by}, write a name of its own: {example}."
         if not self.is_left:
             return other
         replaced = f"Have them replaced: lakefeed rebuild FILE {mine.table} --from-source."
@@ -84,9 +88,10 @@ def settled(routes: Iterable[Route], fed: Mapping[TableId, Route]) -> tuple[dict
     chosen: dict[TableId, Route] = {}
     clashes = []
 
-    def rank(one: Route) -> tuple[bool, bool, TableId]:
+    def rank(one: Route) -> tuple[bool, bool, bool, TableId]:
         before = fed.get(one.table)
-        return before is None or before.source != one.source, one.table != one.source, one.source
+        is_other = before is None or before.source != one.source
+        return is_other, before is not None and before.mode != one.mode, one.table != one.source, one.source
 
     for route in sorted(routes, key=rank):
         before = fed.get(route.table)
@@ -94,7 +99,7 @@ def settled(routes: Iterable[Route], fed: Mapping[TableId, Route]) -> tuple[dict
             clashes.append(Clash(before, route, is_left=True))
             continue
         first = chosen.setdefault(route.table, route)
-        if first.source != route.source:
+        if first is not route:
             clashes.append(Clash(first, route))
     return chosen, tuple(clashes)
 
@@ -108,19 +113,12 @@ class Routes:
         self._evolution = evolution
 
     def of(self, source: TableId) -> tuple[Route, ...]:
-        """The lake tables of one source table, its own name first. ConfigError if two rules make the same one."""
+        """The lake tables of one source table, its own name first. Two rules may make the same one: see ``settled``."""
         matching = [rule for rule in self._rules if rule.matches(source)]
         own = [rule.mode for rule in matching if rule.name is None]
-        found = {source: Route.same(source, own[-1] if own else self._mode)}
-        for rule in matching:
-            if rule.name is None:
-                continue
-            table = TableId(source.schema, rule.name.replace("{table}", source.name))
-            if table in found:
-                raise ConfigError(f"two rules make the lake table {table}, as {found[table].mode.describe()} and "
-                                  f"{rule.mode.describe()}", remedy="Give the second one another name.")  # fmt: skip
-            found[table] = Route(table, source, rule.mode)
-        return tuple(found.values())
+        named = [(TableId(source.schema, rule.name.replace("{table}", source.name)), rule.mode)
+                 for rule in matching if rule.name is not None]  # fmt: skip
+        return Route.same(source, own[-1] if own else self._mode), *(Route(name, source, mode) for name, mode in named)
 
     def policy(self, route: Route) -> Policy:
         """How the lake table of a route evolves. No part of the route: it may change in a table's life."""
