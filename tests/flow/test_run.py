@@ -959,3 +959,62 @@ def test_all_notices_of_a_change_set_about_one_table_count(lake: MemoryLake) -> 
         staged = states.all()[A.table]
         states.act_on(replace(commit, notices=notices))
         assert states.all()[A.table] == staged  # a start may repeat it
+
+
+class Unreadable:
+    """What one lake table records cannot be read, each time, until it is mended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *tables: TableId) -> None:
+        self.tables = set(tables)
+        applied = MemoryLakeTable.applied
+
+        def unreadable(lake_table: MemoryLakeTable, generation: int) -> Applied | None:
+            if lake_table.route.table in self.tables:
+                raise error
+            return applied(lake_table, generation)
+
+        error: Exception = OSError("its log is damaged")
+        monkeypatch.setattr(MemoryLakeTable, "applied", unreadable)
+        monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.02)
+
+
+def test_a_lake_table_that_cannot_be_read_at_the_start_does_not_keep_the_others_from_starting(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the start nor the status fails for its sake, and it goes on once it can be read again."""
+    capture = scripted(a=1, b=1)
+    with pipeline_of(capture, lake) as pipeline:
+        pipeline.sync_once()
+    generation = lake.tables[A.table].generation
+    broken = Unreadable(monkeypatch, A.table)
+    pipeline = pipeline_of(capture, lake)
+    with running(pipeline):
+        capture.append(insert(A, id=7, v="x"), insert(B, id=7, v="x"), COMMIT)
+        until(lambda: 7 in ids(lake, "main.b"))
+        until(lambda: pipeline.status().verdict == "stalled")
+        status = pipeline.status()
+        assert "its log is damaged" in (status.tables[A.table].error or "")
+        assert status.tables[B.table].error is None
+        broken.tables.clear()
+        until(lambda: 7 in ids(lake, "main.a"))
+    assert lake.tables[A.table].generation == generation, "it is not copied again for that"
+
+
+def test_while_a_long_copy_holds_capture_the_status_says_so(lake: MemoryLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = scripted(a=1)
+    pipeline = pipeline_of(capture, lake, FULL_AT_ONCE)
+    pipeline.sync_once()
+    held = HeldLoads(monkeypatch, B.table)
+    add_table_b(capture, 3)
+    try:
+        with running(pipeline):
+            assert held.begun.wait(30)
+            for number in range(1, 9):
+                capture.append(insert(A, id=number, v="x"), COMMIT)
+            until(lambda: "capture waits" in pipeline.status().reason)
+            assert pipeline.status().verdict == "healthy"
+            held.go_on.set()
+            until(lambda: ids(lake, "main.a") == set(range(9)))
+            until(lambda: "capture waits" not in pipeline.status().reason)
+    finally:
+        held.go_on.set()

@@ -110,7 +110,7 @@ class TableCopies:
         for state in self._states.in_phase(Phase.LIVE, Phase.BLOCKED):
             if state.phase is Phase.BLOCKED and state.source in there:  # a person may have followed the remedy
                 self._states.stage(state.route, reason=f"tried again after: {state.reason}")
-            elif state.phase is Phase.LIVE and self._tables.table(state.route).applied(state.generation) is None:
+            elif state.phase is Phase.LIVE and self._is_gone(state):
                 log.warning("table %s is gone from the lake; it is copied again", state.table)
                 self._states.stage(state.route, reason="the lake table is gone")
 
@@ -186,6 +186,16 @@ class TableCopies:
         last = None if self._capture.wants(state.source) else self._journal.head
         reason = "no table pattern of the configuration matches its source table, or the source has it no more"
         self._states.leave(state.table, reason, last_change_set=last)
+
+    def _is_gone(self, state: TableState) -> bool:
+        """Has the lake no such table any more? One that cannot be read is there: its next sync fails, and says why."""
+        try:
+            return self._tables.table(state.route).applied(state.generation) is None
+        except CONCERNS_ALL:
+            raise
+        except Exception as error:  # noqa: BLE001  # one table must not keep the others from starting
+            log.warning("table %s cannot be read: %s", state.table, error)
+            return False
 
     def _prepared(self, staged: list[TableState]) -> Iterator[tuple[TableState, Position]]:
         """Step 2: all at once if the source lets us; one by one to find the table that it does not."""

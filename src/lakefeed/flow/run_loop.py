@@ -132,6 +132,7 @@ class OpenPipeline:
             error=error.message if error else None,
             remedy=error.remedy if error else None,
             tables={str(table): texts for table, texts in self.errors.all().items()},
+            capture_waits=error is None and self.lake.is_full,
             blocked=tuple(
                 BlockedSource(table=one.second.table, source=one.second.source, error=one.problem, remedy=one.remedy)
                 for one in self.copies.clashes

@@ -18,12 +18,13 @@ from typing import Any
 from lakefeed.capture.base import Lag
 from lakefeed.change.table import TableId
 from lakefeed.durable import replace_file
-from lakefeed.errors import JournalDamagedError, JournalError, LakefeedError
+from lakefeed.errors import JournalDamagedError, JournalError
 from lakefeed.flow.full_diff import Compared, DiffStore
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.lease import lease_holder
 from lakefeed.lake.base import Applied, TableFormat
+from lakefeed.lake.spark.error import explained
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class PipelineStatus:
 class Liveness:
     """What the running process last reported: when, what stops everything, and the tables that cannot go on.
 
-    ``blocked`` is as in PipelineStatus.
+    ``blocked`` is as in PipelineStatus. ``capture_waits``: the backlog is full, and no table fails.
     """
 
     at: float = 0.0
@@ -96,6 +97,7 @@ class Liveness:
     remedy: str | None = None
     tables: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     blocked: tuple[BlockedSource, ...] = ()
+    capture_waits: bool = False
 
     def write(self, root: Path) -> None:
         """Without fsync. It is often written because of an error, which must not be hidden by another one.
@@ -108,6 +110,7 @@ class Liveness:
             "remedy": self.remedy,
             "tables": dict(self.tables),
             "blocked": [one.to_json() for one in self.blocked],
+            "capture_waits": self.capture_waits,
         }
         data, path = json.dumps(content).encode(), root / "liveness.json"
         try:
@@ -162,9 +165,9 @@ def _read_once(root: Path, tables: TableFormat, lag: Lag, now: float | None) -> 
             status = TableStatus(state=state.phase.value, error=error, remedy=remedy, reason=reason)
             try:
                 applied = tables.table(state.route).applied(state.generation)
-            except LakefeedError as problem:
-                applied = None
-                status = TableStatus(state=state.phase.value, error=problem.message, remedy=problem.remedy)
+            except Exception as problem:  # noqa: BLE001  # one table must not break the status of the others
+                applied, why = None, explained(problem, table)
+                status = TableStatus(state=state.phase.value, error=why.message, remedy=why.remedy)
             if applied is not None:
                 number = complete_upto(state, applied, journal)
                 phase = "catching up" if is_catching_up(state, number, journal) else state.phase.value
@@ -230,8 +233,11 @@ def _verdict(
     if silent_seconds > STALE_SECONDS:
         return "stalled", f"process {holder.pid} has not finished a cycle for {silent_seconds:.0f} s"
     copying = [table for table, status in tables.items() if status.state in ("staged", "copying")]
+    waits = (
+        "; capture waits for it, because max_backlog_bytes of changes wait already" if liveness.capture_waits else ""
+    )
     if copying:
-        return "healthy", f"{len(copying)} of {len(tables)} tables are being copied"
+        return "healthy", f"{len(copying)} of {len(tables)} tables are being copied{waits}"
     if behind or lag.rows:
-        return "healthy", f"process {holder.pid} is applying changes"
+        return "healthy", f"process {holder.pid} is applying changes{waits}"
     return "idle", "every table has every change there is"
