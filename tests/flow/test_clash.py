@@ -37,7 +37,7 @@ def drop_a(capture: ScriptedCapture) -> None:
     capture.append(TableDropped(A.table), COMMIT)
 
 
-def test_b07_the_second_table_is_blocked_in_the_status_and_the_first_goes_on(lake: MemoryLake) -> None:
+def test_the_second_table_is_blocked_in_the_status_and_the_first_goes_on(lake: MemoryLake) -> None:
     capture = scripted(a=2)
     pipeline = pipeline_of(capture, lake)
     with running(pipeline):
@@ -62,7 +62,7 @@ def test_b07_the_second_table_is_blocked_in_the_status_and_the_first_goes_on(lak
     assert pipeline.status().blocked == (blocked,), "also when no process runs"
 
 
-def test_b07_the_remedy_gives_the_second_table_a_lake_table_of_its_own(lake: MemoryLake) -> None:
+def test_the_remedy_gives_the_second_table_a_lake_table_of_its_own(lake: MemoryLake) -> None:
     capture = scripted(a=2, b=3)
     with pipeline_of(capture, lake) as pipeline:
         pipeline.sync_once()
@@ -77,7 +77,7 @@ def test_b07_the_remedy_gives_the_second_table_a_lake_table_of_its_own(lake: Mem
     assert (ids(lake, "main.all"), ids(lake, "main.b_mirror")) == ({0, 1}, {0, 1, 2})
 
 
-def test_b07_a_table_that_is_left_is_taken_over_only_by_the_printed_command(lake: MemoryLake) -> None:
+def test_a_table_that_is_left_is_taken_over_only_by_the_printed_command(lake: MemoryLake) -> None:
     """The first is dropped or renamed, with a process running: that must neither end it nor replace what is there."""
     capture = scripted(a=2, b=3)
     pipeline = pipeline_of(capture, lake)
@@ -99,7 +99,7 @@ def test_b07_a_table_that_is_left_is_taken_over_only_by_the_printed_command(lake
     assert ids(lake, "main.all") == ids(lake, "main.b") == {0, 1, 2, 8}
 
 
-def test_b07_a_real_table_of_the_name_that_a_rule_has_made(tmp_path: Path) -> None:
+def test_a_real_table_of_the_name_that_a_rule_has_made(tmp_path: Path) -> None:
     """It comes second. The rule is changed as the remedy says, and the rest as the next one says."""
     made = [Rule("a", Mirror(), "b")]
     lake = MemoryLake(str(tmp_path / "lake"), rules=made)
@@ -136,7 +136,7 @@ def test_a_rebuild_gives_a_table_to_no_other_source(lake: MemoryLake) -> None:
         assert (state.source, state.phase) == (A.table, Phase.STAGED)
 
 
-def test_b07_a_table_of_the_very_name_that_a_rule_gives_to_all_does_not_end_the_pipeline(tmp_path: Path) -> None:
+def test_a_table_of_the_very_name_that_a_rule_gives_to_all_does_not_end_the_pipeline(tmp_path: Path) -> None:
     """It matches the rule itself: its own lake table and that of the rule are one."""
     lake = MemoryLake(str(tmp_path / "lake"), rules=[Rule("b", Append(), "b")])
     capture = scripted(a=1)
