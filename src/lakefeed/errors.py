@@ -159,11 +159,35 @@ class TableStoppedError(LakefeedError):
         return (_rebuild_table, (type(self), self.message, self.remedy, self.table))
 
 
+class RebuildCause(Enum):
+    """SOURCE: what the source did to the table cannot be done to the lake table as it is; one copy settles it.
+
+    COPY: the table was changed while it was copied, and the copied rows cannot take these changes. The next copy may
+    meet the same again.
+    """
+
+    SOURCE = "source"
+    COPY = "copy"
+
+
 class RebuildNeededError(TableStoppedError):
-    """What the source did to the table cannot be done to the lake table as it is: it is copied again."""
+    """The lake table can only go on once it is copied again, because of ``cause``."""
 
     default_remedy = "Lakefeed copies the table again by itself, in the next cycle."
 
+    def __init__(
+        self, message: str, *, remedy: str | None = None, table: str = "", cause: RebuildCause = RebuildCause.SOURCE
+    ) -> None:
+        super().__init__(message, remedy=remedy, table=table)
+        self.cause = cause
 
-def _rebuild_table(kind: type[TableStoppedError], message: str, remedy: str, table: str) -> TableStoppedError:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild_table, (type(self), self.message, self.remedy, self.table, self.cause))
+
+
+def _rebuild_table(
+    kind: type[TableStoppedError], message: str, remedy: str, table: str, cause: RebuildCause | None = None
+) -> TableStoppedError:
+    if cause is not None and issubclass(kind, RebuildNeededError):
+        return kind(message, remedy=remedy, table=table, cause=cause)
     return kind(message, remedy=remedy, table=table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 import time
@@ -27,9 +28,11 @@ from lakefeed.errors import (
     JournalError,
     LakeError,
     LakefeedError,
+    RebuildCause,
     RebuildNeededError,
     SourceSetupError,
     StateError,
+    TableStoppedError,
 )
 from lakefeed.flow import capture_side, lake_side, retry
 from lakefeed.flow.lake_side import LakeSide
@@ -559,13 +562,15 @@ def test_a_sync_applies_in_between_when_the_backlog_is_full(lake: MemoryLake) ->
 class Broken:
     """Applying to some tables fails, each time, until they are mended."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *tables: TableId) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *tables: TableId, error: type[LakefeedError] = CommitFailedError
+    ) -> None:
         self.tables = set(tables)
         apply = MemoryLakeTable.apply
 
         def broken(lake_table: MemoryLakeTable, window: Window, generation: int) -> Applied:
             if lake_table.route.table in self.tables:
-                raise CommitFailedError("its directory is read-only", remedy="Make it writable.")
+                raise error("its directory is read-only", remedy="Make it writable.")
             return apply(lake_table, window, generation)
 
         monkeypatch.setattr(MemoryLakeTable, "apply", broken)
@@ -617,7 +622,8 @@ def test_while_no_table_can_be_written_capture_waits_and_nothing_is_given_up(
         until(lambda: pipeline.status().verdict == "stalled")
         until(lambda: pipeline._opened is not None and pipeline._opened.lake.is_full)
         opened = pipeline._open()
-        until(lambda: opened.errors._failed.get(A.table, (0, 0.0))[0] > 4)
+        until(lambda: opened.errors._failed.get(A.table, (0, 0.0, False))[0] > 4)
+        until(lambda: "Several tables fail, so the lake may be down" in pipeline.status().reason)
         assert {state.state for state in pipeline.status().tables.values()} == {"live"}
         assert pipeline.status().journal_head < 8
         broken.tables.clear()
@@ -639,6 +645,51 @@ def test_a_table_that_fails_alone_for_long_does_not_stop_capture(
         capture.append(insert(B, id=7, v="x"), COMMIT)
         until(lambda: 7 in ids(lake, "main.b"))
         assert pipeline.status().tables[A.table].state == "blocked"
+
+
+def test_while_a_table_that_fails_alone_holds_capture_the_status_says_for_how_long(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Broken(monkeypatch, A.table)
+    capture = scripted(a=1, b=1)
+    pipeline = pipeline_of(capture, lake, FULL_AT_ONCE)
+    pipeline.sync_once()
+    with running(pipeline):
+        for number in range(1, 6):
+            capture.append(insert(A, id=number, v="x"), COMMIT)
+        until(lambda: "capture has stopped" in pipeline.status().reason)
+        status = pipeline.status()
+    assert status.verdict == "stalled"
+    found = re.search(r"wait for 1 tables .*\(main.a\): .* this table are given up in (\d+) s", status.reason)
+    assert found is not None
+    assert 500 < int(found[1]) <= 600
+
+
+def test_an_error_that_is_the_tables_own_holds_capture_for_no_ten_minutes(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Broken(monkeypatch, A.table, error=TableStoppedError)
+    capture = scripted(a=1, b=1)
+    pipeline = pipeline_of(capture, lake, FULL_AT_ONCE)
+    pipeline.sync_once()
+    with running(pipeline):
+        for number in range(1, 6):
+            capture.append(insert(A, id=number, v="x"), COMMIT)
+        capture.append(insert(B, id=7, v="x"), COMMIT)
+        until(lambda: 7 in ids(lake, "main.b"))
+        assert pipeline.status().tables[A.table].state == "blocked"
+
+
+def test_what_the_source_did_is_settled_by_a_copy_at_once_each_time(lake: MemoryLake) -> None:
+    """Twice the same reason, in the same words, and no change between: it has happened twice."""
+    capture = scripted(a=1)
+    with pipeline_of(capture, lake) as pipeline:
+        pipeline.sync_once()
+        for number in (2, 3):
+            capture.content.rows[A.table] = [{"id": number, "v": "again"}]
+            capture.append(RecopyNeeded(A.table, "its rows may be others"), COMMIT)
+            pipeline.sync_once()
+            assert ids(lake, "main.a") == {number}
 
 
 def test_a_sync_with_a_full_backlog_goes_on_for_the_tables_that_work_or_says_why_not(
@@ -675,7 +726,8 @@ def test_a_table_that_cannot_catch_up_with_its_copy_is_copied_again_and_less_and
 
     def no_overlap(lake_table: MemoryLakeTable, window: Window, generation: int) -> Applied:
         if not window.exact:
-            raise RebuildNeededError("what the copy has of these changes is unknown")
+            text = f"what the copy has of these changes is unknown, up to {window.upto}"  # another text each time
+            raise RebuildNeededError(text, cause=RebuildCause.COPY)
         return apply(lake_table, window, generation)
 
     def load_beside_a_writer(lake_table: MemoryLakeTable, copy: TableCopy, progress: Any) -> Any:
@@ -907,3 +959,62 @@ def test_all_notices_of_a_change_set_about_one_table_count(lake: MemoryLake) -> 
         staged = states.all()[A.table]
         states.act_on(replace(commit, notices=notices))
         assert states.all()[A.table] == staged  # a start may repeat it
+
+
+class Unreadable:
+    """What one lake table records cannot be read, each time, until it is mended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *tables: TableId) -> None:
+        self.tables = set(tables)
+        applied = MemoryLakeTable.applied
+
+        def unreadable(lake_table: MemoryLakeTable, generation: int) -> Applied | None:
+            if lake_table.route.table in self.tables:
+                raise error
+            return applied(lake_table, generation)
+
+        error: Exception = OSError("its log is damaged")
+        monkeypatch.setattr(MemoryLakeTable, "applied", unreadable)
+        monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.02)
+
+
+def test_a_lake_table_that_cannot_be_read_at_the_start_does_not_keep_the_others_from_starting(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the start nor the status fails for its sake, and it goes on once it can be read again."""
+    capture = scripted(a=1, b=1)
+    with pipeline_of(capture, lake) as pipeline:
+        pipeline.sync_once()
+    generation = lake.tables[A.table].generation
+    broken = Unreadable(monkeypatch, A.table)
+    pipeline = pipeline_of(capture, lake)
+    with running(pipeline):
+        capture.append(insert(A, id=7, v="x"), insert(B, id=7, v="x"), COMMIT)
+        until(lambda: 7 in ids(lake, "main.b"))
+        until(lambda: pipeline.status().verdict == "stalled")
+        status = pipeline.status()
+        assert "its log is damaged" in (status.tables[A.table].error or "")
+        assert status.tables[B.table].error is None
+        broken.tables.clear()
+        until(lambda: 7 in ids(lake, "main.a"))
+    assert lake.tables[A.table].generation == generation, "it is not copied again for that"
+
+
+def test_while_a_long_copy_holds_capture_the_status_says_so(lake: MemoryLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = scripted(a=1)
+    pipeline = pipeline_of(capture, lake, FULL_AT_ONCE)
+    pipeline.sync_once()
+    held = HeldLoads(monkeypatch, B.table)
+    add_table_b(capture, 3)
+    try:
+        with running(pipeline):
+            assert held.begun.wait(30)
+            for number in range(1, 9):
+                capture.append(insert(A, id=number, v="x"), COMMIT)
+            until(lambda: "capture waits" in pipeline.status().reason)
+            assert pipeline.status().verdict == "healthy"
+            held.go_on.set()
+            until(lambda: ids(lake, "main.a") == set(range(9)))
+            until(lambda: "capture waits" not in pipeline.status().reason)
+    finally:
+        held.go_on.set()

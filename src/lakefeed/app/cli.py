@@ -87,17 +87,18 @@ def main() -> None:
 def execute(arguments: list[str]) -> int:
     """Run one command line and return its exit code. Nothing gets out of here as a stack trace."""
     debug, as_json = "--debug" in arguments, "--json" in arguments
+    words = [word for word in arguments if word != "--debug"]
     logging.basicConfig(level=logging.DEBUG if debug else logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a JVM that is stopped logs the lost connection
     try:
         arm_from_environment()
-        code = app(args=[word for word in arguments if word != "--debug"], prog_name="lakefeed", standalone_mode=False)
+        code = app(args=words, prog_name="lakefeed", standalone_mode=False)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except typer.TyperException as error:
         text = error.format_message()
-        if "Usage:" in text:  # no command at all: the help is the answer
+        if not words:  # no command at all: the help is the answer
             show_text(text)
             return USAGE
         command = getattr(getattr(error, "ctx", None), "command_path", "lakefeed")

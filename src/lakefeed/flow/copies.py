@@ -87,7 +87,8 @@ class TableCopies:
         self._report = report
         self._planned: set[TableId] = set()
         self._refusals: set[tuple[TableId, int]] = set()
-        self._clashes: set[Clash] = set()
+        self.clashes: tuple[Clash, ...] = ()
+        """Lake tables that a second source table is to feed, as of the last ``enrol``. Any thread."""
         self._planning = threading.Event()
 
     @property
@@ -109,7 +110,7 @@ class TableCopies:
         for state in self._states.in_phase(Phase.LIVE, Phase.BLOCKED):
             if state.phase is Phase.BLOCKED and state.source in there:  # a person may have followed the remedy
                 self._states.stage(state.route, reason=f"tried again after: {state.reason}")
-            elif state.phase is Phase.LIVE and self._tables.table(state.route).applied(state.generation) is None:
+            elif state.phase is Phase.LIVE and self._is_gone(state):
                 log.warning("table %s is gone from the lake; it is copied again", state.table)
                 self._states.stage(state.route, reason="the lake table is gone")
 
@@ -121,12 +122,12 @@ class TableCopies:
         """
         self._end_copies()
         there = {schema.table for schema in self._capture.discover()}
-        fed = {table: state.source for table, state in self._states.all().items() if state.phase is not Phase.DROPPED}
-        routes, clashes = settled((route for table in there for route in self._tables.routes(table)), fed)
-        for clash in set(clashes) - self._clashes:  # the second table is left out, with its remedy; the others go on
+        every = (route for table in there for route in self._tables.routes(table))
+        routes, clashes = settled(every, self._states.fed())
+        for clash in set(clashes) - set(self.clashes):  # the second is blocked, with its remedy; the others go on
             log.warning("%s. %s", clash.problem, clash.remedy)
             self._listener.table_error(clash.second.source, clash.problem, clash.remedy)
-        self._clashes |= set(clashes)
+        self.clashes = clashes
         for route in routes.values():
             state = self._states.get(route.table)
             if state is None:
@@ -185,6 +186,16 @@ class TableCopies:
         last = None if self._capture.wants(state.source) else self._journal.head
         reason = "no table pattern of the configuration matches its source table, or the source has it no more"
         self._states.leave(state.table, reason, last_change_set=last)
+
+    def _is_gone(self, state: TableState) -> bool:
+        """Has the lake no such table any more? One that cannot be read is there: its next sync fails, and says why."""
+        try:
+            return self._tables.table(state.route).applied(state.generation) is None
+        except CONCERNS_ALL:
+            raise
+        except Exception as error:  # noqa: BLE001  # one table must not keep the others from starting
+            log.warning("table %s cannot be read: %s", state.table, error)
+            return False
 
     def _prepared(self, staged: list[TableState]) -> Iterator[tuple[TableState, Position]]:
         """Step 2: all at once if the source lets us; one by one to find the table that it does not."""

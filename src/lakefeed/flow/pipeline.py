@@ -101,7 +101,8 @@ class Pipeline:
         finally:
             if opens:
                 self._capture.close()
-        _, clashes = settled((route for one in offered for route in self._tables.routes(one.table)), {})
+        every = (route for one in offered for route in self._tables.routes(one.table))
+        _, clashes = settled(every, TableStates(self.root).fed())
         return *findings, *(
             Finding(level=Level.ERROR, problem=one.problem, remedy=one.remedy, table=one.second.source)
             for one in clashes
@@ -185,7 +186,8 @@ class Pipeline:
             self._close()
             journal = Journal.open(self.root, options=self._options.journal)
             try:
-                work = Rebuild(journal, TableStates(self.root), self._tables, self._listener)
+                blocked = Liveness.read(self.root).blocked
+                work = Rebuild(journal, TableStates(self.root), self._tables, self._listener, blocked)
                 return work.run(TableId.parse(table), from_source=from_source)
             finally:
                 journal.close()
@@ -265,13 +267,10 @@ class Pipeline:
                 break
         result = result.then(opened.lake.sync())
         if opened.lake.is_full:
-            failed = opened.errors.all()
-            first, remedy = next(iter(failed.values()), ("the lake is too slow", "Call again."))
-            raise LakeError(
-                f"capture has stopped: more than max_backlog_bytes of changes wait for {len(failed)} tables that "
-                f"cannot be written ({', '.join(map(str, sorted(failed)))}): {first}",
-                remedy=remedy,
+            too_slow = (
+                "capture has stopped: more than max_backlog_bytes of changes wait for the lake, which is too slow"
             )
+            raise opened.lake.full_error() or LakeError(too_slow, remedy="Call again.")
         return captured, result
 
     def _open(self) -> OpenPipeline:
@@ -292,6 +291,7 @@ class Pipeline:
         """
         opened, self._opened = self._opened, None
         if isinstance(error, LakefeedError) and not isinstance(error, LeaseError) and self.root.exists():
-            Liveness(at=time.time(), error=error.message, remedy=error.remedy).write(self.root)
+            last = Liveness.read(self.root)  # what it says of single tables is still so
+            replace(last, at=time.time(), error=error.message, remedy=error.remedy).write(self.root)
         if opened is not None:
             opened.close()

@@ -32,7 +32,7 @@ from lakefeed.flow.listener import Listener
 from lakefeed.flow.maintenance import MaintenanceThread
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.retry import Backoff, TableErrors
-from lakefeed.flow.status import Liveness
+from lakefeed.flow.status import BlockedSource, Liveness
 from lakefeed.flow.table_state import TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableFormat
@@ -126,12 +126,17 @@ class OpenPipeline:
 
     def report_now(self) -> None:
         self._reported_at = time.monotonic()
-        error = self.capture.confirm_error or self._enrol_error
+        error = self.capture.confirm_error or self._enrol_error or self.lake.full_error(is_running=True)
         Liveness(
             at=time.time(),
             error=error.message if error else None,
             remedy=error.remedy if error else None,
             tables={str(table): texts for table, texts in self.errors.all().items()},
+            capture_waits=error is None and self.lake.is_full,
+            blocked=tuple(
+                BlockedSource(table=one.second.table, source=one.second.source, error=one.problem, remedy=one.remedy)
+                for one in self.copies.clashes
+            ),
         ).write(self.root)
 
     def close(self) -> None:

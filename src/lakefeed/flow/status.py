@@ -18,12 +18,13 @@ from typing import Any
 from lakefeed.capture.base import Lag
 from lakefeed.change.table import TableId
 from lakefeed.durable import replace_file
-from lakefeed.errors import JournalDamagedError, JournalError, LakefeedError
+from lakefeed.errors import JournalDamagedError, JournalError
 from lakefeed.flow.full_diff import Compared, DiffStore
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.lease import lease_holder
 from lakefeed.lake.base import Applied, TableFormat
+from lakefeed.lake.spark.error import explained
 
 log = logging.getLogger(__name__)
 
@@ -51,31 +52,66 @@ class TableStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockedSource:
+    """A source table that is to feed a lake table with the rows of another one, and therefore does not."""
+
+    table: TableId
+    source: TableId
+    error: str
+    remedy: str
+
+    def to_json(self) -> dict[str, str]:
+        own = {"table": str(self.table), "source": str(self.source)}
+        return {**own, "error": self.error, "remedy": self.remedy}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, str]) -> BlockedSource:
+        own = {"table": TableId.parse(data["table"]), "source": TableId.parse(data["source"])}
+        return cls(**own, error=data["error"], remedy=data["remedy"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStatus:
-    """``verdict``: healthy, idle (running, nothing to do), stalled (needs a person) or stopped; ``reason`` says why."""
+    """``verdict``: healthy, idle (running, nothing to do), stalled (needs a person) or stopped; ``reason`` says why.
+
+    ``tables`` are the lake tables; ``blocked`` has what is to feed one of them beside the table that does.
+    """
 
     verdict: str
     reason: str
     journal_head: int = 0
     lag: Lag = field(default_factory=Lag)
     tables: Mapping[TableId, TableStatus] = field(default_factory=dict)
+    blocked: tuple[BlockedSource, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Liveness:
-    """What the running process last reported: when, what stops everything, and the tables that cannot go on."""
+    """What the running process last reported: when, what stops everything, and the tables that cannot go on.
+
+    ``blocked`` is as in PipelineStatus. ``capture_waits``: the backlog is full, and no table fails.
+    """
 
     at: float = 0.0
     error: str | None = None
     remedy: str | None = None
     tables: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    blocked: tuple[BlockedSource, ...] = ()
+    capture_waits: bool = False
 
     def write(self, root: Path) -> None:
         """Without fsync. It is often written because of an error, which must not be hidden by another one.
 
         On a full disk the file that is there is written over: it has its room already.
         """
-        content = {"at": self.at, "error": self.error, "remedy": self.remedy, "tables": dict(self.tables)}
+        content = {
+            "at": self.at,
+            "error": self.error,
+            "remedy": self.remedy,
+            "tables": dict(self.tables),
+            "blocked": [one.to_json() for one in self.blocked],
+            "capture_waits": self.capture_waits,
+        }
         data, path = json.dumps(content).encode(), root / "liveness.json"
         try:
             replace_file(path, data, fsync=False)
@@ -89,8 +125,10 @@ class Liveness:
         """One that cannot be read reports nothing: the next one is a second away."""
         try:
             content: dict[str, Any] = json.loads((root / "liveness.json").read_bytes())
-            return cls(**{**content, "tables": {name: (text[0], text[1]) for name, text in content["tables"].items()}})
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            tables = {name: (text[0], text[1]) for name, text in content["tables"].items()}
+            blocked = tuple(BlockedSource.from_json(one) for one in content.get("blocked", ()))
+            return cls(**{**content, "tables": tables, "blocked": blocked})
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
             return cls()
 
 
@@ -127,9 +165,9 @@ def _read_once(root: Path, tables: TableFormat, lag: Lag, now: float | None) -> 
             status = TableStatus(state=state.phase.value, error=error, remedy=remedy, reason=reason)
             try:
                 applied = tables.table(state.route).applied(state.generation)
-            except LakefeedError as problem:
-                applied = None
-                status = TableStatus(state=state.phase.value, error=problem.message, remedy=problem.remedy)
+            except Exception as problem:  # noqa: BLE001  # one table must not break the status of the others
+                applied, why = None, explained(problem, table)
+                status = TableStatus(state=state.phase.value, error=why.message, remedy=why.remedy)
             if applied is not None:
                 number = complete_upto(state, applied, journal)
                 phase = "catching up" if is_catching_up(state, number, journal) else state.phase.value
@@ -142,7 +180,14 @@ def _read_once(root: Path, tables: TableFormat, lag: Lag, now: float | None) -> 
                 status = replace(status, compared=compared)
             found[table] = status
         verdict, reason = _verdict(root, liveness, found, journal.head, lag, now)
-        return PipelineStatus(verdict=verdict, reason=reason, journal_head=journal.head, lag=lag, tables=found)
+        return PipelineStatus(
+            verdict=verdict,
+            reason=reason,
+            journal_head=journal.head,
+            lag=lag,
+            tables=found,
+            blocked=liveness.blocked,
+        )
     finally:
         journal.close()
 
@@ -182,12 +227,17 @@ def _verdict(
     if failed:
         first = failed[0]
         return "stalled", f"{len(failed)} of {len(tables)} tables cannot go on, {first} first: {tables[first].error}"
+    if liveness.blocked:
+        return "stalled", f"{liveness.blocked[0].source} does not reach the lake: {liveness.blocked[0].error}"
     silent_seconds = now - max(liveness.at, holder.since.timestamp())
     if silent_seconds > STALE_SECONDS:
         return "stalled", f"process {holder.pid} has not finished a cycle for {silent_seconds:.0f} s"
     copying = [table for table, status in tables.items() if status.state in ("staged", "copying")]
+    waits = (
+        "; capture waits for it, because max_backlog_bytes of changes wait already" if liveness.capture_waits else ""
+    )
     if copying:
-        return "healthy", f"{len(copying)} of {len(tables)} tables are being copied"
+        return "healthy", f"{len(copying)} of {len(tables)} tables are being copied{waits}"
     if behind or lag.rows:
-        return "healthy", f"process {holder.pid} is applying changes"
+        return "healthy", f"process {holder.pid} is applying changes{waits}"
     return "idle", "every table has every change there is"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import threading
 import time
 from collections.abc import Mapping
@@ -126,7 +127,11 @@ class TableStates:
             try:
                 state = TableState.from_json(json.loads(path.read_bytes()))
             except (ValueError, KeyError, TypeError) as error:
-                raise JournalDamagedError(f"the table state {path} cannot be read: {error}") from error
+                raise JournalDamagedError(
+                    f"the table state {path} cannot be read: {error}",
+                    remedy="Restore it from a backup, or remove it, and the next start copies this one table again: "
+                    f"rm {shlex.quote(str(path))}",
+                ) from error
             self._states[state.table] = state
 
     def all(self) -> dict[TableId, TableState]:
@@ -136,6 +141,10 @@ class TableStates:
     def get(self, table: TableId) -> TableState | None:
         with self.lock:
             return self._states.get(table)
+
+    def fed(self) -> dict[TableId, Route]:
+        """Of each lake table, the route that its rows came by, or are to come by."""
+        return {table: state.route for table, state in self.all().items()}
 
     def in_phase(self, *phases: Phase) -> list[TableState]:
         return [state for state in self.all().values() if state.phase in phases]

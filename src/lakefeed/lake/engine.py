@@ -17,7 +17,7 @@ from functools import partial
 from lakefeed.change.position import Position
 from lakefeed.change.segment import Counts, Window
 from lakefeed.change.table import TableId
-from lakefeed.errors import LakeError, LakefeedError, LeaseError, RebuildNeededError, SparkSetupError
+from lakefeed.errors import LakeError, LakefeedError, LeaseError, RebuildNeededError, SparkSetupError, TableStoppedError
 from lakefeed.lake.base import Applied, ChangeLog, SyncResult, SyncStatus, TableFormat, TableResult
 from lakefeed.lake.route import Route
 
@@ -249,7 +249,8 @@ class Engine:
             counts=sum((window.counts for window in done), Counts()),
             error=own.message if own is not None else f"{type(error).__name__}: {error}",
             remedy=own.remedy if own is not None else LakeError.default_remedy,
-            rebuild=isinstance(error, RebuildNeededError),
+            rebuild=error.cause if isinstance(error, RebuildNeededError) else None,
+            is_own=isinstance(error, TableStoppedError),
         )
         return _Outcome(result, tuple(done))
 

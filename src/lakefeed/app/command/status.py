@@ -44,10 +44,11 @@ def status(file: ConfigFile, as_json: JsonFlag = False) -> int:
         show_text(f"Source: {', '.join(f'{name} {value}' for name, value in lag.source.items() if value is not None)}.")
     if tables:
         show_text("")
-        show_table(
-            ("table", "state", "applied", "rows"),
-            [(name, table.state, table.applied, table.rows) for name, table in tables],
-        )
+        followed = [(name, table.state, table.applied, table.rows) for name, table in tables]
+        blocked = [(f"{one.table} of {one.source}", "blocked", None, None) for one in found.blocked]
+        show_table(("table", "state", "applied", "rows"), [*followed, *blocked])
+    for one in found.blocked:
+        show_text(f"\n{one.table} of {one.source}: {_sentence(one.error)}\nRemedy: {one.remedy}")
     for name, table in tables:
         if table.error:
             show_text(f"\n{name}: {_sentence(table.error)}\nRemedy: {table.remedy}")
@@ -81,6 +82,7 @@ def status_object(found: PipelineStatus) -> dict[str, Any]:
             }
             for table, state in tables
         },
+        "blocked": [{**one.to_json(), "state": "blocked"} for one in found.blocked],
     }
 
 

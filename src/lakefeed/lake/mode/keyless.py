@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from lakefeed.change.batch import OP, POSITION, SEQ, Operation
 from lakefeed.change.position import decode_position
 from lakefeed.change.segment import Counts, Window
-from lakefeed.errors import RebuildNeededError, TableStoppedError
+from lakefeed.errors import RebuildCause, RebuildNeededError, TableStoppedError
 from lakefeed.lake.location import filesystem
 from lakefeed.lake.mode.upsert import Own
 from lakefeed.lake.spark.error import NO_SUCH_ROW
@@ -58,6 +58,7 @@ def keyless_step(session: SparkSession, window: Window, store: TableStore, own: 
             remedy="Lakefeed copies the table again by itself until nobody changes it meanwhile. With a primary key, or"
             " in a mode of its own by a rule (append keeps every change as a row), one copy is enough.",
             table=str(window.table),
+            cause=RebuildCause.COPY,
         )
     elif appends and counts.total > counts.inserted:
         problem = "is only appended to, because it has no key, and was changed otherwise"
