@@ -125,6 +125,9 @@ class ResumePoint(ABC, Generic[P, Piece]):
     the catalog side, ``start`` and ``confirm`` to the stream side. ``lag`` works also while this is closed.
     """
 
+    slot: str | None = None
+    """See ``ChangeCapture.slot``."""
+
     def keep_state(self, directory: Path) -> None:
         """See ``ChangeCapture.keep_state``."""
 

@@ -52,7 +52,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         check: Check | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self.kind = position.kind
+        self.kind, self.slot = position.kind, resume.slot
         self.capabilities = capabilities
         self._position = position
         self._patterns = tuple(tables)

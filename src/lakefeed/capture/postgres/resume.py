@@ -148,7 +148,7 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
 
     def __init__(self, connections: Connections, names: Names, *, provision: bool) -> None:
         self._connections, self._database = connections, connections.database
-        self._names, self._provision = names, provision
+        self._names, self._provision, self.slot = names, provision, names.slot
         self._closed = threading.Event()
         self._exported = slots.ExportedSnapshots(self._database, names, self._closed)
         self._since: dict[TableId, tuple[int, PostgresLsn]] = {}
