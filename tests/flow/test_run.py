@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -29,11 +30,13 @@ from lakefeed.errors import (
     LakefeedError,
     RebuildNeededError,
     SourceSetupError,
+    SourceUnavailableError,
     StateError,
 )
 from lakefeed.flow import capture_side, lake_side, retry
 from lakefeed.flow.lake_side import LakeSide
 from lakefeed.flow.result import CycleResult
+from lakefeed.flow.retry import Backoff
 from lakefeed.flow.table_state import Phase, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
@@ -405,6 +408,39 @@ def test_a_confirm_that_fails_is_reported_and_tried_again(lake: MemoryLake, monk
         until(lambda: capture.confirmed == capture.head)
         until(lambda: pipeline.status().verdict == "idle")
     assert len(heard) < 10, "it is tried again after a pause"
+
+
+def test_pauses_double_up_to_the_longest_and_begin_again_after_a_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    backoff = Backoff(1.0, 10.0)
+    assert backoff.is_over
+    for pause in (1.0, 2.0, 4.0, 8.0, 10.0, 10.0):
+        assert backoff.failed() == pause
+        assert (backoff.is_over, backoff.rest) == (False, pause)
+        now[0] += pause - 0.1
+        assert not backoff.is_over
+        now[0] += 0.1
+        assert backoff.is_over
+    backoff.reset()
+    assert backoff.failed() == 1.0
+
+
+def test_run_waits_longer_and_longer_before_it_opens_a_source_again_that_is_away(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lakefeed.flow.run_loop._FIRST_PAUSE_SECONDS", 0.2)
+    opened: list[float] = []
+
+    class Away(ScriptedCapture):
+        def open(self) -> None:
+            opened.append(time.monotonic())
+            raise SourceUnavailableError("away")
+
+    with running(pipeline_of(Away(), lake)):
+        until(lambda: len(opened) == 4)
+    first, second, third = (later - before for before, later in pairwise(opened))
+    assert (first >= 0.2, second >= 0.4, third >= 0.8) == (True, True, True)
 
 
 def test_a_table_that_fails_is_tried_again_less_and_less_often(

@@ -178,3 +178,21 @@ def test_a30_every_error_is_typed_by_whose_it_is(tmp_path: Path) -> None:
     for caught in (connector.value, store.value):
         assert isinstance(caught, LakefeedError)
         assert caught.remedy
+
+
+def test_e08_lag_is_the_age_of_the_oldest_row_that_is_not_read_and_never_negative(tmp_path: Path, clock: Clock) -> None:
+    with made(tmp_path / "s.db") as world:
+        put(world, clock, 1)
+        world.seed()
+        world.sets()
+        assert world.capture.lag().seconds == 0.0
+        world.sql(f"INSERT INTO t VALUES (2, 'a', '{clock.text}', '{clock.text}', NULL)")
+        clock.tick(30)
+        assert world.capture.lag().seconds == 30.0
+        world.sets()
+        clock.tick(60)
+        world.sets()
+        assert world.capture.lag().seconds == 0.0
+        ahead = iso(clock.us + 3_600_000_000)
+        world.sql(f"INSERT INTO t VALUES (3, 'a', '{ahead}', '{ahead}', NULL)")
+        assert world.capture.lag().seconds == 0.0
