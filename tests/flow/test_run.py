@@ -352,6 +352,7 @@ def test_stop_returns_although_the_source_does_not_answer(lake: MemoryLake, monk
     pipeline.stop()
     thread.join(10)
     assert not thread.is_alive()
+    assert pipeline.hanging == (), "the call that hung has ended: nothing is left behind"
 
 
 def test_a_copy_waits_for_the_merge_of_the_same_lake_table(lake: MemoryLake, monkeypatch: pytest.MonkeyPatch) -> None:
