@@ -789,7 +789,7 @@ def test_stop_returns_in_time_and_status_answers_whatever_hangs(
     capture = Hung(silent, let_go)
     pipeline = pipeline_of(capture, lake, replace(QUICK, maintenance_seconds=0.05))
     pipeline.sync_once()
-    thread = threading.Thread(target=pipeline.run)
+    thread = threading.Thread(target=pipeline.run, daemon=True)
     thread.start()
     try:
         until(lambda: pipeline.status().verdict == "idle")
