@@ -117,11 +117,9 @@ class SchemaVersions:
         stream may have left behind: there the announcements alone count.
         """
         rows = change_set.batches if isinstance(change_set.batches, Sequence) and not is_chunk else ()
+        shown = [(one.schema, False) for one in rows] + [(schema, True) for schema in change_set.schemas]
         tables = dict(self.tables)
-        for schema, is_announced in [
-            *((one.schema, False) for one in rows),
-            *((one, True) for one in change_set.schemas),
-        ]:
+        for schema, is_announced in shown:
             known = tables.get(schema.table, ())
             same = [one for one in known[-1:] if (one.columns, one.key) == (schema.columns, schema.key)]
             if not same or (is_announced and same[0].fingerprint != schema.fingerprint):
@@ -190,12 +188,12 @@ def from_checkpoint(checkpoint: Checkpoint, kind: str, *, slot: str | None = Non
     source keeps under another name than ``slot``: what that one still has is not known."""
     payload, saved_slot = checkpoint.metadata.get(SNAPSHOT), checkpoint.metadata.get(SLOT)
     in_snapshot = is_snapshot_checkpoint(checkpoint, kind)
-    if in_snapshot and payload is None:
-        raise CheckpointError(f"{kind} snapshot checkpoint has no '{SNAPSHOT}' metadata")
-    if not in_snapshot and checkpoint.source_type != kind:
-        raise SourceChangedError(f"the checkpoint belongs to a {checkpoint.source_type} source, not to {kind}")
-    if in_snapshot and payload is not None:
+    if in_snapshot:
+        if payload is None:
+            raise CheckpointError(f"{kind} snapshot checkpoint has no '{SNAPSHOT}' metadata")
         offset = stream_offset(kind, payload, slot=saved_slot)
+    elif checkpoint.source_type != kind:
+        raise SourceChangedError(f"the checkpoint belongs to a {checkpoint.source_type} source, not to {kind}")
     else:
         offset = StreamOffset(kind, checkpoint.decoded, slot=saved_slot)
     if slot is not None and offset.slot not in (None, slot):
