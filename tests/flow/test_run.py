@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -31,12 +32,14 @@ from lakefeed.errors import (
     RebuildCause,
     RebuildNeededError,
     SourceSetupError,
+    SourceUnavailableError,
     StateError,
     TableStoppedError,
 )
 from lakefeed.flow import capture_side, lake_side, retry
 from lakefeed.flow.lake_side import LakeSide
 from lakefeed.flow.result import CycleResult
+from lakefeed.flow.retry import Backoff
 from lakefeed.flow.table_state import Phase, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
@@ -352,6 +355,7 @@ def test_stop_returns_although_the_source_does_not_answer(lake: MemoryLake, monk
     pipeline.stop()
     thread.join(10)
     assert not thread.is_alive()
+    assert pipeline.hanging == (), "the call that hung has ended: nothing is left behind"
 
 
 def test_a_copy_waits_for_the_merge_of_the_same_lake_table(lake: MemoryLake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,6 +412,39 @@ def test_a_confirm_that_fails_is_reported_and_tried_again(lake: MemoryLake, monk
         until(lambda: capture.confirmed == capture.head)
         until(lambda: pipeline.status().verdict == "idle")
     assert len(heard) < 10, "it is tried again after a pause"
+
+
+def test_pauses_double_up_to_the_longest_and_begin_again_after_a_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    backoff = Backoff(1.0, 10.0)
+    assert backoff.is_over
+    for pause in (1.0, 2.0, 4.0, 8.0, 10.0, 10.0):
+        assert backoff.failed() == pause
+        assert (backoff.is_over, backoff.rest) == (False, pause)
+        now[0] += pause - 0.1
+        assert not backoff.is_over
+        now[0] += 0.1
+        assert backoff.is_over
+    backoff.reset()
+    assert backoff.failed() == 1.0
+
+
+def test_run_waits_longer_and_longer_before_it_opens_a_source_again_that_is_away(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lakefeed.flow.run_loop._FIRST_PAUSE_SECONDS", 0.2)
+    opened: list[float] = []
+
+    class Away(ScriptedCapture):
+        def open(self) -> None:
+            opened.append(time.monotonic())
+            raise SourceUnavailableError("away")
+
+    with running(pipeline_of(Away(), lake)):
+        until(lambda: len(opened) == 4)
+    first, second, third = (later - before for before, later in pairwise(opened))
+    assert (first >= 0.2, second >= 0.4, third >= 0.8) == (True, True, True)
 
 
 def test_a_table_that_fails_is_tried_again_less_and_less_often(
@@ -721,7 +758,7 @@ def test_a_table_that_cannot_catch_up_with_its_copy_is_copied_again_and_less_and
     lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one without a key that is changed while it is copied: it converges as soon as nobody writes."""
-    copies, apply, load = [], MemoryLakeTable.apply, MemoryLakeTable.load
+    copies, apply, load = list[float](), MemoryLakeTable.apply, MemoryLakeTable.load
     capture = scripted(a=1)
 
     def no_overlap(lake_table: MemoryLakeTable, window: Window, generation: int) -> Applied:
@@ -731,7 +768,7 @@ def test_a_table_that_cannot_catch_up_with_its_copy_is_copied_again_and_less_and
         return apply(lake_table, window, generation)
 
     def load_beside_a_writer(lake_table: MemoryLakeTable, copy: TableCopy, progress: Any) -> Any:
-        copies.append(copy.generation)
+        copies.append(time.monotonic())
         if is_written.is_set():
             number = len(copies)
             capture.content.rows[A.table].append({"id": number, "v": "x"})
@@ -743,15 +780,17 @@ def test_a_table_that_cannot_catch_up_with_its_copy_is_copied_again_and_less_and
     monkeypatch.setattr(MemoryLakeTable, "apply", no_overlap)
     monkeypatch.setattr(MemoryLakeTable, "load", load_beside_a_writer)
     monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(lake_side, "_RECOPY_SECONDS", (2.0, 2.0))
+    monkeypatch.setattr(lake_side, "_RECOPY_SECONDS", (0.8, 60.0))
     pipeline = pipeline_of(capture, lake)
     with running(pipeline):
         until(lambda: len(copies) >= 2)
-        second = time.monotonic()
         until(lambda: pipeline.status().tables[A.table].error is not None)
-        until(lambda: len(copies) >= 3)
-        assert time.monotonic() - second > 1.5, "the first copy again comes at once, the next ones do not"
+        until(lambda: len(copies) >= 4)
         is_written.clear()
+        _, second, third = (later - before for before, later in pairwise(copies[:4]))
+        assert (second >= 0.75, third >= 1.55) == (True, True), (
+            "the first copy again comes at once, the next ones do not"
+        )
         until(lambda: pipeline.status().verdict == "idle")
         assert (pipeline.status().tables[A.table].state, pipeline.status().tables[A.table].error) == ("live", None)
     assert ids(lake, "main.a") == set(range(len(capture.content.rows[A.table])))
@@ -804,7 +843,7 @@ def test_stop_returns_in_time_and_status_answers_whatever_hangs(
     capture = Hung(silent, let_go)
     pipeline = pipeline_of(capture, lake, replace(QUICK, maintenance_seconds=0.05))
     pipeline.sync_once()
-    thread = threading.Thread(target=pipeline.run)
+    thread = threading.Thread(target=pipeline.run, daemon=True)
     thread.start()
     try:
         until(lambda: pipeline.status().verdict == "idle")

@@ -12,7 +12,7 @@ import pytest
 
 from lakefeed import Pipeline, PipelineOptions
 from lakefeed.capture.base import Lag
-from lakefeed.errors import JournalFullError, LeaseError, SourceUnavailableError
+from lakefeed.errors import JournalFullError, LeaseError, SourceUnavailableError, StateError
 from lakefeed.flow import lake_side, status
 from lakefeed.flow.status import STALE_SECONDS, Liveness, read_status
 from lakefeed.flow.table_state import Phase, TableStates
@@ -124,6 +124,11 @@ def test_a_state_that_another_thread_has_changed_is_not_written_over(tmp_path: P
     assert not states.update_if(copying, phase=Phase.LIVE), "the generation is another one"
     assert TableStates(tmp_path).all()[A.table].phase is Phase.COPYING
     assert states.stage_if(states.all()[A.table], reason="yes")
+    before = states.all()[A.table]
+    states.close()
+    with pytest.raises(StateError, match=r"the pipeline is closed, so the state of main\.a is not written"):
+        states.update(A.table, phase=Phase.LIVE)
+    assert TableStates(tmp_path).all()[A.table] == before, "a thread that was left behind has no lease any more"
 
 
 def test_a_source_that_is_away_at_the_first_start_is_in_the_status(

@@ -143,6 +143,9 @@ class ChangeCapture(ABC):
     kind: str
     """The source's name in positions and checkpoints: sqlite, postgres, mysql, mariadb, or one's own."""
 
+    slot: str | None = None
+    """What the source keeps the capture's place under, where that has a name: PostgreSQL's replication slot."""
+
     capabilities = Capabilities()
 
     def keep_state(self, directory: Path) -> None:  # noqa: B027
@@ -182,8 +185,12 @@ class ChangeCapture(ABC):
         raise SourceSetupError(f"{self.kind} has no tables to prepare: {', '.join(map(str, tables))}")
 
     def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:  # noqa: ARG002
-        """Plan the copy of one table. Never writes to the source. SourceSetupError if there is no such table."""
-        raise SourceSetupError(f"{self.kind} cannot copy tables, so {table} cannot be copied")
+        """Plan the copy of one table. Never writes to the source. SourceSetupError if there is no such table. A source
+        that has changes alone has no rows to copy: by default the plan is empty."""
+        for schema in self.discover():
+            if schema.table == table:
+                return SnapshotPlan(schema, (), 0)
+        raise SourceSetupError(f"{self.kind} has no table {table}, so it cannot be copied")
 
     def copied(self, table: TableId) -> None:  # noqa: B027
         """The copy of ``table`` is over, finished or given up: what is kept open for it may go. Idempotent."""

@@ -121,6 +121,9 @@ class ResumePoint(ABC, Generic[P, Piece]):
     call is short, bounded in time and safe to repeat. ``create``, ``origin``, ``copied`` and ``drop`` belong to the
     catalog side, ``start`` and ``confirm`` to the stream side. ``lag`` works also while this is closed."""
 
+    slot: str | None = None
+    """See ``ChangeCapture.slot``."""
+
     def keep_state(self, directory: Path) -> None:
         """See ``ChangeCapture.keep_state``."""
 

@@ -42,7 +42,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         resume: ResumePoint[P, Piece], decoder: Callable[[], Decoder[P, Piece]], facts: SchemaFacts[P] | None = None,
         check: Check | None = None, limits: Limits | None = None,
     ) -> None:  # fmt: skip
-        self.kind = position.kind
+        self.kind, self.slot = position.kind, resume.slot
         self.capabilities = capabilities
         self._position = position
         self._patterns = TablePatterns(tables, default_schema=dialect.default_schema, folds_case=dialect.folds_case)

@@ -141,7 +141,7 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
 
     def __init__(self, connections: Connections, names: Names, *, provision: bool) -> None:
         self._connections, self._database, self._names = connections, connections.database, names
-        self._provision, self._closed = provision, threading.Event()
+        self._provision, self.slot, self._closed = provision, names.slot, threading.Event()
         self._exported = slots.ExportedSnapshots(self._database, names, self._closed)
         self._since: dict[TableId, tuple[int, PostgresLsn]] = {}
 
