@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from tests.storm.database import StatementError
 from tests.storm.lake import differences
+from tests.storm.model import SqlModel
+from tests.storm.mysql.model import MariadbModel, MysqlModel
 from tests.storm.postgres.database import PostgresStorm
-from tests.storm.postgres.model import RETYPES, STATEMENTS, PostgresModel
-from tests.storm.profile import PROFILES
+from tests.storm.postgres.model import PostgresModel
+from tests.storm.profile import PROFILES, Profile
+from tests.storm.sqlite.database import SqliteStorm
+from tests.storm.sqlite.model import SqliteModel
 from tests.storm.watch import LockWatcher
+
+_LOCKER = """
+import sqlite3, sys, time
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+time.sleep(3)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +93,52 @@ def test_values_are_compared_by_what_they_are() -> None:
     assert differences([row[1:] for row in rows], list(columns)[1:], pa.table(columns)) is not None
 
 
-@pytest.mark.parametrize("name", list(PROFILES))
-def test_every_kind_of_a_profile_exists_and_the_same_seed_gives_the_same_statements(name: str) -> None:
-    profile = PROFILES[name]
-    for kind in profile.weights:
-        assert kind in STATEMENTS or kind in RETYPES or hasattr(PostgresModel, kind), kind
+def test_a_process_that_keeps_the_write_lock_of_sqlite_is_found_and_a_session_of_the_application_is_not(
+    tmp_path: Path,
+) -> None:
+    database = SqliteStorm()
+    database.create(1)
+    found: list[str] = []
+    watcher = LockWatcher(database, lambda kind, text: found.append(text))
+    watcher.start()
+    waiter, own = database.session("storm waiter"), database.session("storm blocker")
+    for seconds in (3.0, 0.0):
+        waiting = threading.Thread(target=waiter.execute, args=("DELETE FROM heartbeat",))
+        if seconds:
+            own.execute("BEGIN IMMEDIATE")
+            waiting.start()
+            time.sleep(seconds)
+            own.execute("COMMIT")
+            assert not found
+        else:
+            with subprocess.Popen([sys.executable, "-c", _LOCKER, database.source()["path"]], stdout=-1) as locker:
+                assert locker.stdout is not None
+                locker.stdout.readline()
+                waiting.start()
+        waiting.join()
+    watcher.end()
+    waiter.close()
+    own.close()
+    database.close(tmp_path / "server.log")
+    assert len(found) == 1
+    assert "DELETE FROM heartbeat" in found[0]
+
+
+_MODELS: dict[str, Callable[[Profile], SqlModel]] = {
+    "postgres": lambda profile: PostgresModel(0, profile, 18),
+    "sqlite": lambda profile: SqliteModel(0, profile),
+    "mysql": lambda profile: MysqlModel(0, profile),
+    "mariadb": lambda profile: MariadbModel(0, profile),
+}
+
+
+@pytest.mark.parametrize("name", ["mild", "wild"])
+@pytest.mark.parametrize("source", list(_MODELS))
+def test_every_kind_of_a_profile_exists_and_the_same_seed_gives_the_same_statements(source: str, name: str) -> None:
+    profile = PROFILES[source][name]
     told = []
-    for model in (PostgresModel(0, profile, 18), PostgresModel(0, profile, 18)):
+    for model in (_MODELS[source](profile), _MODELS[source](profile)):
+        assert not [kind for kind in (*profile.weights, *profile.prelude) if not model.has(kind)]
         statements: list[str] = []
         for number in range(500):
             chance = random.Random(f"1/0/{number}")
