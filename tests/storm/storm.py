@@ -343,7 +343,8 @@ class Storm:
                     session.execute(statement)
             except StatementError as refused:
                 self.report("remedy fails", f"{relation.name}: {remedy}: {refused}")
-            if not statements and not pipeline.carry_out(remedy):
+            is_ours = pipeline.carry_out(remedy)
+            if not statements and not is_ours:
                 self.report("remedy cannot be run", f"{relation.name}: {error}: {remedy}")
         session.close()
         pipeline.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -23,6 +24,8 @@ from tests.storm.profile import PROFILES, Profile
 from tests.storm.sqlite.database import SqliteStorm
 from tests.storm.sqlite.model import SqliteModel
 from tests.storm.watch import LockWatcher
+
+import lakefeed
 
 _LOCKER = """
 import sqlite3, sys, time
@@ -147,3 +150,9 @@ def test_every_kind_of_a_profile_exists_and_the_same_seed_gives_the_same_stateme
             statements += action.statements
         told.append(statements)
     assert told[0] == told[1]
+
+
+def test_a_remedy_that_rebuilds_a_table_is_a_whole_command() -> None:
+    """The storm runs it as printed: with the configuration file, or nothing is rebuilt."""
+    sources = Path(lakefeed.__file__).parent.rglob("*.py")
+    assert not [str(file) for file in sources if re.search(r"lakefeed rebuild \{", file.read_text())]

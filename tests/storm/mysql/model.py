@@ -189,4 +189,4 @@ class MysqlModel(SqlModel):
 
 
 class MariadbModel(MysqlModel):
-    types = {**TYPES, **ONLY_MARIADB}
+    types = TYPES | ONLY_MARIADB
