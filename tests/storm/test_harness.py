@@ -17,6 +17,7 @@ import pytest
 from tests.storm.database import StatementError
 from tests.storm.lake import differences
 from tests.storm.model import SqlModel
+from tests.storm.mysql.database import MysqlStorm
 from tests.storm.mysql.model import MariadbModel, MysqlModel
 from tests.storm.postgres.database import PostgresStorm
 from tests.storm.postgres.model import PostgresModel
@@ -26,14 +27,18 @@ from tests.storm.sqlite.model import SqliteModel
 from tests.storm.watch import LockWatcher
 
 import lakefeed
+from lakefeed.testing.server.mysql import Flavour
 
 _LOCKER = """
-import sqlite3, sys, time
+import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
 connection.execute("BEGIN IMMEDIATE")
 print("locked", flush=True)
-time.sleep(3)
+sys.stdin.read()
 """
+
+
+_WAITING = "SELECT 1 FROM information_schema.PROCESSLIST WHERE STATE = 'Waiting for table metadata lock'"
 
 
 @pytest.fixture(scope="module")
@@ -101,30 +106,52 @@ def test_a_process_that_keeps_the_write_lock_of_sqlite_is_found_and_a_session_of
 ) -> None:
     database = SqliteStorm()
     database.create(1)
-    found: list[str] = []
-    watcher = LockWatcher(database, lambda kind, text: found.append(text))
-    watcher.start()
-    waiter, own = database.session("storm waiter"), database.session("storm blocker")
-    for seconds in (3.0, 0.0):
-        waiting = threading.Thread(target=waiter.execute, args=("DELETE FROM heartbeat",))
-        if seconds:
-            own.execute("BEGIN IMMEDIATE")
-            waiting.start()
-            time.sleep(seconds)
-            own.execute("COMMIT")
-            assert not found
-        else:
-            with subprocess.Popen([sys.executable, "-c", _LOCKER, database.source()["path"]], stdout=-1) as locker:
-                assert locker.stdout is not None
-                locker.stdout.readline()
-                waiting.start()
+    session = database.session("storm waiter")
+    session.execute("BEGIN IMMEDIATE")
+    assert database.holder() is None
+    session.execute("COMMIT")
+    command = [sys.executable, "-c", _LOCKER, database.source()["path"]]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as locker:
+        assert locker.stdin is not None
+        assert locker.stdout is not None
+        locker.stdout.readline()
+        waiting = threading.Thread(target=session.execute, args=("DELETE FROM heartbeat",))
+        waiting.start()
+        until = time.monotonic() + 20
+        while not (waits := database.waits()):
+            assert time.monotonic() < until
+        locker.stdin.close()
         waiting.join()
-    watcher.end()
-    waiter.close()
-    own.close()
+    session.close()
     database.close(tmp_path / "server.log")
-    assert len(found) == 1
-    assert "DELETE FROM heartbeat" in found[0]
+    assert [(wait.statement, wait.blocker) for wait in waits] == [("DELETE FROM heartbeat", f"process {locker.pid}")]
+
+
+@pytest.mark.parametrize("flavour", ["mysql", "mariadb"])
+def test_a_wait_for_a_metadata_lock_of_lakefeed_is_found_and_one_for_the_application_is_not(
+    flavour: Flavour, tmp_path: Path
+) -> None:
+    database = MysqlStorm(flavour)
+    database.create(1)
+    waiter = database.session("storm waiter")
+    for number, user in enumerate(("root", "lakefeed")):
+        blocker = database.connect("storm blocker", user=user)
+        with blocker.cursor() as cursor, database.connect("storm test") as test, test.cursor() as processes:
+            cursor.execute("BEGIN")
+            cursor.execute("SELECT * FROM heartbeat")
+            alter = f"ALTER TABLE heartbeat ADD c{number} int"
+            waiting = threading.Thread(target=waiter.execute, args=(alter,))
+            waiting.start()
+            until = time.monotonic() + 20
+            while not processes.execute(f"{_WAITING} AND INFO LIKE '{alter}%'"):
+                assert time.monotonic() < until
+            waits = database.waits()
+            cursor.execute("COMMIT")
+            waiting.join()
+        blocker.close()
+        assert [(wait.statement, wait.blocker.partition(":")[0]) for wait in waits] == [(alter, user)][:number]
+    waiter.close()
+    database.close(tmp_path / "server.log")
 
 
 _MODELS: dict[str, Callable[[Profile], SqlModel]] = {
