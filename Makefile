@@ -71,11 +71,12 @@ endif
 
 ifneq ($(wildcard tests/storm),)
 .PHONY: storm
+SOURCE ?= postgres
 PROFILE ?= wild
 FORMAT ?= delta
 KILLS ?= 3
 RESTARTS ?= 1
-storm: setup ## Random DDL and DML beside kills and restarts (SECONDS=300 SEED=… PROFILE=wild FORMAT=delta KILLS=3 RESTARTS=1 POSTGRES=18)
-	@$(BIN)/python -m tests.storm --seconds $(or $(SECONDS),300) $(if $(SEED),--seed $(SEED)) --profile $(PROFILE) \
+storm: setup ## Random DDL and DML beside kills and restarts (SOURCE=postgres SECONDS=300 SEED=… PROFILE=wild FORMAT=delta KILLS=3 RESTARTS=1)
+	@$(BIN)/python -m tests.storm --source $(SOURCE) --seconds $(or $(SECONDS),300) $(if $(SEED),--seed $(SEED)) --profile $(PROFILE) \
 	  --format $(FORMAT) --kills $(KILLS) --restarts $(RESTARTS) $(if $(POSTGRES),--postgres $(POSTGRES))
 endif

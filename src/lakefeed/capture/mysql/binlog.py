@@ -52,7 +52,8 @@ _STANDALONE, _COMMIT_ID, _PREPARED_XA = 1, 2, 64
 _ZSTD, _STORED = 0, 255
 
 ROW_IMAGE = (
-    "SET GLOBAL binlog_row_image = 'FULL'; then let applications connect again, and run `lakefeed rebuild {table}`."
+    "SET GLOBAL binlog_row_image = 'FULL'; then let applications connect again, and run "
+    "`lakefeed rebuild FILE {table} --from-source`."
 )
 XA = "a distributed transaction (XA) changed it, whose end the log tells later than its rows"
 
@@ -262,7 +263,9 @@ class BinlogDecoder:
             reason = "the log leaves out columns of its rows, because binlog_row_image is not FULL"
             return self._block(table, reason, ROW_IMAGE.format(table=table))
         if self._is_xa:
-            return self._block(table, XA, f"After XA COMMIT or XA ROLLBACK, run `lakefeed rebuild {table}`.")
+            return self._block(
+                table, XA, f"After XA COMMIT or XA ROLLBACK, run `lakefeed rebuild FILE {table} --from-source`."
+            )
         lanes = self._pending.get(number)
         if lanes is None or lanes.layout is not layout:
             lanes = self._pending[number] = Lanes(layout, [], [], [], [], [])

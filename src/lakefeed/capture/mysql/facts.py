@@ -26,7 +26,7 @@ from lakefeed.capture.schema import DeliveredSchemas, Stated
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.table import Column, TableId, TableSchema
 
-_METADATA = "SET GLOBAL binlog_row_metadata = 'FULL'; then run `lakefeed rebuild {table}`."
+_METADATA = "SET GLOBAL binlog_row_metadata = 'FULL'; then run `lakefeed rebuild FILE {table} --from-source`."
 _LOGGED_AS = {**dict.fromkeys(("uuid", "inet4", "inet6"), ("binary",)), "vector": ("varbinary", "binary")}
 _PRINTED = ("decimal", "time", "datetime", "timestamp")
 _SIZE = re.compile(r"\((\d+)")
@@ -98,7 +98,9 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
             kind, hint = column.kind, hints.get(column.name)
             if kind is None:
                 reason = f"the log has its column {column.name} in a form that is not understood"
-                return _blocked(table, reason, f"ALTER TABLE {table} FORCE; then run `lakefeed rebuild {table}`.")
+                return _blocked(
+                    table, reason, f"ALTER TABLE {table} FORCE; then run `lakefeed rebuild FILE {table} --from-source`."
+                )
             if hint is not None and kind.name in _LOGGED_AS.get(hint.name, ()):
                 kind = hint
             elif hint is not None and kind.name == hint.name and not kind.charset:
@@ -147,7 +149,9 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
             for table in list(self._known):
                 if table.name.lower() in words:
                     reason = "a statement changed it that the log has as text and not as rows"
-                    remedy = f"SET GLOBAL binlog_format = 'ROW'; then run `lakefeed rebuild {table}`."
+                    remedy = (
+                        f"SET GLOBAL binlog_format = 'ROW'; then run `lakefeed rebuild FILE {table} --from-source`."
+                    )
                     notices.append(TableBlocked(table, reason, remedy))
                 elif table.schema == statement.database:
                     reason = "a statement that the log has as text may have changed it, through a trigger or a key"
