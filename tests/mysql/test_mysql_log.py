@@ -196,13 +196,6 @@ def test_rows_with_columns_left_out_block_their_table(play: Play) -> None:
     assert changes(found) == [(Operation.INSERT, 1)]
 
 
-def test_a_distributed_transaction_blocks_the_table_that_it_changed(play: Play) -> None:
-    play.run("XA START 'x'", "INSERT INTO t VALUES (1, 'a')", "XA END 'x'", "XA PREPARE 'x'")
-    assert _notices(play.drain()) == [(TableBlocked, play.table)]
-    play.run("XA ROLLBACK 'x'")
-    assert play.drain() == [] or _notices(play.drain()) == []
-
-
 def test_t16_the_stream_goes_through_rotated_files_and_restarts(play: Play) -> None:
     for key in range(3):
         play.run(f"INSERT INTO t VALUES ({key}, 'a')", "FLUSH BINARY LOGS")

@@ -37,11 +37,12 @@ _MORE_SECONDS = 0.02  # how long a change set that has something waits for more 
 
 
 class LogCapture(ChangeCapture, Generic[P, Piece]):
-    """One database, one pipeline. ``tables`` are patterns (see ``select``); the rest are the seams of ``log``."""
+    """One database, one pipeline. ``positions`` are the kinds that the source deals in, the usual one first; ``tables``
+    are patterns (see ``select``); the rest are the seams of ``log``."""
 
     def __init__(
         self,
-        position: type[P],
+        positions: type[P] | tuple[type[P], ...],
         capabilities: Capabilities,
         *,
         tables: Sequence[str],
@@ -52,9 +53,9 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         check: Check | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self.kind = position.kind
+        self._positions = positions if isinstance(positions, tuple) else (positions,)
+        self.kind = self._positions[0].kind
         self.capabilities = capabilities
-        self._position = position
         self._patterns = tuple(tables)
         self._match = partial(match_tables, default_schema=dialect.default_schema, folds_case=dialect.folds_case)
         self._is_wanted = partial(is_wanted, default_schema=dialect.default_schema, folds_case=dialect.folds_case)
@@ -253,7 +254,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
             yield self._require_open()
 
     def _own(self, position: Position) -> P:
-        if not isinstance(position, self._position):
+        if not isinstance(position, self._positions):
             raise SourceChangedError(f"{position.encode()} is a position of another kind of source, not of {self.kind}")
         return position
 
