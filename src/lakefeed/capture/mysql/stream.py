@@ -25,7 +25,7 @@ _THROUGH_GTID = 0x04
 _HEARTBEAT_NANOSECONDS = 500_000_000
 _UNKNOWN_SECONDS = 0.1
 _ANSWER_SECONDS = 10.0
-FATAL = 1236
+_REFUSED = (1236, 4052)
 """The server cannot send the log from here, or another reader has the same server id."""
 
 
@@ -143,7 +143,7 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
                 try:
                     pymysql.err.raise_mysql_exception(data[at:end])
                 except pymysql.err.MySQLError as error:
-                    if error.args[0] != FATAL:
+                    if error.args[0] not in _REFUSED:
                         raise
                     raise self._refused(str(error.args[1])) from error
             if end - at <= HEADER.size + 4:
