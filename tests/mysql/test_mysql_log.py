@@ -196,6 +196,32 @@ def test_rows_with_columns_left_out_block_their_table(play: Play) -> None:
     assert changes(found) == [(Operation.INSERT, 1)]
 
 
+def test_partial_json_blocks_its_table_and_check_names_the_statement(
+    servers: Callable[[Flavour], MysqlServer], tmp_path: Path
+) -> None:
+    server = servers("mysql")
+    with _database(server, "partial") as database:
+        play = Play(server, database, tmp_path, "id int PRIMARY KEY, a json")
+        play.run("CREATE TABLE u (id int PRIMARY KEY)")
+        play.capture.prepare([TableId(database, "u")])
+        play.run(
+            """INSERT INTO t VALUES (1, '{"a": 1, "b": "a text that is long enough to be worth it"}')""",
+            "SET SESSION binlog_row_value_options = 'PARTIAL_JSON'",
+            "UPDATE t SET a = JSON_SET(a, '$.a', 2)",
+            "INSERT INTO u VALUES (2)",
+        )
+        found = play.drain()
+        assert _notices(found) == [(TableBlocked, play.table)]
+        assert changes(found) == [(Operation.INSERT, 1), (Operation.INSERT, 2)]
+        play.run("SET GLOBAL binlog_row_value_options = 'PARTIAL_JSON'")
+        try:
+            remedies = [finding.remedy for finding in play.capture.check()]
+            assert remedies == ["SET GLOBAL binlog_row_value_options = ''; and the same in the server's file."]
+        finally:
+            play.run("SET GLOBAL binlog_row_value_options = ''")
+            play.close()
+
+
 def test_t16_the_stream_goes_through_rotated_files_and_restarts(play: Play) -> None:
     for key in range(3):
         play.run(f"INSERT INTO t VALUES ({key}, 'a')", "FLUSH BINARY LOGS")

@@ -7,13 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.mysql.conftest import FLAVOURS
 from tests.mysql.test_mysql_log import Play
 
+from lakefeed.capture.mysql import xa
 from lakefeed.change.batch import Operation
 from lakefeed.change.change_set import RecopyNeeded
 from lakefeed.change.table import TableId
-from lakefeed.testing.capture_subject import changes, drain
+from lakefeed.testing.capture_subject import changes, drain, ordered_rows
 from lakefeed.testing.server.mysql import MysqlServer
+
+
+@pytest.fixture(params=[*FLAVOURS, "without GTIDs"])
+def server(request: pytest.FixtureRequest) -> MysqlServer:
+    if request.param == "without GTIDs":
+        found: MysqlServer = request.getfixturevalue("without_gtids")
+    else:
+        found = request.getfixturevalue("servers")(request.param)
+    return found
 
 
 @pytest.fixture
@@ -77,6 +88,19 @@ def test_a_prepared_transaction_survives_a_restart_and_nothing_else_comes_twice(
     _begin_again(play)
     play.run("INSERT INTO t VALUES (4, 'd')")
     assert changes(play.drain()) == [(Operation.INSERT, 4)]
+
+
+def test_a_large_prepared_transaction_is_spilled(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xa, "MEMORY_BYTES", 1000)
+    for base in (0, 3000):  # of two sizes, so that it comes in several pieces
+        rows = ", ".join(f"({n}, '{'x' * (n % 300)}')" for n in range(base, base + 3000))
+        _prepare(play, f"'x{base}'", f"INSERT INTO t VALUES {rows}", "UPDATE t SET a = 'y' WHERE id % 2 = 0")
+        assert play.drain() == []
+        play.run(f"XA COMMIT 'x{base}'")
+        found = [row for one in play.drain() for row in ordered_rows(one)]
+        assert [row["id"] for row in found[:3000]] == list(range(base, base + 3000))
+        assert all(len(row["a"]) == row["id"] % 300 for row in found[:3000])
+        assert {row["a"] for row in found[3000:]} == {"y"}
 
 
 def test_a_transaction_that_was_prepared_before_capture_has_its_tables_copied_again(play: Play, tmp_path: Path) -> None:

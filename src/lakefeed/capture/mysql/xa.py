@@ -17,6 +17,8 @@ from lakefeed.capture.log import Rows
 from lakefeed.capture.mysql.history import Gtid
 from lakefeed.change.table import TableId, TableSchema
 
+MEMORY_BYTES = 16 << 20
+"""Of one; there may be many."""
 Xid = tuple[int, bytes, bytes]
 """The number of a format, the id of the whole transaction, that of the branch."""
 
@@ -31,7 +33,7 @@ class Prepared:
     left_out: set[TableId] = field(default_factory=set)
     end: Gtid | None = None
     _schemas: list[TableSchema] = field(default_factory=list)
-    _parts: Spill = field(default_factory=Spill)
+    _parts: Spill = field(default_factory=lambda: Spill(memory_bytes=MEMORY_BYTES))
 
     def add(self, rows: Rows) -> None:
         arrays = [*rows.columns, pa.array(rows.operations), pa.array(rows.order)]
