@@ -28,12 +28,18 @@ class Play:
     """A database with one captured table, and the change sets that came of statements."""
 
     def __init__(
-        self, server: MysqlServer, database: str, place: Path, columns: str = "id int PRIMARY KEY, a text"
+        self,
+        server: MysqlServer,
+        database: str,
+        place: Path,
+        columns: str = "id int PRIMARY KEY, a text",
+        *,
+        dsn: str | None = None,
     ) -> None:
         self.server, self.database, self.table = server, database, TableId(database, "t")
         self.connection = server.connect(database=database)
         self.run(f"CREATE TABLE t ({columns})")
-        self.source = Mysql(server.dsn, kind=server.flavour, tables=[f"{database}.*"], state=place)
+        self.source = Mysql(dsn or server.dsn, kind=server.flavour, tables=[f"{database}.*"], state=place)
         self.capture: ChangeCapture = self.source.bind("play")
         self.capture.open()
         self.at: Any = self.capture.prepare([self.table])
