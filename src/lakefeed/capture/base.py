@@ -259,8 +259,8 @@ def opened(kept: _T | None) -> _T:
     return kept
 
 
-def of_kind(position: Position, kind: type[_P]) -> _P:
-    """The position, which must be one of the source's own kind."""
-    if not isinstance(position, kind):
-        raise SourceChangedError(f"{position.encode()} is a position of another kind of source, not of {kind.kind}")
+def of_kind(position: Position, *kinds: type[_P]) -> _P:
+    """The position, which must be one of the source's own kinds."""
+    if not isinstance(position, kinds):
+        raise SourceChangedError(f"{position.encode()} is a position of another kind of source, not of {kinds[0].kind}")
     return position

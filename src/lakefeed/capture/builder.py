@@ -12,9 +12,10 @@ import tempfile
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Generic
 
 import numpy as np
@@ -185,7 +186,7 @@ class ChangeSetBuilder(Generic[P]):
             batches.transactions.pop()  # the piece has it again, with its end if that is known by now
         base = len(batches.transactions)
         batches.transactions.extend(decoded.transactions)
-        for item in decoded.items:
+        for item in chain.from_iterable(one if isinstance(one, Iterable) else (one,) for one in decoded.items):
             if isinstance(item, Announced):
                 self.announce(item)
             elif (count := len(item.operations)) and item.schema.table not in self._blocked:

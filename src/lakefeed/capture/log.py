@@ -9,7 +9,7 @@ the *catalog side* discovers, prepares and plans copies. What no docstring gives
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -75,10 +75,10 @@ class Decoded(Generic[P]):
     ``transactions`` are those that begin in the piece, and, first, the one that was open before it if it goes on
     (``continues``): that one replaces what the piece before has given for it. ``open``: the last of them is not
     committed yet; its end and time may be placeholders. ``reached``: all that the source has up to here is in the
-    pieces so far; None inside a transaction."""
+    pieces so far; None inside a transaction. An item that is an Iterable has rows that a decoder has spilled."""
 
     transactions: list[Transaction] = field(default_factory=list)
-    items: list[Rows | Announced] = field(default_factory=list)
+    items: list[Rows | Announced | Iterable[Rows]] = field(default_factory=list)
     width: int = 0
     continues: bool = False
     open: bool = False

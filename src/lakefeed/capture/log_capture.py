@@ -35,16 +35,17 @@ _MORE_SECONDS = 0.02  # how long a change set that has something waits for more 
 
 
 class LogCapture(ChangeCapture, Generic[P, Piece]):
-    """One database, one pipeline. ``tables`` are patterns (see ``select``); the rest are the seams of ``log``."""
+    """One database, one pipeline. ``positions`` are the kinds that the source deals in, the usual one first; ``tables``
+    are patterns (see ``select``); the rest are the seams of ``log``."""
 
     def __init__(
-        self, position: type[P], capabilities: Capabilities, *, tables: Sequence[str], dialect: Dialect,
-        resume: ResumePoint[P, Piece], decoder: Callable[[], Decoder[P, Piece]], facts: SchemaFacts[P] | None = None,
-        check: Check | None = None, limits: Limits | None = None,
+        self, positions: type[P] | tuple[type[P], ...], capabilities: Capabilities, *, tables: Sequence[str],
+        dialect: Dialect, resume: ResumePoint[P, Piece], decoder: Callable[[], Decoder[P, Piece]],
+        facts: SchemaFacts[P] | None = None, check: Check | None = None, limits: Limits | None = None,
     ) -> None:  # fmt: skip
-        self.kind, self.slot = position.kind, resume.slot
+        self._positions = positions if isinstance(positions, tuple) else (positions,)
+        self.kind, self.slot = self._positions[0].kind, resume.slot
         self.capabilities = capabilities
-        self._position = position
         self._patterns = TablePatterns(tables, default_schema=dialect.default_schema, folds_case=dialect.folds_case)
         self._dialect = dialect
         self._resume = resume
@@ -96,7 +97,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
     def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:
         opened(self._session)
         found = self._resume.find()
-        start = found if position is None else of_kind(position, self._position)
+        start = found if position is None else of_kind(position, *self._positions)
         if start is not None:
             self._resume.require(start)
         if found is None:
@@ -161,7 +162,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
 
     def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
         opened(self._session)
-        start = self._resume.find() if after is None else of_kind(after, self._position)
+        start = self._resume.find() if after is None else of_kind(after, *self._positions)
         if start is None:
             raise not_prepared()
         stream = self._stream
@@ -198,7 +199,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
             raise
 
     def confirm(self, position: Position) -> None:
-        own = of_kind(position, self._position)
+        own = of_kind(position, *self._positions)
         opened(self._session)
         stream = self._stream
         (self._resume if stream is None else stream.reader).confirm(own)
