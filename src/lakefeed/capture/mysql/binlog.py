@@ -19,7 +19,17 @@ from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.log import Announced, Decoded, Rows, Transaction
 from lakefeed.capture.mysql.columns import Bytes, ZeroDates, padded
 from lakefeed.capture.mysql.packets import Packets
-from lakefeed.capture.mysql.rows import DELETE, UPDATE, WRITE, Lanes, Layout, TableMap, decode_lanes, read_table_map
+from lakefeed.capture.mysql.rows import (
+    DELETE,
+    UPDATE,
+    WRITE,
+    Lanes,
+    Layout,
+    TableMap,
+    counts_years,
+    decode_lanes,
+    read_table_map,
+)
 from lakefeed.capture.mysql.statement import Effect, Statement, read_statement
 from lakefeed.change.batch import Operation
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked
@@ -125,7 +135,7 @@ class BinlogDecoder:
         self._in_group = self._is_standalone = self._is_xa = False
         self._touched: set[TableId] = set()
         self._index: int | None = None
-        self._has_checksums = False
+        self._has_checksums = self._counts_years = False
         self._data = b""
         self._view: Bytes | None = None
         self._pending: dict[int, Lanes] = {}
@@ -160,6 +170,7 @@ class BinlogDecoder:
             body = at + HEADER.size
             if code == FORMAT:
                 self._has_checksums = data[whole - 5] == 1
+                self._counts_years = counts_years(data[body + 2 : body + 52])
             elif code in (30, 31, 32, 23, 24, 25):
                 self._rows(data, code, body, end)
             elif code == TABLE_MAP:
@@ -238,7 +249,7 @@ class BinlogDecoder:
         known = self._maps.get(number)
         if known is not None and known[0] == raw and (known[1] is not None) == self._is_captured(known[2]):
             return  # else it was prepared or dropped since
-        found = read_table_map(raw, counts_years=isinstance(self._position, MariadbGtid))
+        found = read_table_map(raw, counts_years=self._counts_years)
         self._flush()  # what is announced comes behind the rows from before it
         resolved = self._resolve(found)
         self._maps[number] = (raw, resolved.layout, found.table)
