@@ -22,7 +22,17 @@ from lakefeed.capture.log import Announced, Decoded, Rows, Transaction
 from lakefeed.capture.mysql.columns import Bytes, ZeroDates, padded
 from lakefeed.capture.mysql.history import Gtid
 from lakefeed.capture.mysql.packets import Packets
-from lakefeed.capture.mysql.rows import DELETE, UPDATE, WRITE, Lanes, Layout, TableMap, decode_lanes, read_table_map
+from lakefeed.capture.mysql.rows import (
+    DELETE,
+    UPDATE,
+    WRITE,
+    Lanes,
+    Layout,
+    TableMap,
+    counts_years,
+    decode_lanes,
+    read_table_map,
+)
 from lakefeed.capture.mysql.statement import Effect, Statement, read_statement
 from lakefeed.capture.mysql.xa import Prepared, PreparedTransactions, Xid
 from lakefeed.change.batch import Operation
@@ -172,7 +182,7 @@ class BinlogDecoder:
         self._xa: Prepared | None = None
         self._touched: set[TableId] = set()
         self._index: int | None = None
-        self._has_checksums = False
+        self._has_checksums = self._counts_years = False
         self._data = b""
         self._view: Bytes | None = None
         self._pending: dict[int, Lanes] = {}
@@ -216,6 +226,7 @@ class BinlogDecoder:
                 self._place.move(data, at, whole, code, offset)
             if code == FORMAT:
                 self._has_checksums = data[whole - 5] == 1
+                self._counts_years = counts_years(data[body + 2 : body + 52])
             elif code in (30, 31, 32, 23, 24, 25, _PARTIAL):
                 self._rows(data, code, body, end)
             elif code == TABLE_MAP:
@@ -316,7 +327,7 @@ class BinlogDecoder:
             return  # else it was prepared or dropped since
         if self._is_skipped and self._xa is None:
             return
-        found = read_table_map(raw, counts_years=isinstance(self._position, MariadbGtid))
+        found = read_table_map(raw, counts_years=self._counts_years)
         self._flush()  # what is announced comes behind the rows from before it
         resolved = self._resolve(found)
         self._maps[number] = (raw, resolved.layout, found.table)
