@@ -23,8 +23,9 @@
     └── TableStoppedError           one table cannot go on; the others do
         └── RebuildNeededError      it can once it is copied again, which the flow does
 
-Rules. A driver's error is mapped once, at the boundary, with ``raise … from``. "Failed" and "unknown" are different
-classes because they are handled differently. All classes pickle, because Spark tasks raise them too.
+Rules. A remedy says what a person does; whoever tries an error again says so: `run`, the listener, ``status``. A
+driver's error is mapped once, at the boundary, with ``raise … from``. "Failed" and "unknown" are different classes
+because they are handled differently. All classes pickle, because Spark tasks raise them too.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class SourceError(LakefeedError):
 
 class SourceUnavailableError(SourceError):
     retry = Retry.BACKOFF
-    default_remedy = "Lakefeed tries again by itself; check that the database is up and not locked."
+    default_remedy = "Check that the database is up, can be reached from here and is not locked."
 
 
 class SourceSetupError(SourceError):
@@ -121,7 +122,7 @@ class JournalDamagedError(JournalError):
 
 class JournalFullError(JournalError):
     retry = Retry.BACKOFF
-    default_remedy = "Free space on the journal's disk; Lakefeed goes on by itself."
+    default_remedy = "Free space on the journal's disk."
 
 
 class LeaseError(JournalError):
@@ -133,12 +134,12 @@ class LakeError(LakefeedError):
 
 
 class SparkSetupError(LakeError):
-    default_remedy = "Run `make setup`, or set JAVA_HOME to a Java 17 or 21."
+    default_remedy = 'Set JAVA_HOME to a Java 17 or 21, or run: pip install "lakefeed[java]"'
 
 
 class CommitFailedError(LakeError):
     retry = Retry.BACKOFF
-    default_remedy = "Lakefeed tries again by itself; nothing of the failed commit is visible."
+    default_remedy = "The next sync tries again by itself; nothing of the failed commit is visible."
 
 
 class CommitUnknownError(LakeError):
@@ -162,7 +163,7 @@ class TableStoppedError(LakefeedError):
 class RebuildNeededError(TableStoppedError):
     """What the source did to the table cannot be done to the lake table as it is: it is copied again."""
 
-    default_remedy = "Lakefeed copies the table again by itself, in the next cycle."
+    default_remedy = "The next sync copies the table again by itself."
 
 
 def _rebuild_table(kind: type[TableStoppedError], message: str, remedy: str, table: str) -> TableStoppedError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -183,3 +185,54 @@ def test_slot_names_are_lower_case_and_never_shared() -> None:
     names = {Names(pipeline).slot for pipeline in ("a-b", "a_b", "A_b", "a.b", "x" * 64, "x" * 65)}
     assert len(names) == 6
     assert all(len(name) <= 63 and name.replace("_", "").isalnum() and name == name.lower() for name in names)
+
+
+def test_a_missing_and_a_wrong_password_are_answered_with_where_to_put_it(
+    server: PostgresServer, dsn: str, writer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+    rules = server.directory / "data" / "pg_hba.conf"
+    before = rules.read_text()
+    writer.execute("CREATE ROLE guarded LOGIN REPLICATION PASSWORD 'hunter2'")
+    try:
+        rules.write_text(f"host all guarded 127.0.0.1/32 scram-sha-256\n{before}")
+        writer.execute("SELECT pg_reload_conf()")
+        guarded = dsn.replace("user=postgres", "user=guarded")
+        until(lambda: "asks for a password: export PGPASSWORD=" in refusal(guarded))
+        monkeypatch.setenv("PGPASSWORD", "wrong")
+        assert "the password in PGPASSWORD or source.dsn" in refusal(guarded)
+        monkeypatch.setenv("PGPASSWORD", "hunter2")
+        assert refusal(guarded) == ""
+    finally:
+        rules.write_text(before)
+        writer.execute("SELECT pg_reload_conf()")
+        writer.execute("DROP ROLE guarded")
+
+
+def refusal(dsn: str) -> str:
+    """The remedy, if the server does not let us in."""
+    try:
+        found(dsn)
+    except SourceSetupError as error:
+        return error.remedy
+    return ""
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_uninstall_finishes_or_names_what_is_left_to_run(dsn: str, writer: Any) -> None:
+    with opened(Postgres(dsn), "check") as capture:
+        capture.prepare([TableId("public", "t")])
+    writer.execute("ALTER ROLE poor REPLICATION")
+    with opened(Postgres(dsn.replace("user=postgres", "user=poor")), "check") as guest:
+        with pytest.raises(SourceSetupError, match="removed replication slot lakefeed_check; the rest may not") as left:
+            guest.uninstall()
+        statement = left.value.remedy.partition(": ")[2]
+        assert statement == 'DROP PUBLICATION "lakefeed_check";'
+        writer.execute(statement)
+        assert guest.uninstall() == ()

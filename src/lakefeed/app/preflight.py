@@ -8,14 +8,16 @@ from pathlib import Path
 from lakefeed.app.config import Config
 from lakefeed.capture.base import Finding, Level
 from lakefeed.errors import SparkSetupError
-from lakefeed.lake.spark.java import find_java
+from lakefeed.lake.spark.java import find_java, wrong_java_home
 
 
 def machine_findings(config: Config) -> tuple[Finding, ...]:
     """Problems of this machine, each with its remedy. Creates nothing, starts no Spark."""
-    found = []
+    found, warnings = list[tuple[str, str]](), list[tuple[str, str]]()
     try:
-        find_java()
+        java = find_java()
+        if wrong := wrong_java_home():
+            warnings.append((f"{wrong}; {java.home} is used instead", f"export JAVA_HOME={java.home}"))
     except SparkSetupError as error:
         found.append((error.message, error.remedy))
     path = Path(config.lake.path)
@@ -24,4 +26,8 @@ def machine_findings(config: Config) -> tuple[Finding, ...]:
         found.append((f"lake.path {path}: {nearest} is a file", "Choose a directory for lake.path."))
     elif not os.access(nearest, os.W_OK | os.X_OK):
         found.append((f"lake.path {path}: this user may not write to {nearest}", f"chmod u+rwx {nearest}"))
-    return tuple(Finding(level=Level.ERROR, problem=problem, remedy=remedy) for problem, remedy in found)
+    return tuple(
+        Finding(level=level, problem=problem, remedy=remedy)
+        for level, listed in ((Level.ERROR, found), (Level.WARNING, warnings))
+        for problem, remedy in listed
+    )

@@ -78,7 +78,7 @@ class Spill:
             if error.errno not in _NO_ROOM:
                 raise
             needed = "for the temporary file of a large transaction"
-            remedy = "Free space there, or set TMPDIR to a larger disk; Lakefeed goes on by itself."
+            remedy = "Free space there, or set TMPDIR to a larger disk."
             problem = f"no room left in {tempfile.gettempdir()} {needed}: {error.strerror}"
             raise JournalFullError(problem, remedy=remedy) from error
         self._items.append((offset, self._file.tell() - offset))

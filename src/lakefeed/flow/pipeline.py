@@ -15,7 +15,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -38,7 +38,7 @@ from lakefeed.journal.lease import lease_holder
 from lakefeed.lake.base import Lake, TableResult
 from lakefeed.lake.full_diff import FullDiffResult
 from lakefeed.lake.maintenance import MaintenanceResult
-from lakefeed.lake.route import settled
+from lakefeed.lake.route import Route, settled
 
 log = logging.getLogger(__name__)
 
@@ -101,14 +101,20 @@ class Pipeline:
         finally:
             if opens:
                 self._capture.close()
-        _, clashes = settled((route for one in offered for route in self._tables.routes(one.table)), {})
-        return *findings, *(
+        routes, clashes = settled((route for one in offered for route in self._tables.routes(one.table)), {})
+        found = [
             Finding(level=Level.ERROR, problem=one.problem, remedy=one.remedy, table=one.second.source)
             for one in clashes
-        )
+        ]
+        if (renamed := self._renamed(routes)) is not None:
+            found.append(Finding(level=Level.ERROR, problem=renamed.message, remedy=renamed.remedy))
+        return *findings, *found
 
-    def sync_once(self) -> CycleResult:
+    def sync_once(self, *, tables: Sequence[str] = ()) -> CycleResult:
         """One cycle: copy what the lake does not have yet, capture, apply.
+
+        ``tables`` are glob patterns of lake tables, schema.table or table; with some, only those are copied and
+        applied to. The changes of all are captured. SourceSetupError for a pattern that matches none.
 
         Everything that was committed in the source before the call is in the lake when this returns, except for
         tables with an error in the result: those that failed now, and those that failed before and are in their pause.
@@ -119,6 +125,7 @@ class Pipeline:
             started = time.monotonic()
             try:
                 opened = self._open()
+                opened.hold_others(tables)
                 captured, result = self._cycle(opened)
                 if opened.copies.has_staged or opened.lake.ended:  # tables to be copied again, or for the first time
                     more, later = self._cycle(opened)
@@ -131,10 +138,11 @@ class Pipeline:
             paused = {
                 table: TableResult(applied=0, error=text, remedy=remedy)
                 for table, (text, remedy) in opened.errors.all().items()
-                if table not in result.tables and opened.errors.is_paused(table)
+                if table not in result.tables and opened.errors.is_paused(table) and not opened.errors.is_held(table)
             }
-            tables = {**paused, **result.tables}
-            result = replace(result, tables=tables, change_sets=captured, seconds=time.monotonic() - started)
+            result = replace(
+                result, tables={**paused, **result.tables}, change_sets=captured, seconds=time.monotonic() - started
+            )
             self._listener.applied(result)
             return result
 
@@ -268,8 +276,8 @@ class Pipeline:
             failed = opened.errors.all()
             first, remedy = next(iter(failed.values()), ("the lake is too slow", "Call again."))
             raise LakeError(
-                f"capture has stopped: more than max_backlog_bytes of changes wait for {len(failed)} tables that "
-                f"cannot be written ({', '.join(map(str, sorted(failed)))}): {first}",
+                f"capture has stopped: more than max_backlog_bytes of changes wait for tables that cannot be "
+                f"written ({', '.join(map(str, sorted(failed)))}): {first}",
                 remedy=remedy,
             )
         return captured, result
@@ -281,9 +289,36 @@ class Pipeline:
             if thread.is_alive():
                 text = f"{thread.name} of the last run still hangs, and cannot be ended"
                 raise StateError(text, remedy="End this process and start another one.")
+        if self._opened is None and not self.root.exists() and self.root.parent.exists():
+            # Before anything is made in the source: a pipeline that was renamed would get a second resume point there.
+            self._capture.open()
+            try:
+                offered = self._capture.discover()
+            finally:
+                self._capture.close()
+            routes, _ = settled((route for one in offered for route in self._tables.routes(one.table)), {})
+            if (renamed := self._renamed(routes)) is not None:
+                raise renamed
         if self._opened is None:
             self._opened = OpenPipeline(self._capture, self._tables, self.root, self._options, self._listener)
         return self._opened
+
+    def _renamed(self, routes: Mapping[TableId, Route]) -> ConfigError | None:
+        """What is wrong if another pipeline keeps some of these lake tables. None for a pipeline that has run."""
+        if self.root.exists() or not self.root.parent.exists():
+            return None
+        for other in sorted(self.root.parent.iterdir()):
+            shared = sorted(TableStates(other).all().keys() & routes.keys()) if _NAME.fullmatch(other.name) else []
+            if shared:
+                names = f"tables {shared[0]} and {len(shared) - 1} more belong"
+                if len(shared) == 1:
+                    names = f"table {shared[0]} belongs"
+                return ConfigError(
+                    f"the lake {names} to the pipeline '{other.name}', not to '{self.name}'",
+                    remedy=f"To continue that pipeline, set pipeline: {other.name}. "
+                    "To keep both, set another lake.path for this one.",
+                )
+        return None
 
     def _close(self, error: BaseException | None = None) -> None:
         """``error`` is what made it necessary: the status reports it to other processes.
@@ -291,7 +326,11 @@ class Pipeline:
         Not that another process has the lease: the status is that process's.
         """
         opened, self._opened = self._opened, None
-        if isinstance(error, LakefeedError) and not isinstance(error, LeaseError) and self.root.exists():
-            Liveness(at=time.time(), error=error.message, remedy=error.remedy).write(self.root)
+        if isinstance(error, Exception) and not isinstance(error, LeaseError) and self.root.exists():
+            text, remedy = f"{type(error).__name__}: {error}", None
+            if isinstance(error, LakefeedError):
+                text, remedy = error.message, error.remedy
+            tables = opened.errors.all() if opened is not None else {}
+            Liveness.of(text, remedy, tables).write(self.root)
         if opened is not None:
             opened.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,11 +23,13 @@ from lakefeed.flow.full_diff import Compared, DiffStore
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.lease import lease_holder
+from lakefeed.journal.segment_file import newest_time
 from lakefeed.lake.base import Applied, TableFormat
 
 log = logging.getLogger(__name__)
 
-_TRIES = 5
+_TRIES, _RECENT = 5, 256
+"""How often a status is read that a trim comes between, and how many change sets are searched for the newest change."""
 
 STALE_SECONDS = 60.0
 """A running process that has not finished a cycle for so long is stalled: the slowest merges take a few seconds."""
@@ -38,7 +40,8 @@ class TableStatus:
     """``state``: staged, copying, catching up, live, blocked, dropped. ``applied``: complete up to this change set.
 
     ``reason`` says why a table is staged or dropped; it waits for nobody. ``compared``: how the last full comparison
-    with the source went, if there was one.
+    with the source went, if there was one. ``age_seconds``: how long ago the newest change in the lake table was
+    committed in the source; None if the journal has none of it any more.
     """
 
     state: str
@@ -48,17 +51,27 @@ class TableStatus:
     remedy: str | None = None
     reason: str | None = None
     compared: Compared | None = None
+    age_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStatus:
-    """``verdict``: healthy, idle (running, nothing to do), stalled (needs a person) or stopped; ``reason`` says why."""
+    """``verdict``: healthy, idle (running, nothing to do), stalled (needs a person) or stopped; ``reason`` says why.
+
+    ``remedy``: what to do where an error of the whole pipeline is the reason. ``age_seconds``: how long ago the newest
+    change in any lake table was committed in the source.
+    """
 
     verdict: str
     reason: str
+    remedy: str | None = None
     journal_head: int = 0
     lag: Lag = field(default_factory=Lag)
     tables: Mapping[TableId, TableStatus] = field(default_factory=dict)
+
+    @property
+    def age_seconds(self) -> float | None:
+        return min((one.age_seconds for one in self.tables.values() if one.age_seconds is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +82,12 @@ class Liveness:
     error: str | None = None
     remedy: str | None = None
     tables: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, error: str | None, remedy: str | None, tables: Mapping[TableId, tuple[str, str]]) -> Liveness:
+        """Of now."""
+        named = {str(table): texts for table, texts in tables.items()}
+        return cls(at=time.time(), error=error, remedy=remedy, tables=named)
 
     def write(self, root: Path) -> None:
         """Without fsync. It is often written because of an error, which must not be hidden by another one.
@@ -90,7 +109,7 @@ class Liveness:
         try:
             content: dict[str, Any] = json.loads((root / "liveness.json").read_bytes())
             return cls(**{**content, "tables": {name: (text[0], text[1]) for name, text in content["tables"].items()}})
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError):
             return cls()
 
 
@@ -112,9 +131,12 @@ def read_status(root: Path, tables: TableFormat, lag: Lag, *, now: float | None 
 def _read_once(root: Path, tables: TableFormat, lag: Lag, now: float | None) -> PipelineStatus:
     liveness, now = Liveness.read(root), time.time() if now is None else now
     if not (root / "commits").exists():
-        if liveness.error and now - liveness.at < STALE_SECONDS:
-            return PipelineStatus(verdict="stalled", reason=liveness.error, lag=lag)
-        return PipelineStatus(verdict="stopped", reason="the pipeline has never run", lag=lag)
+        if not liveness.error:
+            return PipelineStatus(verdict="stopped", reason="the pipeline has never run", lag=lag)
+        if now - liveness.at < STALE_SECONDS:
+            return PipelineStatus(verdict="stalled", reason=liveness.error, remedy=liveness.remedy, lag=lag)
+        last = f"no process runs it; the last error was: {liveness.error}"
+        return PipelineStatus(verdict="stopped", reason=last, remedy=liveness.remedy, lag=lag)
     journal = Journal.read(root)
     try:
         diffs = DiffStore(root)
@@ -133,7 +155,9 @@ def _read_once(root: Path, tables: TableFormat, lag: Lag, now: float | None) -> 
             if applied is not None:
                 number = complete_upto(state, applied, journal)
                 phase = "catching up" if is_catching_up(state, number, journal) else state.phase.value
-                status = replace(status, state=phase, applied=number, rows=applied.rows)
+                newest = newest_change(state.source, journal, number)
+                age = None if newest is None else max(0.0, now - newest)
+                status = replace(status, state=phase, applied=number, rows=applied.rows, age_seconds=age)
             compared = diffs.load(state.source).last
             if compared is not None and state.phase is not Phase.DROPPED:
                 if status.error is None and compared.error is not None:  # it waits for a person as other errors do
@@ -142,21 +166,45 @@ def _read_once(root: Path, tables: TableFormat, lag: Lag, now: float | None) -> 
                 status = replace(status, compared=compared)
             found[table] = status
         verdict, reason = _verdict(root, liveness, found, journal.head, lag, now)
-        return PipelineStatus(verdict=verdict, reason=reason, journal_head=journal.head, lag=lag, tables=found)
+        return PipelineStatus(
+            verdict=verdict,
+            reason=reason,
+            remedy=liveness.remedy if liveness.error else None,
+            journal_head=journal.head,
+            lag=lag,
+            tables=found,
+        )
     finally:
         journal.close()
 
 
 def complete_upto(state: TableState, applied: Applied, journal: Journal) -> int:
-    """Up to which change set the table is complete: its own number, or more where nothing for it came after that."""
+    """Up to which change set the table is complete: its own number, or the last one before there is more for it.
+
+    It never goes down: an idle table is at the head, and then at the one before the first that has changes of it.
+    """
     at_trim = state.complete_at_trim if applied.number == state.recorded_at_trim else 0
     number = max(applied.number, at_trim)
     if number < journal.trimmed:
         return number  # a table that somebody has put back to an older version
     window = journal.window(state.source, number, journal.head)
     version = applied.schema_version
-    something_new = window.segments or window.target.version > version or window.open_stale_reasons(version)
-    return number if something_new else journal.head
+    if not (window.segments or window.target.version > version or window.open_stale_reasons(version)):
+        return journal.head
+    for commit in journal.commits(number):
+        entry = commit.tables.get(state.source)
+        has_notice = any(notice.table == state.source for notice in commit.notices)
+        if has_notice or (entry is not None and (entry.segments or entry.schema_version > version)):
+            return commit.number - 1
+    return number
+
+
+def newest_change(table: TableId, journal: Journal, upto: int) -> float | None:
+    """When the newest of a table's changes up to a change set was committed in the source. None: not known any more."""
+    for commit in reversed(list(journal.commits(max(0, upto - _RECENT), upto))):
+        if (entry := commit.tables.get(table)) is not None and entry.segments:
+            return newest_time(entry.segments[-1])
+    return None
 
 
 def is_catching_up(state: TableState, applied: int, journal: Journal) -> bool:
@@ -178,16 +226,21 @@ def _verdict(
         return "stalled", liveness.error  # between two tries nobody has the lease
     if holder is None:
         last = f"; the last error was: {liveness.error}" if liveness.error else ""
-        return "stopped", f"no process runs it; {len(behind)} of {len(tables)} tables are behind the journal{last}"
+        return "stopped", f"no process runs it; {_of(behind, tables, 'is', 'are')} behind the journal{last}"
     if failed:
         first = failed[0]
-        return "stalled", f"{len(failed)} of {len(tables)} tables cannot go on, {first} first: {tables[first].error}"
+        return "stalled", f"{_of(failed, tables, 'cannot', 'cannot')} go on, {first} first: {tables[first].error}"
     silent_seconds = now - max(liveness.at, holder.since.timestamp())
     if silent_seconds > STALE_SECONDS:
         return "stalled", f"process {holder.pid} has not finished a cycle for {silent_seconds:.0f} s"
     copying = [table for table, status in tables.items() if status.state in ("staged", "copying")]
     if copying:
-        return "healthy", f"{len(copying)} of {len(tables)} tables are being copied"
+        return "healthy", f"{_of(copying, tables, 'is', 'are')} being copied"
     if behind or lag.rows:
         return "healthy", f"process {holder.pid} is applying changes"
     return "idle", "every table has every change there is"
+
+
+def _of(some: Sequence[TableId], tables: Mapping[TableId, TableStatus], one: str, many: str) -> str:
+    """``1 of 3 tables is``, ``2 of 3 tables are``: with the verb for one and the verb for many."""
+    return f"{len(some)} of {len(tables)} table{'' if len(tables) == 1 else 's'} {one if len(some) == 1 else many}"

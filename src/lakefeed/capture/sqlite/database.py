@@ -152,7 +152,7 @@ class OpenedFile:
         if not self.is_there:
             raise SourceUnavailableError(
                 f"{self.database.path} is not the file any more that was opened: it was replaced or removed",
-                remedy="Lakefeed opens the new file by itself; if there is none, put it back.",
+                remedy="If there is no new file, put it back.",
             )
 
     def keep(self) -> None:
