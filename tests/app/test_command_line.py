@@ -22,6 +22,8 @@ from lakefeed.app.output import LogLines, seconds_text, show_table
 from lakefeed.errors import TableStoppedError
 from lakefeed.flow.pipeline import Pipeline
 from lakefeed.journal.journal import Journal
+from lakefeed.lake.formats import FORMATS
+from lakefeed.lake.spark.java import find_java
 
 COMMANDS = (
     "init", "check", "sync", "run", "status", "journal", "verify", "rebuild", "diff", "maintain", "uninstall", "demo",
@@ -186,12 +188,29 @@ def test_a_lake_path_that_is_a_file_or_read_only_is_a_sentence_for_every_command
     (tmp_path / "lake").write_text("in the way")
     for path in ("./lake", "/proc/lake"):
         shop.write_text(f"pipeline: shop\nsource: {{kind: sqlite, path: s.db}}\nlake: {{path: {path}}}\n")
-        for command, expected in (("sync", 3), ("run", 3), ("status", 0), ("journal", 0)):
+        for command, expected in (("check", 1), ("sync", 3), ("run", 3), ("status", 0), ("journal", 0)):
             assert cli.execute([command, "shop.yaml"]) == expected, command
-            said = capsys.readouterr()
-            assert "unexpected" not in said.err + said.out
-            assert expected == 0 or "cannot be written" in said.err
-            assert expected == 0 or "lake.path" in said.err
+            said = "".join(capsys.readouterr())
+            assert "unexpected" not in said
+            assert expected == 0 or "cannot be written" in said or "is a file" in said
+            assert expected == 0 or "lake.path" in said
+
+
+def test_check_finds_jars_that_are_not_here_and_cannot_be_had(
+    shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_java()  # before HOME changes: where the packaged one is kept goes by it
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("lakefeed.lake.spark.jars._REPOSITORY", "https://127.0.0.1:1/maven2")
+    assert cli.execute(["check", "shop.yaml", "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert "are not on this machine, and https://127.0.0.1:1/maven2 does not answer" in found["problem"]
+    jars = tmp_path / ".ivy2.5.2" / "jars"
+    jars.mkdir(parents=True)
+    group, artifact, version = FORMATS["delta"].coordinates.split(":")
+    (jars / f"{group}_{artifact}-{version}.jar").touch()
+    assert cli.execute(["check", "shop.yaml", "--json"]) == 0
 
 
 def test_status_has_an_exit_code_for_monitoring_and_can_be_watched(

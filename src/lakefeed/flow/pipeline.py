@@ -21,9 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lakefeed.capture.base import Finding, Lag, Level, Source
+from lakefeed.capture.base import Continuity, Finding, Lag, Level, Source
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError, LakeError, LakefeedError, LeaseError, StateError
+from lakefeed.errors import ConfigError, LakeError, LakefeedError, LeaseError, SourceChangedError, StateError
+from lakefeed.flow.capture_side import source_forgot
 from lakefeed.flow.full_diff import FullDiffs
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.maintenance import maintain_tables
@@ -32,7 +33,7 @@ from lakefeed.flow.rebuild import Rebuild, Rebuilt
 from lakefeed.flow.result import CycleResult
 from lakefeed.flow.run_loop import OpenPipeline, RunLoop
 from lakefeed.flow.status import Liveness, PipelineStatus, read_status
-from lakefeed.flow.table_state import TableStates
+from lakefeed.flow.table_state import Phase, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.lease import lease_holder
 from lakefeed.lake.base import Lake, TableResult
@@ -89,7 +90,7 @@ class Pipeline:
         """What the last ``run`` left behind when it was stopped: it goes on in a daemon thread until it ends."""
 
     def check(self) -> tuple[Finding, ...]:
-        """Preflight of the source and the routes: findings, each with its remedy. Changes nothing."""
+        """Preflight of source, routes and journal: what would stop a sync, each with its remedy. Changes nothing."""
         findings = self._capture.check()
         if any(finding.level is Level.ERROR for finding in findings):
             return findings
@@ -98,6 +99,7 @@ class Pipeline:
             if opens:
                 self._capture.open()
             offered = self._capture.discover()
+            gap = self._gap()
         finally:
             if opens:
                 self._capture.close()
@@ -106,6 +108,8 @@ class Pipeline:
             Finding(level=Level.ERROR, problem=one.problem, remedy=one.remedy, table=one.second.source)
             for one in clashes
         ]
+        if gap is not None:
+            found.append(Finding(level=Level.ERROR, problem=gap.message, remedy=gap.remedy))
         if (renamed := self._renamed(routes)) is not None:
             found.append(Finding(level=Level.ERROR, problem=renamed.message, remedy=renamed.remedy))
         return *findings, *found
@@ -302,6 +306,23 @@ class Pipeline:
         if self._opened is None:
             self._opened = OpenPipeline(self._capture, self._tables, self.root, self._options, self._listener)
         return self._opened
+
+    def _gap(self) -> LakefeedError | None:
+        """Why capture could not go on where the journal ends. Not asked while a process runs it: both move then."""
+        if not (self.root / "commits").exists() or lease_holder(self.root) is not None:
+            return None
+        journal = Journal.read(self.root)
+        try:
+            known, identity = journal.identity, self._capture.identity()
+            if None not in (known, identity) and known != identity:
+                return SourceChangedError(f"the journal {self.root} belongs to {known}, not to {identity}")
+            sources = {state.source for state in TableStates(self.root).in_phase(Phase.COPYING, Phase.LIVE)}
+            continuity = self._capture.continuity(journal.end, sorted(sources))
+            return source_forgot(journal.end) if continuity is Continuity.FRESH and journal.head > 0 else None
+        except LakefeedError as error:
+            return error
+        finally:
+            journal.close()
 
     def _renamed(self, routes: Mapping[TableId, Route]) -> ConfigError | None:
         """What is wrong if another pipeline keeps some of these lake tables. None for a pipeline that has run."""
