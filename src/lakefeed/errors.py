@@ -42,7 +42,7 @@ class Retry(Enum):
 
 
 class LakefeedError(Exception):
-    """Base of all errors. ``message`` says what is wrong, ``remedy`` what the operator does about it."""
+    """Base of all errors. ``message`` says what is wrong, ``remedy`` what the operator does; ``str`` is both."""
 
     retry: ClassVar[Retry] = Retry.NEVER
     exit_code: ClassVar[int] = 3
@@ -52,6 +52,9 @@ class LakefeedError(Exception):
         super().__init__(message)
         self.message = message
         self.remedy = remedy or self.default_remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}\nRemedy: {self.remedy}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.remedy))
@@ -67,7 +70,12 @@ class ConfigError(LakefeedError):
 
 
 class StateError(LakefeedError):
+    """``str`` is the message alone: a program, not an operator, has called in the wrong order, and may compare it."""
+
     default_remedy = "Call the methods in the order start, poll, commit, stop."
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class CheckpointError(LakefeedError):
@@ -134,7 +142,7 @@ class LakeError(LakefeedError):
 
 
 class SparkSetupError(LakeError):
-    default_remedy = 'Set JAVA_HOME to a Java 17 or 21, or run: pip install "lakefeed[java]"'
+    default_remedy = 'Set JAVA_HOME to a Java 17 or 21, or run `pip install "lakefeed[java]"`.'
 
 
 class CommitFailedError(LakeError):

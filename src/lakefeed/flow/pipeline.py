@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from lakefeed.capture.base import Continuity, Finding, Lag, Level, Source
 from lakefeed.change.table import TableId
@@ -40,6 +40,9 @@ from lakefeed.lake.base import Lake, TableResult
 from lakefeed.lake.full_diff import FullDiffResult
 from lakefeed.lake.maintenance import MaintenanceResult
 from lakefeed.lake.route import Route, settled
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +91,19 @@ class Pipeline:
         self._left: list[threading.Thread] = []
         self.hanging: tuple[str, ...] = ()
         """What the last ``run`` left behind when it was stopped: it goes on in a daemon thread until it ends."""
+
+    @classmethod
+    def from_yaml(
+        cls, path: str | Path, *, spark: SparkSession | None = None, listener: Listener | None = None
+    ) -> Pipeline:
+        """The pipeline of a configuration file, as the commands use it. ConfigError names every mistake of the file.
+
+        Without ``spark`` it builds a session of its own when it needs one.
+        """
+        from lakefeed.app.build import build_pipeline
+        from lakefeed.app.config import load_config
+
+        return build_pipeline(load_config(Path(path)), spark=spark, listener=listener)
 
     def check(self) -> tuple[Finding, ...]:
         """Preflight of source, routes and journal: what would stop a sync, each with its remedy. Changes nothing."""

@@ -11,20 +11,24 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lakefeed.capture.base import Lag
-from lakefeed.change.table import TableId
+from lakefeed.change.table import ByTable, TableId
 from lakefeed.durable import replace_file
 from lakefeed.errors import JournalDamagedError, JournalError, LakefeedError
 from lakefeed.flow.full_diff import Compared, DiffStore
+from lakefeed.flow.result import table_frame
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.lease import lease_holder
 from lakefeed.journal.segment_file import newest_time
 from lakefeed.lake.base import Applied, TableFormat
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +58,7 @@ class TableStatus:
     age_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PipelineStatus:
     """``verdict``: healthy, idle (running, nothing to do), stalled (needs a person) or stopped; ``reason`` says why.
 
@@ -68,6 +72,34 @@ class PipelineStatus:
     journal_head: int = 0
     lag: Lag = field(default_factory=Lag)
     tables: Mapping[TableId, TableStatus] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tables", ByTable(self.tables))
+
+    def __repr__(self) -> str:
+        tables = "".join(
+            f"\n  {table}: {one.state}, {'?' if one.rows is None else f'{one.rows:,}'} rows"
+            + (f", error: {one.error}" if one.error else "")
+            for table, one in sorted(self.tables.items())
+        )
+        return f"<PipelineStatus: {self.verdict}, {self.reason}{tables}>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, ready for JSON: what ``lakefeed status --json`` prints."""
+        return {
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "remedy": self.remedy,
+            "age_seconds": self.age_seconds,
+            "journal_head": self.journal_head,
+            "lag": {"rows": self.lag.rows, "bytes": self.lag.bytes, "seconds": self.lag.seconds},
+            "source": dict(self.lag.source),
+            "tables": {str(table): asdict(one) for table, one in sorted(self.tables.items())},
+        }
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A row for each table. Needs pandas."""
+        return table_frame(self.to_dict()["tables"])
 
     @property
     def age_seconds(self) -> float | None:
@@ -224,6 +256,8 @@ def _verdict(
     failed = [table for table, status in tables.items() if status.error]
     if liveness.error and (holder is not None or now - liveness.at < STALE_SECONDS):
         return "stalled", liveness.error  # between two tries nobody has the lease
+    if holder is None and not (liveness.error or behind or failed or lag.rows or lag.bytes) and followed:
+        return "stopped", "no process runs it; every table has every change there is"
     if holder is None:
         last = f"; the last error was: {liveness.error}" if liveness.error else ""
         return "stopped", f"no process runs it; {_of(behind, tables, 'is', 'are')} behind the journal{last}"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -44,7 +43,7 @@ def status(
         if watch and not as_json and sys.stdout.isatty():
             show_text("\x1b[2J\x1b[H")  # clear the screen
         if as_json:
-            show_object(status_object(found))
+            show_object(found.to_dict())
         else:
             _show(config.pipeline, found)
         if not watch:
@@ -82,33 +81,6 @@ def _show(name: str, found: PipelineStatus) -> None:
             ago = seconds_text(max(0.0, time.time() - table.compared.at))
             result = f"{table.compared.deleted:,} deleted, {table.compared.changed:,} different"
             show_text(f"\n{table_name}: compared with the source {ago} ago: {result}.")
-
-
-def status_object(found: PipelineStatus) -> dict[str, Any]:
-    """What ``status --json`` prints."""
-    lag, tables = found.lag, sorted(found.tables.items())
-    return {
-        "verdict": found.verdict,
-        "reason": found.reason,
-        "remedy": found.remedy,
-        "age_seconds": found.age_seconds,
-        "journal_head": found.journal_head,
-        "lag": {"rows": lag.rows, "bytes": lag.bytes, "seconds": lag.seconds},
-        "source": dict(lag.source),
-        "tables": {
-            str(table): {
-                "state": state.state,
-                "applied": state.applied,
-                "rows": state.rows,
-                "age_seconds": state.age_seconds,
-                "error": state.error,
-                "remedy": state.remedy,
-                "reason": state.reason,
-                "compared": asdict(state.compared) if state.compared else None,
-            }
-            for table, state in tables
-        },
-    }
 
 
 def journal(

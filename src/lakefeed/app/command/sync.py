@@ -72,15 +72,7 @@ def cycle_object(result: CycleResult, pipeline: Pipeline) -> dict[str, Any]:
     for table, failed in result.errors.items():
         tables.setdefault(str(table), {"applied": None, "rows": None})
         tables[str(table)] |= {"error": failed.error, "remedy": failed.remedy}
-    counts = result.counts
-    return {
-        "change_sets": result.change_sets,
-        "rows": {"inserted": counts.inserted, "updated": counts.updated, "deleted": counts.deleted},
-        "tables": tables,
-        "last_position": result.last_position.encode() if result.last_position else None,
-        "last_seq": result.last_seq,
-        "seconds": round(result.seconds, 3),
-    }
+    return result.to_dict() | {"tables": tables}
 
 
 def run(

@@ -86,7 +86,7 @@ class FileWatermarkStore(MemoryWatermarkStore):
         except JournalDamagedError as error:
             raise CheckpointDamagedError(error.message) from error
         except (KeyError, TypeError, CheckpointError) as error:
-            raise CheckpointDamagedError(f"{self._path} is damaged: {error}") from error
+            raise CheckpointDamagedError(f"{self._path} is damaged: {getattr(error, 'message', error)}") from error
 
     def save(self, identity: str, marks: Mapping[str, Mark]) -> None:
         """JournalFullError if the disk is full, which is tried again; CheckpointError for any other refusal."""
