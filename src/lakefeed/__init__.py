@@ -82,6 +82,9 @@ if TYPE_CHECKING:
     from lakefeed.lake.spark.session import spark_session as spark_session
     from lakefeed.reading.at import read_at as read_at
     from lakefeed.reading.source import register_source as register_source
+    from lakefeed.reading.table import register_tables as register_tables
+    from lakefeed.reading.table import table as table
+    from lakefeed.reading.table import to_arrow as to_arrow
     from lakefeed.reading.temporal import as_of as as_of
 
 _HOMES = {
@@ -118,6 +121,7 @@ _HOMES = {
     "lakefeed.lake.spark.session": "spark_session",
     "lakefeed.reading.at": "read_at",
     "lakefeed.reading.source": "register_source",
+    "lakefeed.reading.table": "register_tables table to_arrow",
     "lakefeed.reading.temporal": "as_of",
 }
 """Where each public name is defined. The imports above say the same to type checkers; a test compares the two."""

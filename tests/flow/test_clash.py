@@ -8,7 +8,6 @@ import pytest
 from tests.flow.test_run import A, B, Scripted, add_table_b, ids, pipeline_of, running, scripted, until
 
 from lakefeed import Pipeline
-from lakefeed.app.command.status import status_object
 from lakefeed.capture.base import Level
 from lakefeed.change.change_set import TableDropped
 from lakefeed.change.table import TableId
@@ -57,7 +56,7 @@ def test_the_second_table_is_blocked_in_the_status_and_the_first_goes_on(lake: M
     assert [(one.level, one.problem, one.remedy) for one in findings] == [
         (Level.ERROR, blocked.error, blocked.remedy)
     ], "check says the same"
-    (shown,) = status_object(status)["blocked"]
+    (shown,) = status.to_dict()["blocked"]
     assert (shown["table"], shown["source"], shown["state"]) == ("main.all", "main.b", "blocked")
     assert pipeline.status().blocked == (blocked,), "also when no process runs"
 

@@ -277,7 +277,7 @@ def test_what_waits_for_a_person_is_in_the_status(tmp_path: Path, lake: MemoryLa
         pipeline.sync_once()
         found = pipeline.status()
     assert found.verdict == "stalled"
-    assert "1 of 1 tables cannot go on" in found.reason
+    assert "1 of 1 table cannot go on" in found.reason
     assert "cannot follow RetypeColumn" in (found.tables[PEOPLE.table].error or "")
     assert found.tables[PEOPLE.table].remedy
     assert lake.rows("main.people") == [{"id": 1, "code": "a"}]

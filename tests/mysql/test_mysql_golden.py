@@ -16,6 +16,7 @@ from lakefeed.capture.mysql.binlog import BinlogDecoder, Resolved
 from lakefeed.capture.mysql.columns import Kind, ZeroDates
 from lakefeed.capture.mysql.dialect import column_of
 from lakefeed.capture.mysql.rows import Layout, TableMap
+from lakefeed.capture.mysql.xa import PreparedTransactions
 from lakefeed.change.batch import Operation
 from lakefeed.change.mysql import MariadbGtid, MysqlGtid
 from lakefeed.change.table import TableSchema
@@ -63,7 +64,9 @@ def keyed(found: TableMap) -> Resolved:
 
 
 def decoder() -> BinlogDecoder:
-    return BinlogDecoder(keyed, lambda statement: Announced(), lambda table: True, zero_dates=ZeroDates.NULL)
+    return BinlogDecoder(
+        keyed, lambda statement: Announced(), lambda table: True, PreparedTransactions(), zero_dates=ZeroDates.NULL
+    )
 
 
 def test_every_version_that_the_matrix_knows_has_its_golden_binlog() -> None:

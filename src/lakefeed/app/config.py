@@ -150,7 +150,9 @@ def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Con
     try:
         config = model.model_validate(document.data)
     except ValidationError as error:
-        raise ConfigError(complaints(error, document, model)) from None  # the cause would show replaced secrets
+        text, keys = complaints(error, document, model)
+        remedy = f"Correct {' and '.join(keys)} in {path}; `lakefeed init` writes a commented example."
+        raise ConfigError(text, remedy=remedy) from None  # the cause would show replaced secrets
     directory = path.absolute().parent
     scheme, separator, rest = config.lake.path.partition("://")
     if separator and scheme != "file":

@@ -147,9 +147,9 @@ _EXPECTATIONS = {
 """By the kind of pydantic's error; the names in braces are in its context."""
 
 
-def complaints(error: ValidationError, document: Document, model: type[BaseModel]) -> str:
-    """One sentence for one problem, a list for several, in the order of the file."""
-    found: set[tuple[int, str]] = set()
+def complaints(error: ValidationError, document: Document, model: type[BaseModel]) -> tuple[str, list[str]]:
+    """One sentence for one problem, a list for several, in the order of the file; and the keys in question."""
+    found: set[tuple[int, str, str]] = set()
     for problem in error.errors(include_url=False, include_input=False, include_context=True):
         at, kind, context = tuple(problem["loc"]), problem["type"], dict(problem.get("ctx", {}))
         if kind in ("union_tag_invalid", "union_tag_not_found"):
@@ -174,12 +174,13 @@ def complaints(error: ValidationError, document: Document, model: type[BaseModel
             text = f"{key}: {value} {_EXPECTATIONS[kind].format(**context)}"
         else:
             text = f"{key}: {value} is not valid: {problem['msg']}"
-        found.add((document.line(at), text))
+        found.add((document.line(at), text, key))
+    keys = list(dict.fromkeys(key for _, _, key in sorted(found)))
     if len(found) == 1:
-        ((line, text),) = found
-        return f"{document.path}, line {line}: {text}"
-    rows = "".join(f"\n  line {line}: {text}" for line, text in sorted(found))
-    return f"{document.path} has {len(found)} mistakes:{rows}"
+        ((line, text, _),) = found
+        return f"{document.path}, line {line}: {text}", keys
+    rows = "".join(f"\n  line {line}: {text}" for line, text, _ in sorted(found))
+    return f"{document.path} has {len(found)} mistakes:{rows}", keys
 
 
 def _unknown_key(at: KeyPath, document: Document, model: type[BaseModel]) -> str:

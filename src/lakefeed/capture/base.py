@@ -57,9 +57,13 @@ class Level(Enum):
     WARNING = "warning"
 
 
+class Statement(str):
+    """A remedy that is SQL and can be run as it is. What else is to be done stands in a comment at its end."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem that preflight found. ``remedy`` is the exact statement or command that repairs it."""
+    """A problem that preflight found. ``remedy`` is the exact Statement or command that repairs it."""
 
     level: Level
     problem: str

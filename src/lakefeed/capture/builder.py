@@ -79,7 +79,7 @@ class Spill:
             if error.errno not in _NO_ROOM:
                 raise
             problem = f"no room left in {tempfile.gettempdir()} for the temporary file of a large transaction"
-            remedy = "Free space there, or set TMPDIR to a larger disk; Lakefeed goes on by itself."
+            remedy = "Free space there, or set TMPDIR to a larger disk."
             raise JournalFullError(f"{problem}: {error.strerror}", remedy=remedy) from error
         self._items.append((offset, self._file.tell() - offset))
 

@@ -129,7 +129,7 @@ class BackgroundReader(LogReader[P, Piece]):
         if self._silence_seconds is not None and silent >= self._silence_seconds and self._error is None:
             self._error = SourceUnavailableError(
                 f"{self._name}: the server has answered nothing for {silent:.0f} s, although the connection is open",
-                remedy="Lakefeed connects again by itself. If this stays, check the server and what is in between.",
+                remedy="If this stays, check the server and what is in between.",
             )
             self._stopping = True
             self._changed.notify_all()

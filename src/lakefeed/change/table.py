@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -56,6 +56,19 @@ class TableId:
         if not dot:
             raise ConfigError(f"'{text}' is not a table name; it must read schema.table")
         return cls(schema, name)
+
+
+V = TypeVar("V")
+
+
+class ByTable(dict[TableId, V]):
+    """Values by table. ``found["public.orders"]`` works too, and ``found["orders"]`` if only one table is called so."""
+
+    def __missing__(self, key: object) -> V:
+        named = [table for table in self if key in (str(table), table.name)]
+        if len(named) != 1:
+            raise KeyError(f"{key}; there are {', '.join(map(str, self)) or 'no tables'}")
+        return self[named[0]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,14 @@ _BUSY_SECONDS, _ENDLESS_SECONDS = 1.0, 60.0
 """When ``drain`` stops asking a source that always has more, if the source knows where its log ends, and if not."""
 
 
+def source_forgot(end: Position | None) -> PositionLostError:
+    """The journal goes on from ``end``, and the source has no resume point any more."""
+    return PositionLostError(
+        f"the journal ends at {end}, but the source knows nothing of this pipeline",
+        remedy="Restore the source; or begin again, which copies every table: lakefeed uninstall FILE, then sync.",
+    )
+
+
 class CaptureSide:
     """See the module."""
 
@@ -74,10 +82,7 @@ class CaptureSide:
         followed = self._states.in_phase(Phase.COPYING, Phase.LIVE)
         continuity = self._capture.continuity(self._journal.end, sorted({state.source for state in followed}))
         if continuity is Continuity.FRESH and self._journal.head > 0:
-            raise PositionLostError(
-                f"the journal ends at {self._journal.end}, but the source knows nothing of this pipeline",
-                remedy="Restore the source, or move the pipeline's state directory away to copy every table again.",
-            )
+            raise source_forgot(self._journal.end)
         if continuity is Continuity.FRESH:
             for state in followed:
                 self._states.stage(state.route, reason="the source has no resume point")

@@ -146,17 +146,17 @@ class TableCopies:
                 self._states.leave(state.table, reason, last_change_set=self._journal.head)
         wanted = []
         for state in self._states.in_phase(Phase.STAGED):
-            if state.source in there:
-                wanted.append(state)
-            else:
+            if state.source not in there:
                 self._end(state)
+            elif not self._errors.is_held(state.table):
+                wanted.append(state)
         planned = [self._plan(state, low) for state, low in self._prepared(wanted)]
         return any(planned)
 
     @property
     def has_staged(self) -> bool:
         """Some table waits for ``enrol``: it must be copied, or copied again."""
-        return bool(self._states.in_phase(Phase.STAGED))
+        return any(not self._errors.is_held(state.table) for state in self._states.in_phase(Phase.STAGED))
 
     def load(self, is_stopping: Callable[[], bool] = lambda: False) -> CycleResult:
         """Steps 6 and 7 for every table that is planned. Stops after the chunk group under way."""

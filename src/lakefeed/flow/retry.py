@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from lakefeed.change.table import TableId
 from lakefeed.flow.listener import Listener
@@ -58,6 +59,8 @@ class TableErrors:
         self._errors: dict[TableId, tuple[str, str]] = {}
         self._failed: dict[TableId, tuple[int, float, bool]] = {}
         self._worked_at = 0.0
+        self.is_held: Callable[[TableId], bool] = lambda _table: False
+        """Tables that the sync under way leaves as they are."""
 
     def all(self) -> dict[TableId, tuple[str, str]]:
         with self._lock:
@@ -65,7 +68,7 @@ class TableErrors:
 
     def is_paused(self, table: TableId) -> bool:
         with self._lock:
-            return table in self._backoffs and not self._backoffs[table].is_over
+            return self.is_held(table) or (table in self._backoffs and not self._backoffs[table].is_over)
 
     def is_its_own(self, table: TableId) -> bool:
         """The lake works, and this table does not.

@@ -19,11 +19,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from lakefeed.capture.base import ChangeCapture, Comparable
+from lakefeed.change.table import TableId
 from lakefeed.durable import remove_temporaries
-from lakefeed.errors import JournalError, JournalFullError, LakefeedError, Retry
+from lakefeed.errors import JournalError, JournalFullError, LakefeedError, Retry, SourceSetupError
 from lakefeed.flow.capture_side import CaptureSide
 from lakefeed.flow.copies import TableCopies
 from lakefeed.flow.full_diff import FullDiffs, FullDiffThread
@@ -96,6 +98,24 @@ class OpenPipeline:
         except BaseException:
             self.close()
             raise
+
+    def hold_others(self, patterns: Sequence[str]) -> None:
+        """Until the next call, leave lake tables that no pattern matches as they are. Without a pattern all take part.
+
+        SourceSetupError for a pattern that matches none.
+        """
+        self.errors.is_held = lambda _table: bool(patterns)
+        if not patterns:
+            return
+        self.copies.enrol()  # new tables are known from here on; all are held, so none is copied
+        there, chosen = sorted(self._states.all()), set[TableId]()
+        for pattern in patterns:
+            matched = [table for table in there if fnmatchcase(str(table if "." in pattern else table.name), pattern)]
+            if not matched:
+                names = ", ".join(map(str, there)) or "none yet"
+                raise SourceSetupError(f"no lake table matches '{pattern}'", remedy=f"The lake tables are {names}.")
+            chosen.update(matched)
+        self.errors.is_held = lambda table: table not in chosen
 
     def enrol(self) -> float:
         """Prepare and plan new tables. Returns after how many seconds to do that again.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import psycopg
 import pyarrow as pa
 
+from lakefeed.capture.base import Statement
 from lakefeed.capture.dialect import Refusal
 from lakefeed.capture.postgres.database import BEGIN, Connection, quoted, wait_while
 from lakefeed.capture.postgres.values import SourceType, arrow_type
@@ -196,7 +197,8 @@ class SourceTable:
         """Why its changes cannot be captured, and the statement that repairs it."""
 
         def altered(names: Iterable[str], how: str) -> str:
-            return " ".join(f"ALTER TABLE {one} {how};" for one in names)
+            text = " ".join(f"ALTER TABLE {one} {how};" for one in names)
+            return text if "…" in text else Statement(text)
 
         name = sql_name(self.id)
         unlogged = [leaf.name for leaf in self.leaves if leaf.persistence != _LOGGED]

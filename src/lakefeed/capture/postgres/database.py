@@ -193,10 +193,19 @@ class Database:
         if isinstance(error, _SETUP):
             return SourceSetupError(message)
         if isinstance(error, psycopg.OperationalError) and is_libpqs and any(word in text for word in _REFUSED):
-            return SourceSetupError(message, remedy="Correct the connection string, or give the role the right.")
+            return SourceSetupError(message, remedy=_refusal_remedy(error))
         if isinstance(error, psycopg.OperationalError) or (type(error) is psycopg.DatabaseError and is_libpqs):
             return SourceUnavailableError(message)
         return SourceError(message)
+
+
+def _refusal_remedy(error: psycopg.Error) -> str:
+    """What to do about a refused connection, by what libpq knows of the attempt."""
+    if error.pgconn is not None and error.pgconn.needs_password:
+        return "The server asks for a password: export PGPASSWORD=…, or add password=${NAME} to source.dsn."
+    if error.pgconn is not None and error.pgconn.used_password:
+        return "Correct what the message names: the password in PGPASSWORD or source.dsn, the user or the database."
+    return "Correct host, port, user or dbname in source.dsn, or let this role in (pg_hba.conf)."
 
 
 class Connections:

@@ -285,15 +285,29 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         return Lag(bytes=behind, seconds=seconds, source={**health, "invalidation_reason": slot.lost})
 
     def drop(self) -> tuple[str, ...]:
+        """SourceSetupError names what this role may not drop, with the statements, after all the rest is dropped."""
         self._exported.close()
-        removed = []
+        slot, publication = self._names.slot, self._names.publication
+        removed, left = list[str](), list[str]()
         with self._connections.connection() as connection:
-            if usable_slot(connection, self._names.slot) is not None:
-                connection.execute("SELECT pg_drop_replication_slot(%s)", (self._names.slot,))
-                removed.append(f"replication slot {self._names.slot}")
-            if read_coverage(connection, self._names.publication).members is not None:
-                connection.execute(f"DROP PUBLICATION {quoted(self._names.publication)}".encode())
-                removed.append(f"publication {self._names.publication}")
+            there = list[tuple[str, str]]()
+            if usable_slot(connection, slot) is not None:
+                there.append((f"replication slot {slot}", f"SELECT pg_drop_replication_slot('{slot}')"))
+            if read_coverage(connection, publication).members is not None:
+                there.append((f"publication {publication}", f"DROP PUBLICATION {quoted(publication)}"))
+            for name, statement in there:
+                try:
+                    connection.execute(statement.encode())
+                    removed.append(name)
+                except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ObjectInUse) as error:
+                    left.append(f"{statement};")
+                    log.warning("%s cannot be dropped: %s", name, error)
+        if left:
+            done = f"removed {' and '.join(removed)}; the rest" if removed else "what Lakefeed made in the source"
+            raise SourceSetupError(
+                f"{done} may not be dropped by this role, or is in use",
+                remedy=f"Run as its owner, then uninstall again: {' '.join(left)}",
+            )
         return tuple(removed)
 
     def _publish(self, connection: Connection, coverage: Coverage, wanted: Sequence[TableId]) -> None:
@@ -318,7 +332,7 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
                 if isinstance(error, psycopg.errors.LockNotAvailable):
                     lock = "another session has a lock on it that ALTER PUBLICATION waits for"
                     problem = f"{wanted[0]} cannot be published now: {lock}"
-                    remedy = "Lakefeed tries again by itself; pg_locks shows the session."
+                    remedy = "The next sync tries again by itself; pg_locks shows the session."
                 raise SourceSetupError(problem, remedy=remedy) from error
         failed: list[SourceSetupError] = []
         for table in wanted:

@@ -88,7 +88,7 @@ def usable_slot(connection: Connection, name: str) -> Slot | None:
         raise SourceUnavailableError(
             f"the replication slot {name} is still being made by the server's process {pid}, for a client "
             "that may be gone: it waits for transactions that were running",
-            remedy=f"Lakefeed tries again by itself; or end it: SELECT pg_terminate_backend({pid});",
+            remedy=f"Wait, or end it: SELECT pg_terminate_backend({pid});",
         )
     return slot
 
@@ -135,7 +135,7 @@ def create_slot(
                     log.warning("%s, for %.0f s now", reason, now - began)
                     if is_over:
                         pgconn.get_cancel().cancel()  # the server would go on making it, for nobody
-                        remedy = "Lakefeed tries again by itself; end that transaction, or let it come to its end."
+                        remedy = "End that transaction, or let it come to its end."
                         raise SourceUnavailableError(reason, remedy=remedy)
             made = finish(connection)
             _, point, snapshot, _ = ((made.get_value(0, column) or b"").decode() for column in range(4))
@@ -206,7 +206,7 @@ def bracketed(connection: Connection) -> tuple[PostgresLsn, PostgresLsn]:
     if not wait_for_commits(connection, _COMMIT_SECONDS):
         raise SourceUnavailableError(
             f"transactions that were active {_COMMIT_SECONDS:.0f} s ago are still active, so a copy cannot be dated",
-            remedy="Lakefeed tries again by itself; a long statement in pg_stat_activity is what it waits for.",
+            remedy="Let them come to their end: pg_stat_activity shows them.",
         )
     connection.execute(BEGIN)
     connection.execute("SELECT pg_current_snapshot()")  # the first statement takes the snapshot

@@ -143,7 +143,7 @@ class OpenedFile:
         """SourceUnavailableError unless it is there: once the file is opened again, its position is checked."""
         if not self.is_there:
             problem = f"{self.database.path} is not the file any more that was opened: it was replaced or removed"
-            remedy = "Lakefeed opens the new file by itself; if there is none, put it back."
+            remedy = "If there is no new file, put it back."
             raise SourceUnavailableError(problem, remedy=remedy)
 
     def keep(self) -> None:

@@ -64,7 +64,7 @@ def load_table(
     if done is None and kind is not None:
         raise TableStoppedError(
             f"table {copy.table}: there is {article} {kind} table at {store.location} that this pipeline did not make",
-            remedy="Choose another lake path or pipeline name, or remove that table.",
+            remedy="Choose another lake path, or move that table away if nobody needs it there.",
             table=str(copy.table),
         )
     stored = lake_arrow(mode.schema(copy.schema))

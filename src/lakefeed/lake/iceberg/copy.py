@@ -56,7 +56,7 @@ def load_table(
     if record is None and store.is_foreign():
         raise TableStoppedError(
             f"table {copy.table}: there is a table at {store.location}, which this pipeline did not make",
-            remedy="Choose another lake path, namespace or pipeline name, or remove that table.",
+            remedy="Choose another lake path or namespace, or move that table away if nobody needs it there.",
             table=str(copy.table),
         )
     own, total = mode.schema(copy.schema), len(copy.chunks)

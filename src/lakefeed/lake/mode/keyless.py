@@ -55,8 +55,8 @@ def keyless_step(session: SparkSession, window: Window, store: TableStore, own: 
         raise RebuildNeededError(
             f"table {window.table} has no key and was changed while it was copied: what the copy has of these changes"
             " is unknown",
-            remedy="Lakefeed copies the table again by itself until nobody changes it meanwhile. With a primary key, or"
-            " in a mode of its own by a rule (append keeps every change as a row), one copy is enough.",
+            remedy="The next sync copies the table again by itself, until nobody changes it meanwhile. With a primary"
+            " key, or in a mode of its own by a rule (append keeps every change as a row), one copy is enough.",
             table=str(window.table),
             cause=RebuildCause.COPY,
         )
