@@ -40,6 +40,13 @@ def test_t24_a_table_that_two_patterns_match_is_taken_once() -> None:
     assert matched("orders", "order*", "*.orders") == ["main.order_items", "main.orders"]
 
 
+def test_t24_a_pattern_with_an_exclamation_mark_takes_tables_away_wherever_it_stands() -> None:
+    assert matched("*", "!order*") == matched("!main.order*", "*") == ["main.Customers", "main.a.b"]
+    assert matched("*", "!nothing_yet_*", "!CUSTOMERS") == ["main.a.b", "main.order_items", "main.orders"]
+    with pytest.raises(ConfigError, match=r"'!orders' takes tables away, and no pattern has any"):
+        matched("!orders")
+
+
 def test_t24_a_pattern_that_matches_nothing_names_itself_and_the_tables_there_are() -> None:
     with pytest.raises(ConfigError) as caught:
         matched("orders", "invoices")

@@ -73,9 +73,10 @@ def rules(config: LakeConfig) -> list[Rule]:
     return [
         Rule(
             table.match,
-            mode_named(table.mode, table.options),
+            mode_named(table.mode or config.mode, table.options) if table.mode or table.options else None,
             table.name,
             evolution(table.evolution, lake) if table.evolution else None,
+            tuple(table.columns),
         )
         for table in config.tables
     ]

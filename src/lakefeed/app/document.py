@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -216,7 +216,8 @@ def _choices(model: type[BaseModel], at: KeyPath, document: Document) -> tuple[s
     if variants and name == model.model_fields[str(around[0])].discriminator:
         return tuple(variants)
     field = _section(model, tuple(around), document).model_fields[str(name)]
-    return tuple(str(value) for value in get_args(field.annotation) if not isinstance(value, type))
+    kinds = [field.annotation, *get_args(field.annotation)]  # a Literal, or one of the kinds of an optional value
+    return tuple(str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind))
 
 
 def _variants(field: FieldInfo) -> dict[str, type[BaseModel]]:

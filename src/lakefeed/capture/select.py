@@ -3,8 +3,10 @@
 - A pattern is a glob (``*``, ``?``, ``[abc]``) over ``schema.table``. Without a dot it means a table of the source's
   default schema; ``orders`` and ``main.orders`` are the same for SQLite.
 - Case folds exactly where the database folds it: in SQLite, in MySQL on a folding file system, not in PostgreSQL.
+- A pattern that begins with ``!`` takes tables away again: ``public.*``, ``!public.audit_*``.
 - Order and repetition do not matter; a table that two patterns match is taken once.
-- A pattern that matches nothing is an error: a list that matches nothing looks like an idle database."""
+- A pattern that matches nothing is an error: a list that matches nothing looks like an idle database. One that takes
+  away may match nothing: it may be there for tables to come."""
 
 from __future__ import annotations
 
@@ -24,13 +26,20 @@ class TablePatterns:
 
     def __init__(self, patterns: Iterable[str], *, default_schema: str, folds_case: bool) -> None:
         flags = re.IGNORECASE if folds_case else 0
-        whole = {pattern: pattern if "." in pattern else f"{default_schema}.{pattern}" for pattern in patterns}
+        names = {pattern: pattern.removeprefix("!") for pattern in patterns}
+        whole = {pattern: name if "." in name else f"{default_schema}.{name}" for pattern, name in names.items()}
         self._matchers = {pattern: re.compile(translate(text), flags) for pattern, text in whole.items()}
+        if names and all(pattern.startswith("!") for pattern in names):
+            first = next(iter(names))
+            remedy = f'Add what to take them from: ["{default_schema}.*", "{first}"].'
+            raise ConfigError(f"the table pattern '{first}' takes tables away, and no pattern has any", remedy=remedy)
 
     def matching(self, table: TableId) -> list[str]:
-        """The patterns that match ``table``, whether there is such a table or not; those that name it come first."""
+        """The patterns that match ``table``, whether there is such a table or not; those that name it come first. None
+        if one takes it away."""
         found = [pattern for pattern, matcher in self._matchers.items() if matcher.match(str(table))]
-        return sorted(found, key=lambda pattern: not is_literal(pattern))
+        is_taken_away = any(pattern.startswith("!") for pattern in found)
+        return [] if is_taken_away else sorted(found, key=lambda pattern: not is_literal(pattern))
 
     def choose(self, tables: Iterable[TableId], seen: Iterable[TableId] = ()) -> tuple[TableId, ...]:
         """The tables that at least one pattern matches, sorted. ConfigError for a pattern that matches none, and none
@@ -38,7 +47,7 @@ class TablePatterns:
         there = sorted(set(tables))
         matched = {table: self.matching(table) for table in {*there, *seen}}
         used = {pattern for patterns in matched.values() for pattern in patterns}
-        for pattern in (one for one in self._matchers if one not in used):
+        for pattern in (one for one in self._matchers if one not in used and not one.startswith("!")):
             more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
             listed = f"there are {', '.join(map(str, there[:_SHOWN]))}{more}"
             choices = listed if there else "there are no tables that can be captured"

@@ -39,6 +39,7 @@ from lakefeed.errors import (
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.result import CycleResult
 from lakefeed.flow.retry import TableErrors
+from lakefeed.flow.shape import Shape, chunk_from_json
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableCopy, TableFormat, TableResult
@@ -71,6 +72,7 @@ class TableCopies:
         journal: Journal,
         states: TableStates,
         tables: TableFormat,
+        shape: Shape,
         errors: TableErrors,
         listener: Listener,
         *,
@@ -81,6 +83,7 @@ class TableCopies:
         self._journal = journal
         self._states = states
         self._tables = tables
+        self._shape = shape
         self._errors = errors
         self._listener = listener
         self._is_applying = is_applying
@@ -107,6 +110,8 @@ class TableCopies:
                 self._end(state)
             elif state.last_change_set is None and state.leaving:  # there again, and a new table: this one has ended
                 self._states.update(state.table, last_change_set=self._journal.head)
+        for state in self._states.in_phase(Phase.COPYING, Phase.LIVE):
+            self._require_same_columns(state)
         for state in self._states.in_phase(Phase.LIVE, Phase.BLOCKED):
             if state.phase is Phase.BLOCKED and state.source in there:  # a person may have followed the remedy
                 self._states.stage(state.route, reason=f"tried again after: {state.reason}")
@@ -173,6 +178,18 @@ class TableCopies:
         self._end_copies()
         return CycleResult.of(results, self._journal.end)
 
+    def _require_same_columns(self, state: TableState) -> None:
+        """ConfigError if the configuration takes other columns of a table than it did: what the lake has would be
+        columns that are not to be there, or rows without those that are."""
+        taken = self._journal.latest_schema(state.source)
+        wanted = taken and self._shape.schema(taken.whole)
+        if taken is not None and wanted is not None and taken.names != wanted.names:
+            raise ConfigError(
+                f"lake table {state.table} was made with the columns {', '.join(taken.names)} of {state.source}; the "
+                f"configuration now takes {', '.join(wanted.names)}",
+                remedy=f"Put columns back, or copy the table again: lakefeed rebuild FILE {state.table} --from-source",
+            )
+
     def _end(self, state: TableState) -> None:
         """A table that the source does not offer: it is blocked if the source says what is wrong with it.
 
@@ -218,10 +235,10 @@ class TableCopies:
         self._planning.set()
         try:
             base = self._journal.head
-            plan = self._capture.snapshot(state.source)
+            plan = self._shape.planned(self._capture.snapshot(state.source))
             self._planned.add(state.source)
             schema = self._journal.record_schema(plan.schema, low)
-            self._capture.recall([schema])
+            self._capture.recall([schema.whole])
             return self._states.update_if(
                 state,
                 phase=Phase.COPYING,
@@ -274,7 +291,7 @@ class TableCopies:
                 generation=state.generation,
                 base=state.base,
                 position=state.low,
-                chunks=[self._capture.chunk(chunk) for chunk in state.chunks],
+                chunks=[chunk_from_json(chunk, self._capture.chunk) for chunk in state.chunks],
             )
             loaded = self._tables.table(state.route).load(copy, progress)
         except (DecodeError, TableStoppedError) as error:

@@ -34,6 +34,7 @@ from lakefeed.flow.listener import Listener
 from lakefeed.flow.maintenance import MaintenanceThread
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.retry import Backoff, TableErrors
+from lakefeed.flow.shape import Shape
 from lakefeed.flow.status import BlockedSource, Liveness
 from lakefeed.flow.table_state import TableStates
 from lakefeed.journal.journal import Journal
@@ -71,11 +72,13 @@ class OpenPipeline:
                 remove_temporaries(directory)
             states = self._states = TableStates(root)
             self.errors = TableErrors(states, listener)
+            shape = Shape(tables.columns)
             self.copies = TableCopies(
                 capture,
                 self.journal,
                 states,
                 tables,
+                shape,
                 self.errors,
                 listener,
                 is_applying=lambda table: self.lake.is_applying(table),
@@ -90,7 +93,7 @@ class OpenPipeline:
                 listener,
                 may_trim=lambda: not self.copies.is_planning,
             )
-            self.capture = CaptureSide(capture, self.journal, states, self.copies, listener)
+            self.capture = CaptureSide(capture, self.journal, states, self.copies, shape, listener)
             self.maintenance = MaintenanceThread(states, tables, options.maintenance, options.maintenance_seconds)
             diffs = FullDiffs(root, capture, states, tables, listener) if isinstance(capture, Comparable) else None
             self.full_diff = FullDiffThread(diffs, listener)

@@ -1,7 +1,8 @@
 """Routes: which lake tables a source table has, under which names and in which modes.
 
 Every source table that the pipeline captures has one lake table of its own name in the lake's mode. A rule without a
-name gives the tables it matches another mode; a rule with a name adds a lake table beside it.
+name says what is different for the tables it matches; a rule with a name adds a lake table beside it. Of several rules
+that say something, one that names the table counts before one with a pattern, and a later one before an earlier one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from lakefeed.change.table import TableId
+from lakefeed.errors import ConfigError
 from lakefeed.lake.mode import Mirror, Mode
 from lakefeed.lake.schema.policy import Evolution, Policy
 
@@ -33,13 +35,28 @@ class Route:
 class Rule:
     """``match`` is a pattern of ``schema.table`` or ``table``. In ``name``, ``{table}`` is the source table's name.
 
-    ``evolution`` is the lake's if it is None.
+    ``mode`` and ``evolution`` are the lake's if they are None. ``columns`` are globs of the columns that the pipeline
+    takes of the source table, see ``flow.shape``; without any it takes all. They are the source table's, not one lake
+    table's, so a rule with a name has none.
     """
 
     match: str
-    mode: Mode
+    mode: Mode | None = None
     name: str | None = None
     evolution: Evolution | None = None
+    columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.name is not None and self.columns:
+            raise ConfigError(
+                f"the rule for {self.match} has a name and columns; the lake table {self.name} has what the pipeline "
+                "takes of its source table",
+                remedy="Write the columns into a rule without a name.",
+            )
+
+    @property
+    def is_literal(self) -> bool:
+        return not any(mark in self.match for mark in "*?[")
 
     def matches(self, table: TableId) -> bool:
         return fnmatchcase(str(table) if "." in self.match else table.name, self.match)
@@ -109,16 +126,21 @@ class Routes:
 
     def __init__(self, mode: Mode, rules: Sequence[Rule] = (), evolution: Evolution = Evolution()) -> None:  # noqa: B008  # immutable
         self._mode = mode
-        self._rules = tuple(rules)
+        self._rules = tuple(sorted(rules, key=lambda rule: rule.is_literal))
         self._evolution = evolution
 
     def of(self, source: TableId) -> tuple[Route, ...]:
         """The lake tables of one source table, its own name first. Two rules may make the same one: see ``settled``."""
         matching = [rule for rule in self._rules if rule.matches(source)]
-        own = [rule.mode for rule in matching if rule.name is None]
-        named = [(TableId(source.schema, rule.name.replace("{table}", source.name)), rule.mode)
+        own = [rule.mode for rule in matching if rule.name is None and rule.mode is not None]
+        named = [(TableId(source.schema, rule.name.replace("{table}", source.name)), rule.mode or self._mode)
                  for rule in matching if rule.name is not None]  # fmt: skip
         return Route.same(source, own[-1] if own else self._mode), *(Route(name, source, mode) for name, mode in named)
+
+    def columns(self, source: TableId) -> tuple[str, ...]:
+        """The globs of the columns that are taken of a source table; none: all of them."""
+        found = [rule.columns for rule in self._rules if rule.columns and rule.matches(source)]
+        return found[-1] if found else ()
 
     def policy(self, route: Route) -> Policy:
         """How the lake table of a route evolves. No part of the route: it may change in a table's life."""
@@ -126,6 +148,6 @@ class Routes:
         for rule in self._rules:
             name = route.source.name if rule.name is None else rule.name.replace("{table}", route.source.name)
             is_own = route.table == route.source if rule.name is None else route.table.name == name
-            if rule.matches(route.source) and is_own:
+            if rule.matches(route.source) and is_own and (rule.evolution is not None or rule.mode is not None):
                 own = rule.evolution
         return Policy(route.table, route.mode, own or self._evolution)

@@ -95,6 +95,9 @@ class IcebergFormat:
     def routes(self, source: TableId) -> tuple[Route, ...]:
         return self._routes.of(source)
 
+    def columns(self, source: TableId) -> tuple[str, ...]:
+        return self._routes.columns(source)
+
     def table(self, route: Route) -> SparkTable:
         with self._lock:
             if route not in self._tables:
