@@ -126,28 +126,33 @@ class Routes:
 
     def __init__(self, mode: Mode, rules: Sequence[Rule] = (), evolution: Evolution = Evolution()) -> None:  # noqa: B008  # immutable
         self._mode = mode
-        self._rules = tuple(sorted(rules, key=lambda rule: rule.is_literal))
+        self._rules = tuple(rules)
         self._evolution = evolution
 
     def of(self, source: TableId) -> tuple[Route, ...]:
         """The lake tables of one source table, its own name first. Two rules may make the same one: see ``settled``."""
         matching = [rule for rule in self._rules if rule.matches(source)]
-        own = [rule.mode for rule in matching if rule.name is None and rule.mode is not None]
+        own = [rule.mode for rule in self._own(source) if rule.mode is not None]
         named = [(TableId(source.schema, rule.name.replace("{table}", source.name)), rule.mode or self._mode)
                  for rule in matching if rule.name is not None]  # fmt: skip
         return Route.same(source, own[-1] if own else self._mode), *(Route(name, source, mode) for name, mode in named)
 
     def columns(self, source: TableId) -> tuple[str, ...]:
         """The globs of the columns that are taken of a source table; none: all of them."""
-        found = [rule.columns for rule in self._rules if rule.columns and rule.matches(source)]
+        found = [rule.columns for rule in self._own(source) if rule.columns]
         return found[-1] if found else ()
+
+    def _own(self, source: TableId) -> list[Rule]:
+        """The rules for the lake table of the source table's own name; what a later one says counts."""
+        found = [rule for rule in self._rules if rule.name is None and rule.matches(source)]
+        return sorted(found, key=lambda rule: rule.is_literal)
 
     def policy(self, route: Route) -> Policy:
         """How the lake table of a route evolves. No part of the route: it may change in a table's life."""
         own: Evolution | None = None
-        for rule in self._rules:
+        for rule in sorted(self._rules, key=lambda rule: rule.is_literal):
             name = route.source.name if rule.name is None else rule.name.replace("{table}", route.source.name)
             is_own = route.table == route.source if rule.name is None else route.table.name == name
-            if rule.matches(route.source) and is_own and (rule.evolution is not None or rule.mode is not None):
-                own = rule.evolution
+            if rule.matches(route.source) and is_own:
+                own = rule.evolution or own
         return Policy(route.table, route.mode, own or self._evolution)
