@@ -243,11 +243,9 @@ def match_columns(
     names: Sequence[str], before: TableSchema | None, source: SourceTable | None
 ) -> tuple[tuple[int, ...], str | None]:
     """The attribute number of each column; and why existing rows may have other values than these numbers say.
-
     ``before`` is the last schema of the same relation that was delivered, ``source`` the catalog as it was read, before
     or after ``names`` were in force. PostgreSQL counts columns up, never gives a number twice, and keeps dropped ones.
-    So a column that the catalog does not show yet has the next number; if that turns out wrong, the table is copied.
-    """
+    So a column that the catalog does not show yet has the next number; if that turns out wrong, the table is copied."""
     was = {column.name: int((column.id or ".0").partition(".")[2]) for column in before.columns} if before else {}
     if source is None:
         unknown = itertools.count(max(was.values(), default=0) + 1)
@@ -271,8 +269,7 @@ def match_columns(
 
 
 def _guessed(names: Sequence[str], source: SourceTable) -> tuple[int, ...]:
-    """By name first, by order for the rest. Of the names only those whose numbers grow, as attribute numbers do: a name
-    that was given to another column does not."""
+    """By name first, by order for the rest. Of names only those whose numbers grow: one given to another does not."""
     live = {column.name: column.number for column in source.columns}
     by_name, last = list[int | None](), 0
     for name in names:
@@ -292,8 +289,8 @@ def _shape(schema: TableSchema) -> tuple[Any, ...]:
 
 
 def _not_known(source: SourceTable | None) -> dict[str, str]:
-    """Columns whose value in existing rows nobody can tell: those with a default that is not kept as a value, and NOT
-    NULL without one, whose rows were rewritten, as for an identity column."""
+    """Columns whose value in existing rows nobody can tell: with a default that is not kept as a value, or NOT NULL
+    without one, whose rows were rewritten, as for an identity column."""
     if source is None:
         return {}
     unknown = [one for one in source.attributes if one.missing is not None or one.has_default or one.not_null]

@@ -45,8 +45,7 @@ _PLACES = 3  # of the order that one row message has: before image, delete, and 
 _ABSENT = pa.list_(pa.string())
 PIECE_BYTES = 4 << 20
 _PIECE_MESSAGES = 12_000  # decoded at a time: fewer cost more each, more leave the processor's caches
-LARGE_BYTES = 64 << 20
-"""A row from this size on, in binary form, may be what cannot be printed: eight times as long at most, as bits are."""
+LARGE_BYTES = 64 << 20  # from here on a row in binary form may be what cannot be printed, eight times as long at most
 
 
 class _BinaryError(DecodeError):
@@ -120,9 +119,8 @@ def without(run: Messages, given: int) -> tuple[Messages, int]:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How rows of a relation become rows of a table. ``schema.columns`` are those of its message, in that order.
-    An empty key: rows match as a whole. ``whole_old_rows``: an old row that is said to be full is. Not so where a
-    partition has another replica identity."""
+    """How rows of a relation, with the columns of its message, become rows of a table. No key: rows match as a whole.
+    ``whole_old_rows``: an old row that is said to be full is. Not so where a partition has another identity."""
 
     schema: TableSchema
     whole_old_rows: bool = True
@@ -180,8 +178,7 @@ def walk(run: Messages, at: Ints, limit: Ints, columns: int) -> tuple[list[Slice
 
 
 def _rows(run: Messages, chosen: Ints, order: Ints, codes: Any, layout: Layout, *, before_images: bool) -> Rows:
-    """The rows that the messages ``chosen``, all of one relation, make. Each has ``_PLACES`` in the order. MisfitError
-    for a value that its column cannot hold; it names the column."""
+    """The rows that the messages ``chosen``, all of one relation, make. Each message has ``_PLACES`` in the order."""
     # 1. The first tuple of each message, and the second one of updates that carry the old row.
     begins, ends, kinds = run.begins[chosen], run.ends[chosen], run.kinds[chosen]
     if np.any(begins + _TUPLE > ends):

@@ -218,11 +218,12 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
                 oids = [source.oid, *(leaf.oid for leaf in source.leaves)]
                 if writers := wait_while(connection, _WRITERS, WRITERS_SECONDS, oids):
                     pids = ", ".join(str(pid) if pid is not None else "a prepared transaction" for pid in writers)
-                    raise SourceSetupError(
-                        f"the copy of {table} cannot start: transactions that may have written to it before it was "
-                        f"published are still open, in the processes {pids}",
-                        remedy=f"Commit them, or end them: SELECT pg_terminate_backend({writers[0] or '…'});",
+                    problem = (
+                        f"the copy of {table} cannot start: transactions that may have written to it before it was"
                     )
+                    problem += f" published are still open, in the processes {pids}"
+                    remedy = f"Commit them, or end them: SELECT pg_terminate_backend({writers[0] or '…'});"
+                    raise SourceSetupError(problem, remedy=remedy)
         return (origin or slots.SnapshotOrigin())._asdict()
 
     def exact_at(self, origin: Mapping[str, Any]) -> PostgresLsn | None:
@@ -297,9 +298,8 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         return tuple(removed)
 
     def _publish(self, connection: Connection, coverage: Coverage, wanted: Sequence[TableId]) -> None:
-        """All at once; one by one if some may not be. The others then are published before the slot is made, and one
-        snapshot does for all. A table that somebody has locked is tried at once first, then for as long as
-        ``lock_timeout`` allows with no snapshot of ours kept."""
+        """All at once; one by one if some may not be, so that the others are published before the slot is made. One
+        that somebody has locked is tried for as long as ``lock_timeout`` allows, then with no snapshot of ours kept."""
         if (statement := coverage.statement(wanted)) is None:
             return
         try:

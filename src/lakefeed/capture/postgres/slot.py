@@ -3,7 +3,6 @@
 A read transaction under an exported snapshot has exactly the commits up to its position; only making a slot tells both.
 For a copy that starts later than the pipeline's own slot, a temporary one is made; a plain transaction takes its
 snapshot over at once, so that the slot keeps no log back. Losing a snapshot is no error: chunks then have brackets.
-
 A snapshot keeps the server from cleaning up, and CREATE INDEX CONCURRENTLY, for one, waits for it. So the transaction
 that keeps it touches no table and no catalog, it is kept only for tables whose copy is not over, and a thread asks
 every half second whether a session waits for it, and gives it up at once if so.
@@ -79,17 +78,14 @@ def usable_slot(connection: Connection, name: str) -> Slot | None:
     pid, plugin, database = (slot.report[key] for key in ("active_pid", "plugin", "database"))
     here = connection.info.dbname
     if plugin != PLUGIN or database != here:
-        raise SourceSetupError(
-            f"the replication slot {name} belongs to plugin '{plugin}' and database '{database}', "
-            f"not to {PLUGIN} and '{here}'",
-            remedy="Give the pipeline another name, or drop that slot if nobody needs it.",
-        )
+        belongs = f"belongs to plugin '{plugin}' and database '{database}', not to {PLUGIN} and '{here}'"
+        remedy = "Give the pipeline another name, or drop that slot if nobody needs it."
+        raise SourceSetupError(f"the replication slot {name} {belongs}", remedy=remedy)
     if slot.report["confirmed_flush_lsn"] is None:
-        raise SourceUnavailableError(
-            f"the replication slot {name} is still being made by the server's process {pid}, for a client "
-            "that may be gone: it waits for transactions that were running",
-            remedy=f"Lakefeed tries again by itself; or end it: SELECT pg_terminate_backend({pid});",
-        )
+        waits = "for a client that may be gone: it waits for transactions that were running"
+        problem = f"the replication slot {name} is still being made by the server's process {pid}, {waits}"
+        remedy = f"Lakefeed tries again by itself; or end it: SELECT pg_terminate_backend({pid});"
+        raise SourceUnavailableError(problem, remedy=remedy)
     return slot
 
 
@@ -177,8 +173,7 @@ class SnapshotOrigin(NamedTuple):
 
 
 def import_snapshot(connection: Connection, origin: SnapshotOrigin) -> bool:
-    """Begin a read transaction under an exported snapshot, if it is still there and still the same: names are used
-    again after a restart. False: no transaction is open."""
+    """Begin a read transaction under an exported snapshot, if it is there and the same: a restart uses names again."""
     if not origin.snapshot:
         return False
     connection.execute(BEGIN)
@@ -191,9 +186,8 @@ def import_snapshot(connection: Connection, origin: SnapshotOrigin) -> bool:
 
 
 def shows(connection: Connection, table: str) -> bool:
-    """Whether the transaction's snapshot has the rows of a table (its name as SQL) and of its partitions of now. One
-    that was rewritten or attached since would be read with the catalog of now and the rows of then: an ALTER TABLE that
-    rewrites leaves none to be seen."""
+    """Whether the transaction's snapshot has the rows of a table (its name as SQL) and its partitions of now. One that
+    was rewritten or attached since would be read with the catalog of now and the rows of then: none after a rewrite."""
     return connection.execute(_CHANGED, {"table": table}).fetchone() == (0,)
 
 
@@ -204,10 +198,9 @@ def bracketed(connection: Connection) -> tuple[PostgresLsn, PostgresLsn]:
     moment is over; the high mark is read after the snapshot. SourceUnavailableError if they do not come to an end."""
     low = inserted(connection)
     if not wait_for_commits(connection, _COMMIT_SECONDS):
-        raise SourceUnavailableError(
-            f"transactions that were active {_COMMIT_SECONDS:.0f} s ago are still active, so a copy cannot be dated",
-            remedy="Lakefeed tries again by itself; a long statement in pg_stat_activity is what it waits for.",
-        )
+        problem = f"transactions that were active {_COMMIT_SECONDS:.0f} s ago still are, so a copy cannot be dated"
+        remedy = "Lakefeed tries again by itself; a long statement in pg_stat_activity is what it waits for."
+        raise SourceUnavailableError(problem, remedy=remedy)
     connection.execute(BEGIN)
     connection.execute("SELECT pg_current_snapshot()")  # the first statement takes the snapshot
     return low, inserted(connection)
