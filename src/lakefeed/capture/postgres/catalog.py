@@ -106,9 +106,8 @@ _KEPT = """
 SELECT bool_or(age(xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::int8 - {seen})
   FROM (SELECT xmin FROM ONLY {name} LIMIT 1000) AS r"""
 
-# Every transaction with an id has a lock on it until its rows are visible, and everybody may read locks. An open one
-# whose client is idle is not committing. A prepared one (its lock has no process) is committed by somebody's statement.
-# Of any other, and of sessions that this role may not see into, nothing is known: it is waited for.
+# Every transaction with an id has a lock on it until its rows are visible. An open one whose client is idle is not
+# committing. A prepared one (no process) is committed by somebody's statement. Any other may be: it is waited for.
 _COMMITTING = """
 SELECT l.transactionid::text FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
  WHERE l.locktype = 'transactionid' AND l.granted AND CASE WHEN l.pid IS NULL

@@ -199,7 +199,6 @@ class Connections:
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """A connection for one block, with errors mapped."""
         with self.database.connection(self._name) as connection:
             self._open.add(connection)
             yield connection

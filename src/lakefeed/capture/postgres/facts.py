@@ -89,8 +89,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             return Resolved(None)
         table = TableId(relation.schema, relation.name)
         moment, source = facts.tables.get(relation.id, (catalog.NEVER, None))
-        newest = self._newest.get(relation.id)
-        if newest is not None and newest.snapshot > moment:
+        if (newest := self._newest.get(relation.id)) is not None and newest.snapshot > moment:
             source = newest
         last = self._last(table, relation.id)
         names = [column.name for column in relation.columns]
@@ -176,7 +175,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
                 is_other, reasons = True, dict[str, str]()
                 if before is not None and before.fingerprint:
                     is_other, reasons = catalog.altered(connection, before.fingerprint, source)
-                    is_other = is_other or schema.names != before.names
+                    is_other |= schema.names != before.names
                 schema = replace(schema, fingerprint=catalog.fingerprint(source) if is_other else "")
                 stated.append(Stated(source.oid, schema, source.refusal, stale_reason, _not_known(source), reasons))
             self.observe(stated, lambda: _flushed(connection))

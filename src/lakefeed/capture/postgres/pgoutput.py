@@ -98,7 +98,6 @@ def read_truncate(message: bytes) -> tuple[int, ...]:
 
 
 def described(run: Messages) -> list[Relation]:
-    """The tables that a run describes."""
     return [read_relation(run.message(index)) for index in np.flatnonzero(run.kinds == _RELATION).tolist()]
 
 
@@ -254,8 +253,7 @@ class PgoutputDecoder:
     """See ``capture.log.Decoder``. Whole transactions are decoded as they come. The beginning of one is kept until its
     commit has come, too, so that a change set can be cut before it; unless it is large: then it is given in parts.
 
-    ``resolve`` says what a relation message means, given the facts of the piece; it asks nobody either. With
-    ``before_images`` the old rows that the stream carries whole are delivered, too."""
+    ``resolve`` says what a relation message means, given the facts of the piece; it asks nobody either."""
 
     def __init__(self, resolve: Callable[[Relation, CatalogFacts], Resolved], *, before_images: bool = False) -> None:
         self._resolve, self._before_images = resolve, before_images

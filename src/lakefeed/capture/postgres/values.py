@@ -65,7 +65,6 @@ class Messages:
 
 
 def as_messages(parts: list[bytes]) -> Messages:
-    """Whole messages."""
     lengths = np.fromiter(map(len, parts), np.int64, len(parts))
     ends = np.cumsum(lengths)
     return Messages(np.frombuffer(b"".join([*parts, bytes(PAD)]), np.uint8), ends - lengths, ends)
@@ -204,8 +203,7 @@ def copied_columns(rows: Messages, count: int) -> tuple[Slices, ...]:
     return tuple(found)
 
 
-_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31, counted from 1970
-_DAY = 86_400_000_000
+_FIRST_DAY, _LAST_DAY, _DAY = -719_162, 2_932_896, 86_400_000_000  # 0001-01-01 and 9999-12-31, from 1970; in µs
 
 
 def _fixed(values: Slices, sent: str, made: Any) -> Any:

@@ -142,10 +142,8 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         self._wire = self._stream.enter_context(closing(open_wire(connection)))
         self._gulps = not (connection.info.host or "/").startswith("/")
         publication = quoted(self._names.publication).replace("'", "''")
-        command = (
-            f"START_REPLICATION SLOT {quoted(self._names.slot)} LOGICAL {self._after.text()}"
-            f" (proto_version '1', publication_names '{publication}', binary '{str(binary).lower()}')"
-        )
+        options = f"(proto_version '1', publication_names '{publication}', binary '{str(binary).lower()}')"
+        command = f"START_REPLICATION SLOT {quoted(self._names.slot)} LOGICAL {self._after.text()} {options}"
         until = time.monotonic() + _FREE_SECONDS
         while True:
             try:
@@ -168,8 +166,7 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
                 break
             if self._wire.is_over:
                 raise SourceUnavailableError(f"{self._database}: the server ended the replication stream")
-            left = until - time.monotonic()
-            if left <= 0:
+            if (left := until - time.monotonic()) <= 0:
                 return None
             if self._wake_read in wait_ready((self._connection.pgconn.socket, self._wake_read), min(left, 1.0)):
                 os.read(self._wake_read, 4096)
