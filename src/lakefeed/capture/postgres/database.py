@@ -65,9 +65,8 @@ class Timeouts(NamedTuple):
 
 
 CATALOG = Timeouts()
+# One chunk, or its plan, takes hours at most: a consumer that is slower has died.
 READING = Timeouts(lock=10, statement=21_600, idle_in_transaction=21_600, transaction=21_600, answer=600)
-"""One chunk, or its plan, takes hours at most: a consumer that is slower has died. A server that is gone is noticed by
-``Line.listen``."""
 # Keeps an exported snapshot, and is asked every second: the server ends it if this process freezes.
 KEEPING = Timeouts(statement=10, idle_in_transaction=120, transaction=0, answer=20)
 SLOT = Timeouts(lock=600, statement=0, transaction=0)  # transactions that a new slot waits for count as locks

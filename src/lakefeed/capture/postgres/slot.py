@@ -192,10 +192,9 @@ def shows(connection: Connection, table: str) -> bool:
 
 
 def bracketed(connection: Connection) -> tuple[PostgresLsn, PostgresLsn]:
-    """Begin a read transaction, and say which commits it has: all up to the first position, none after the second. By
-    visibility and not by log position alone (T5): a commit is in the log before its rows become visible. So the
-    position that was read first is a low mark only once every transaction that might have been committing at that
-    moment is over; the high mark is read after the snapshot. SourceUnavailableError if they do not come to an end."""
+    """Begin a read transaction, and say which commits it has: all up to the first position, none after the second. A
+    commit is in the log before its rows become visible (T5). So the position that was read first is a low mark only
+    once all that might have been committing then are over; SourceUnavailableError if they do not come to an end."""
     low = inserted(connection)
     if not wait_for_commits(connection, _COMMIT_SECONDS):
         problem = f"transactions that were active {_COMMIT_SECONDS:.0f} s ago still are, so a copy cannot be dated"
@@ -308,7 +307,7 @@ class ExportedSnapshots:
                                 kept.transaction.execute("SELECT 1")  # so that the server knows that somebody is there
                         except psycopg.Error:
                             reason = "its connection was lost"
-                        if reason is not None:
+                        if reason is not None and kept in self._kept:  # and not ended meanwhile
                             log.warning("the exported snapshot at %s is given up: %s", kept.origin.position, reason)
                             with self._lock:
                                 self._end(kept)

@@ -4,8 +4,7 @@
 only of connections that are not encrypted, and only while libpq waits for nothing: whoever starts a command reads until
 it is over, or closes the connection. ``LibpqWire`` is for the others. Both give the same.
 
-Frames of the protocol: a kind (1 byte), a length (int32, which counts itself), a body. Format: PostgreSQL
-documentation, "Message Formats".
+Frames: a kind (1 byte), a length (int32, which counts itself), a body. PostgreSQL documentation: "Message Formats".
 """
 
 from __future__ import annotations
