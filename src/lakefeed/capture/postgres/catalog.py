@@ -25,8 +25,7 @@ from lakefeed.change.table import Column, TableId, TableSchema
 if TYPE_CHECKING:
     from lakefeed.capture.postgres.pgoutput import Relation
 
-# An index that is not immediate (PRIMARY KEY ... DEFERRABLE) or not valid is no replica identity. Nor is it a key for
-# the lake: inside a transaction two rows may have the same.
+# An index that is deferrable or not valid is no replica identity, and no key: two rows may have the same for a while.
 _TABLES = """
 SELECT c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.relpersistence::text, c.relkind::text,
        k.names, k.primary_key, k.generated,
@@ -58,8 +57,7 @@ _MISSING = """
 SELECT attrelid::int8, attname::text, (attmissingval::text::text[])[1] FROM pg_attribute
  WHERE attrelid = ANY(%s) AND atthasmissing AND NOT attisdropped"""
 
-# What the text of a value depends on beside the value: labels of enums, and the attributes of composites, also inside
-# arrays, domains, ranges and other composites.
+# What the text of a value depends on beside the value: labels of enums and attributes of composites, also nested ones.
 _PARTS = """
 WITH RECURSIVE part(root, type) AS (
   SELECT t, t FROM unnest(%s::oid[]) AS u(t)

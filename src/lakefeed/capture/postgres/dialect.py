@@ -107,9 +107,8 @@ class PostgresSession(Session):
 
     def identity(self) -> str:
         """System identifier and database. A replica is the same database: it has the same rows."""
-        query = "SELECT (SELECT system_identifier::text FROM pg_control_system()), current_database()"
         with self._database.errors():
-            system, name = self._connection.one(query)
+            system, name = self._connection.one("SELECT system_identifier, current_database() FROM pg_control_system()")
         return f"postgres:{system}/{name}"
 
     def tables(self) -> Mapping[TableId, Refusal | None]:
@@ -117,10 +116,8 @@ class PostgresSession(Session):
             there = read_tables(self._connection)
             query = "SELECT oid::int8 FROM pg_class WHERE oid = ANY(%s) AND has_any_column_privilege(oid, 'SELECT')"
             may = {row[0] for row in self._connection.execute(query, ([table.oid for table in there.values()],))}
-        return {
-            table: None if source.oid in may else Refusal("this role may not read it")
-            for table, source in there.items()
-        }
+        unreadable = Refusal("this role may not read it")
+        return {table: None if source.oid in may else unreadable for table, source in there.items()}
 
     def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
         with self._reading(), self._database.errors():

@@ -184,9 +184,9 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
     def _compare(self, connection: Connection, there: Mapping[TableId, SourceTable], coverage: Coverage) -> None:
         """Find captured tables that are gone, whose changes the publication leaves out, or whose partitions left; and
         take out of the publication what must not be there any more."""
-        # PostgreSQL sends no new description of a partitioned table that was renamed (seen with 15 and 18): changes
-        # arrive under the old name for as long as the connection lives. So once that is reported as dropped, the stream
-        # begins again; until then the new name is not offered, since its copy might be from before that.
+        # Of a partitioned table that was renamed (seen with 15 and 18) changes arrive under the old name for as long as
+        # the connection lives. So once that is reported as dropped, the stream begins again; until then the new name is
+        # not offered, since its copy might be from before that.
         partitioned = {source.oid for source in there.values() if source.kind == catalog.PARTITIONED}
         with self._lock:
             gone = {one.life: table for table, one in self._known.items() if table not in there}

@@ -139,9 +139,8 @@ class Resolved(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WalPiece:
-    """What has come of the log: a run of messages, and what the catalog says about the relations that they describe.
-    ``messages`` are all that the server has sent. ``idle_at``: its last word was that it has nothing more up to there;
-    it said so at ``sent_us`` (its clock, microseconds since 1970)."""
+    """What has come: ``messages`` of the server, among them a run of the log; and what the catalog says about relations
+    in it. ``idle_at``: at ``sent_us`` (its clock, since 1970) its last word was that there is no more until there."""
 
     run: Messages = field(default_factory=join)
     facts: CatalogFacts = field(default_factory=CatalogFacts)

@@ -23,7 +23,7 @@ from lakefeed.capture.postgres.walsender import Walsender
 from lakefeed.capture.reader import BackgroundReader
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError, PositionLostError, SourceSetupError, SourceUnavailableError, StateError
+from lakefeed.errors import ConfigError, PositionLostError, SourceSetupError, StateError
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +81,7 @@ class Coverage(NamedTuple):
     def statement(self, wanted: Iterable[TableId]) -> str | None:
         """The SQL that makes the publication cover ``wanted``; None if it does."""
         missing = sorted(set(wanted) - (self.members or {}).keys())
-        # ONLY: children of a table are published with it otherwise, asked for or not, and without an identity the
-        # application's own UPDATE and DELETE on them would fail.
+        # ONLY: children would be published, too, and without an identity the application's UPDATEs of them would fail.
         tables = ", ".join(f"ONLY {sql_name(table)}" for table in missing)
         if self.members is None:
             of = f" FOR TABLE {tables}" if tables else ""
@@ -258,12 +257,8 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         name = self._names.slot
         with self._connections.connection() as connection:
             slot = read_slot(connection, name)
-            if slot is None or position <= slot.confirmed:
-                return
-            try:
+            if slot is not None and position > slot.confirmed:
                 connection.execute("SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (name, position.text()))
-            except psycopg.errors.ObjectInUse as error:
-                raise SourceUnavailableError(f"the replication slot {name} is in use: {error}") from error
 
     def ahead_bytes(self, low: PostgresLsn, high: PostgresLsn) -> int:
         return high.value - low.value

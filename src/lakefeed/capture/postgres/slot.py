@@ -141,8 +141,7 @@ def create_slot(
     return connection, PostgresLsn.parse(point), snapshot
 
 
-# Whether a session waits for a process of ours, and whether somebody reads: a chunk is read in a transaction; the
-# session that plans copies has none while it waits.
+# Whether a session waits for a process of ours; and whether somebody reads, which is in a transaction.
 _IN_USE = """
 SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pg_blocking_pids(pid) && %s::int4[]),
        EXISTS (SELECT FROM pg_stat_activity WHERE application_name = %s AND state <> 'idle')"""

@@ -29,12 +29,10 @@ from lakefeed.change.lsn import PostgresLsn
 from lakefeed.errors import LakefeedError, PositionLostError, SourceError, SourceUnavailableError
 
 _LOG, _KEEPALIVE = ord("w"), ord("k")
-_HEAD_BYTES = 25  # before each message of the log: w, start, end, time
-_KEEPALIVE_BYTES = 18
+_HEAD_BYTES, _KEEPALIVE_BYTES = 25, 18  # the first is before each message of the log: w, start, end, time
 _STATUS_SECONDS = 1.0  # an idle server says by itself only now and then how far it has come
 _BURST = 500
-# With a backlog over TCP, a pause between reads lets the buffers fill: the walsender wakes up less often and is nearly
-# twice as fast. On a unix socket the same pause is harmful.
+# With a backlog over TCP, a pause lets the buffers fill: nearly twice as fast. On a unix socket it is harmful.
 GULP_SECONDS = 0.02
 _FREE_SECONDS = 3.0  # for a slot that a connection of before still has: the server notices its end a little later
 _CLOSE_SECONDS, _VISIBLE_SECONDS, _ASK_SECONDS, _ANSWER_SECONDS = 2.0, 2.0, 0.01, 1.0

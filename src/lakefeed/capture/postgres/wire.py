@@ -28,8 +28,7 @@ from lakefeed.errors import DecodeError
 _DATA, _BOTH, _OUT, _ERROR, _READY = (ord(letter) for letter in "dWHEZ")
 _HEAD, _LENGTH, _READY_FRAME = 5, struct.Struct(">i"), bytes([_READY, 0, 0, 0, 5])
 _ROOM_BYTES, _MOST_BYTES = 4 << 20, 8 << 20
-_OBJECT_BYTES = 200  # what Python needs for each message, however short
-_SEND_SECONDS = 10.0
+_OBJECT_BYTES, _SEND_SECONDS = 200, 10.0  # what Python needs for each message, however short; to send one
 _SILENCE_SECONDS = 30.0  # without a byte of a COPY: then the server is asked on another connection whether it lives
 
 
