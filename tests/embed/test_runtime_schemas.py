@@ -20,7 +20,7 @@ from lakefeed.errors import CheckpointError, ConfigError, SourceUnavailableError
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.faulty import Fault, Faults, FaultyStore
 from lakefeed.testing.runtime_contract import take_all
-from lakefeed.testing.scripted import COMMIT, CRASH, SchemaChanged, ScriptedCapture, insert
+from lakefeed.testing.scripted import COMMIT, CRASH, SchemaChanged, ScriptedCapture, ScriptStep, insert
 
 STREAM = RuntimeOptions(wait_seconds=0, max_events=1)
 
@@ -93,7 +93,7 @@ def test_c04_t14_a_commit_that_cannot_be_saved_moves_no_history_and_what_is_read
 
 
 def test_a_capture_is_told_again_after_a_lost_connection_and_of_every_table_that_is_copied() -> None:
-    script = [insert(shape(0), id=1), COMMIT, CRASH, insert(shape(1), id=2), COMMIT]
+    script: list[ScriptStep] = [insert(shape(0), id=1), COMMIT, CRASH, insert(shape(1), id=2), COMMIT]
     capture = ScriptedCapture(script, snapshot={shape(0): [{"id": 0}]})
     options = replace(STREAM, snapshot_tables=(PEOPLE,))
     runtime = Runtime(capture, MemoryCheckpointStore(), key="k", options=options)
