@@ -39,7 +39,7 @@ def maintain_table(
     try:
         if needs_packing(*size, options):
             wanted = store.having(key) if options.cluster else ()
-            pack(session(), store.name, options, wanted, is_ordered=store.is_ordered)
+            pack(session(), store.name, options, wanted, is_ordered=options.cluster and store.is_ordered)
             packed = store.size()
             after = packed[0] if packed is not None else after
     finally:  # a table that cannot be packed must not grow without end, too
