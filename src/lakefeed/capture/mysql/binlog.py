@@ -22,7 +22,17 @@ from lakefeed.capture.log import Announced, Decoded, Rows, Transaction
 from lakefeed.capture.mysql.columns import Bytes, ZeroDates, padded
 from lakefeed.capture.mysql.history import Gtid
 from lakefeed.capture.mysql.packets import Packets
-from lakefeed.capture.mysql.rows import DELETE, UPDATE, WRITE, Lanes, Layout, TableMap, decode_lanes, read_table_map
+from lakefeed.capture.mysql.rows import (
+    DELETE,
+    UPDATE,
+    WRITE,
+    Lanes,
+    Layout,
+    TableMap,
+    counts_years,
+    decode_lanes,
+    read_table_map,
+)
 from lakefeed.capture.mysql.statement import Effect, Statement, read_statement
 from lakefeed.capture.mysql.xa import Prepared, PreparedTransactions, Xid
 from lakefeed.change.batch import Operation
@@ -57,7 +67,7 @@ PARTIAL_JSON = (
     "SET GLOBAL binlog_row_value_options = ''; then let applications connect again, and run `lakefeed rebuild {table}`."
 )
 _FILE = re.compile(rb"[^\x00-\x1f/\\]+\.([0-9]{6,10})")
-_XID = re.compile(r"X'([0-9A-Fa-f]*)',X'([0-9A-Fa-f]*)',(\d+)")
+_XID = re.compile(r"X'((?:[0-9A-Fa-f]{2})*)',X'((?:[0-9A-Fa-f]{2})*)',([0-9]{1,10})\b")
 
 
 class Resolved(NamedTuple):
@@ -150,14 +160,14 @@ class BinlogDecoder:
         resolve: Callable[[TableMap], Resolved],
         apply: Callable[[Statement], Announced],
         is_captured: Callable[[TableId], bool],
-        prepared: PreparedTransactions,
+        prepared: PreparedTransactions | None = None,
         *,
         zero_dates: ZeroDates = ZeroDates.STOP,
         before_images: bool = False,
     ) -> None:
         self._resolve, self._apply, self._is_captured = resolve, apply, is_captured
         self._zero_dates, self._before_images = zero_dates, before_images
-        self._prepared = prepared
+        self._prepared = prepared or PreparedTransactions()
         self._executed = Executed(MysqlGtid(""))
         self._has_begun = False
         self._again: Executed | None = None  # what was delivered before, while it is read again
@@ -170,7 +180,7 @@ class BinlogDecoder:
         self._xa: Prepared | None = None
         self._touched: set[TableId] = set()
         self._index: int | None = None
-        self._has_checksums = False
+        self._has_checksums = self._counts_years = False
         self._data = b""
         self._view: Bytes | None = None
         self._pending: dict[int, Lanes] = {}
@@ -214,6 +224,7 @@ class BinlogDecoder:
                 self._place.move(data, at, whole, code, offset)
             if code == FORMAT:
                 self._has_checksums = data[whole - 5] == 1
+                self._counts_years = counts_years(data[body + 2 : body + 52])
             elif code in (30, 31, 32, 23, 24, 25, _PARTIAL):
                 self._rows(data, code, body, end)
             elif code == TABLE_MAP:
@@ -264,8 +275,8 @@ class BinlogDecoder:
             origin, number, self._time_us = _tagged(data, body, end)
             self._gtid, self._id = (origin, number), f"{':'.join(filter(None, origin))}:{number}"
         else:
-            origin = (str(uuid.UUID(bytes=data[body + 1 : body + 17])), "")
-            (number,) = struct.unpack_from("<Q", data, body + 17)
+            server_uuid, number = struct.unpack_from("<x16sQ", data, body)
+            origin = (str(uuid.UUID(bytes=server_uuid)), "")
             self._gtid, self._id = (origin, number), f"{origin[0]}:{number}"
             if end - body >= 49 and data[body + 25] == 2:
                 immediate = int.from_bytes(data[body + 42 : body + 49], "little")
@@ -314,7 +325,7 @@ class BinlogDecoder:
             return  # else it was prepared or dropped since
         if self._is_skipped and self._xa is None:
             return
-        found = read_table_map(raw, counts_years=isinstance(self._position, MariadbGtid))
+        found = read_table_map(raw, counts_years=self._counts_years)
         self._flush()  # what is announced comes behind the rows from before it
         resolved = self._resolve(found)
         self._maps[number] = (raw, resolved.layout, found.table)
