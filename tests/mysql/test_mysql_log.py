@@ -228,6 +228,26 @@ def test_partial_json_blocks_its_table_and_check_names_the_statement(
             play.close()
 
 
+def test_tagged_gtids_are_followed_and_resumed_from(servers: Callable[[Flavour], MysqlServer], tmp_path: Path) -> None:
+    """On the servers of the version matrix that have them."""
+    server = servers("mysql")
+    with server.connect() as admin:
+        version = tuple(int(part) for part in admin.get_server_info().split("-")[0].split("."))
+    if version < (8, 3):
+        return
+    with _database(server, "tagged") as database:
+        play = Play(server, database, tmp_path)
+        for key, tag in enumerate(("", ":red", ":red", ":blue", "")):
+            play.run(f"SET gtid_next = 'AUTOMATIC{tag}'", f"INSERT INTO t VALUES ({key}, 'a')")
+        assert changes(play.drain()) == [(Operation.INSERT, key) for key in range(5)]
+        assert play.at == MysqlGtid(str(play.run("SELECT @@GLOBAL.gtid_executed")[0][0]))
+        play.capture.close()
+        play.capture.open()
+        play.run("SET gtid_next = 'AUTOMATIC:red'", "INSERT INTO t VALUES (9, 'a')", "SET gtid_next = 'AUTOMATIC'")
+        assert changes(play.drain()) == [(Operation.INSERT, 9)]
+        play.close()
+
+
 def test_t16_the_stream_goes_through_rotated_files_and_restarts(play: Play) -> None:
     for key in range(3):
         play.run(f"INSERT INTO t VALUES ({key}, 'a')", "FLUSH BINARY LOGS")
