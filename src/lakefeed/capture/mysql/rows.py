@@ -143,6 +143,8 @@ def _kind(
     """The kind, the width and the bytes of the length before it."""
     is_binary = collation == _BINARY
     if code == 246:
+        if not 1 <= meta[0] <= 65 or meta[1] > meta[0]:
+            raise DecodeError(f"a table map has a decimal({meta[0]},{meta[1]}), which no server has")
         kind = Kind("decimal", False, meta[0], meta[1])
         return kind, sum(width for _, width in to_arrow.decimal_groups(kind)), 0
     if code in _NUMERIC:
@@ -151,8 +153,12 @@ def _kind(
         return Kind("year" if code == 13 else "date"), _WIDTHS[code], 0
     if code in _FRACTIONS:
         name, width = _FRACTIONS[code]
+        if meta[0] > 6:
+            raise DecodeError(f"a table map has {meta[0]} digits of a second, more than any server has")
         return Kind(name, size=meta[0]), width + (meta[0] + 1) // 2, 0
     if code == 16:
+        if not 1 <= meta[1] * 8 + meta[0] <= 64:
+            raise DecodeError(f"a table map has bit({meta[1] * 8 + meta[0]}), which no server has")
         return Kind("bit", size=meta[1] * 8 + meta[0]), meta[1] + bool(meta[0]), 0
     if code in (247, 248):
         return Kind("enum" if code == 247 else "set", charset=charset, members=members), meta[1], 0
