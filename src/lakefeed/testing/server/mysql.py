@@ -176,8 +176,9 @@ class MysqlServer(Server):
 
     def says_source(self) -> bool:
         """MySQL 8.4 and newer: source and replica, not master and slave."""
-        with self.connect() as connection:
-            major, minor = connection.get_server_info().split(".")[:2]
+        with self.connect() as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT version()")
+            major, minor = str(cursor.fetchone()[0]).split(".")[:2]
         return self.flavour == "mysql" and (int(major), int(minor)) >= (8, 4)
 
     def reset_log(self) -> None:
