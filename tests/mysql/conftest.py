@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import pytest
 
@@ -57,21 +57,3 @@ def version_of(server: MysqlServer) -> tuple[int, ...]:
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SELECT version()")
         return tuple(int(part) for part in str(cursor.fetchall()[0][0]).split("-")[0].split("."))
-
-
-def spelled(server: MysqlServer, sql: str) -> str:
-    """A statement about replication in the words of the server: MySQL 8.4 has new ones, and not the old."""
-    if server.flavour == "mysql" and version_of(server) >= (8, 4):
-        for old, new in _NEWER.items():
-            sql = sql.replace(old, new)
-    return sql
-
-
-@contextmanager
-def new_database(server: MysqlServer) -> Iterator[str]:
-    name = f"test_{next(_NUMBERS)}"
-    with server.connect() as admin, admin.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
-    yield name
-    with server.connect() as admin, admin.cursor() as cursor:  # a new one: the test may have crashed the server
-        cursor.execute(f"DROP DATABASE IF EXISTS {name}")
