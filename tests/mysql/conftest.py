@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -47,13 +47,17 @@ def database(server: MysqlServer) -> Iterator[str]:
         yield name
 
 
-_NEWER = {
-    "RESET MASTER": "RESET BINARY LOGS AND GTIDS", "CHANGE MASTER": "CHANGE REPLICATION SOURCE", "MASTER_": "SOURCE_",
-    "SLAVE": "REPLICA",
-}  # fmt: skip
-
-
 def version_of(server: MysqlServer) -> tuple[int, ...]:
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SELECT version()")
         return tuple(int(part) for part in str(cursor.fetchall()[0][0]).split("-")[0].split("."))
+
+
+@contextmanager
+def new_database(server: MysqlServer) -> Iterator[str]:
+    name = f"test_{next(_NUMBERS)}"
+    with server.connect() as admin, admin.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+    yield name
+    with server.connect() as admin, admin.cursor() as cursor:  # a new one: the test may have crashed the server
+        cursor.execute(f"DROP DATABASE IF EXISTS {name}")
