@@ -203,7 +203,7 @@ def copied_columns(rows: Messages, count: int) -> tuple[Slices, ...]:
     return tuple(found)
 
 
-_FIRST_DAY, _LAST_DAY, _DAY = -719_162, 2_932_896, 86_400_000_000  # 0001-01-01 and 9999-12-31, from 1970; in µs
+_FIRST_DAY, _LAST_DAY, _DAY = -719_162, 2_932_896, 86_400_000_000  # 0001-01-01 and 9999-12-31 from 1970; a day in µs
 
 
 def _fixed(values: Slices, sent: str, made: Any) -> Any:
