@@ -25,10 +25,12 @@ from lakefeed.failpoint import hit
 from lakefeed.lake.base import Loaded, TableCopy
 from lakefeed.lake.delta.feature import features_of
 from lakefeed.lake.delta.history import AppIds
+from lakefeed.lake.delta.owner import overwriting, refuse_loss
 from lakefeed.lake.formats import other_format_at
 from lakefeed.lake.loader import GROUP_CHUNKS, DataFile, attempt_chunk, written_chunks
 from lakefeed.lake.location import delta_uri, filesystem, spark_path
 from lakefeed.lake.mode.base import CurrentRows, Mode
+from lakefeed.lake.spark.error import explained
 from lakefeed.lake.spark.type import lake_arrow, quoted
 
 if TYPE_CHECKING:
@@ -68,6 +70,13 @@ def load_table(
             table=str(copy.table),
         )
     stored = lake_arrow(mode.schema(copy.schema))
+    with store.writing() as table:
+        if done is None and table is not None and not features_of(table).keeps_life:
+            from pyspark.sql.pandas.types import from_arrow_schema
+
+            # Before a row is read.
+            nothing = session().createDataFrame([], from_arrow_schema(stored, prefer_timestamp_ntz=True))
+            refuse_loss(session(), store.location, table, nothing, copy.table)
     write = partial(attempt_chunk, directory=store.location, schema=stored, added=mode.copied(copy))
     while done is None or done < total:
         start = done or 0
@@ -92,8 +101,9 @@ def load_table(
         is_recorded = table is not None and table.transaction_version(ids.applied) is not None
     if not is_recorded:  # only where Spark did the commits
         metadata = copy.metadata(store.pipeline)
-        for app_id, version in ((ids.schema, copy.schema.version), (ids.applied, copy.base)):
-            _record_by_spark(store, session(), app_id, version, metadata)
+        with _explaining(copy.table):
+            for app_id, version in ((ids.schema, copy.schema.version), (ids.applied, copy.base)):
+                _record_by_spark(store, session(), app_id, version, metadata)
     with store.writing() as table:
         lacks = {
             name: value
@@ -148,7 +158,8 @@ def _commit_group(
                 )
             keeps = table is not None and features_of(table).keeps_life
             if table is not None and not keeps:
-                _write_by_spark(store, session(), copy, stored, files, chunks, metadata, table)
+                with _explaining(copy.table):
+                    _write_by_spark(store, session(), copy, stored, files, chunks, metadata, table)
                 return
             if keeps and table is not None and before is None:
                 schema = _with_comments(stored, table)
@@ -193,22 +204,11 @@ def _write_by_spark(
     from pyspark.sql.pandas.types import from_arrow_schema
 
     before, after = chunks
-    ids = AppIds(store.owner, copy.generation)
+    ids, place = AppIds(store.owner, copy.generation), spark_path(store.location)
     columns = from_arrow_schema(stored, prefer_timestamp_ntz=True)
-    there = session.read.format("delta").load(spark_path(store.location)).schema
-    partitions = table.metadata().partition_columns
-    if before is None:
-        gone = [name for name in partitions if name not in stored.names]
-        if gone:
-            raise TableStoppedError(
-                f"table {copy.table}: column '{gone[0]}' was dropped, and the lake table at {store.location} is "
-                "partitioned by it",
-                remedy=f"Remove the lake table and start the pipeline again: {copy.table} is then copied without it.",
-                table=str(copy.table),
-            )
-        _record_by_spark(store, session, ids.owner, copy.generation, copy.metadata(store.pipeline))
     paths = [spark_path(f"{store.location}/{one.name}", as_glob=True) for one in files]
     rows = session.read.schema(columns).parquet(*paths) if paths else session.createDataFrame([], columns)
+    there = session.read.format("delta").load(place).schema
     comments = {field.name: field.metadata["comment"] for field in there if "comment" in field.metadata}
     rows = rows.select(
         [
@@ -216,12 +216,20 @@ def _write_by_spark(
             for name in rows.columns
         ]
     )
-    writer = rows.write.format("delta").mode("overwrite" if before is None else "append")
-    if partitions:
-        writer = writer.partitionBy(*partitions)
-    if before is None and [(one.name, one.dataType) for one in there] != [(one.name, one.dataType) for one in columns]:
-        writer = writer.option("overwriteSchema", "true")
-    writer.options(**_recording(ids.copy, after, metadata)).save(spark_path(store.location))
+    if before is not None:
+        writer = rows.write.format("delta").mode("append")
+    else:
+        writer = overwriting(session, store.location, table, rows, copy.table)
+        _record_by_spark(store, session, ids.owner, copy.generation, copy.metadata(store.pipeline))
+    writer.options(**_recording(ids.copy, after, metadata)).save(place)
+
+
+@contextmanager
+def _explaining(table: TableId) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise explained(error, table) from error
 
 
 def _record_by_spark(

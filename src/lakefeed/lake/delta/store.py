@@ -41,6 +41,7 @@ from lakefeed.lake.delta.copy import FileChunk, load_table
 from lakefeed.lake.delta.feature import features_of
 from lakefeed.lake.delta.history import AppIds, exact_versions, newest_restore
 from lakefeed.lake.delta.maintenance import WRITTEN, maintain_table
+from lakefeed.lake.delta.owner import overwriting
 from lakefeed.lake.loader import DataFile, file_statistics
 from lakefeed.lake.location import delta_uri, filesystem, spark_path
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
@@ -238,7 +239,11 @@ class DeltaStore:
                     session.sql(step.statement(f"delta.{quoted(spark_path(self.location))}", _VIEW))
                 else:
                     mode = "append" if isinstance(step, AppendRows) else "overwrite"
-                    step.rows.write.format("delta").mode(mode).save(spark_path(self.location))
+                    writer = step.rows.write.format("delta").mode(mode)
+                    if mode == "overwrite" and table is not None and features_of(table).is_clustered:
+                        # With a condition: without one Delta would take the table's clustering away.
+                        writer = writer.option("replaceWhere", "true")
+                    writer.save(spark_path(self.location))
             with self._lock:
                 return self._done(stamp, fresh=True) or self._lost(stamp)
 
@@ -318,13 +323,17 @@ class DeltaStore:
                 nothing.write.format("delta").mode("append").option("mergeSchema", "true").save(place)
             else:
                 rows = self.read(session).select(*projected(path))
-                writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
                 with self._lock:
-                    partitions = self._table.metadata().partition_columns if self._table is not None else []
-                (writer.partitionBy(*partitions) if partitions else writer).save(place)
+                    table = self.refresh()
+                if table is None:
+                    raise LakeError(f"the table at {self.location} is gone")
+                if features_of(table).keeps_life:
+                    rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(place)
+                else:
+                    overwriting(session, self.location, table, rows, self._route.table).save(place)
 
     def lost_by(self, path: Sequence[TableSchema]) -> str | None:  # noqa: ARG002  # the seam's
-        """Nothing: ``evolve`` writes the rows again under the table's own metadata."""
+        """Nothing: ``evolve`` names what the table has, or refuses (``delta.owner``)."""
         return None
 
     @contextmanager

@@ -24,6 +24,7 @@ _CONFLICTS = frozenset(
     }
 )
 _ANALYSIS = "org.apache.spark.sql.AnalysisException"
+_CONSTRAINT = "org.apache.spark.sql.delta.schema.DeltaInvariantViolationException"
 _RAISED, _NO_JVM = "USER_RAISED_EXCEPTION", "JAVA_GATEWAY_EXITED"
 
 INCOMPLETE = "LAKEFEED_INCOMPLETE_ROW"
@@ -111,6 +112,13 @@ def explained(error: BaseException, table: TableId) -> LakefeedError:
         return TableStoppedError(
             f"table {table}: {first_line(error)}",
             remedy="Somebody changed the lake table; undo that, or remove it and start the pipeline again.",
+            table=str(table),
+        )
+    if any(_CONSTRAINT in one.kinds for one in found):
+        return TableStoppedError(
+            f"table {table}: {first_line(error)}",
+            remedy="The lake table has a constraint that rows of the source break. Drop the constraint, or correct the "
+            "rows in the source; the table then goes on by itself.",
             table=str(table),
         )
     return CommitFailedError(f"table {table}: {first_line(error)}")
