@@ -16,10 +16,10 @@ from lakefeed.capture.mysql.binlog import BinlogDecoder, BinlogPiece, Resolved
 from lakefeed.capture.mysql.columns import Kind, ZeroDates
 from lakefeed.capture.mysql.database import Database
 from lakefeed.capture.mysql.dialect import column_of
+from lakefeed.capture.mysql.events import Effect, read_statement
 from lakefeed.capture.mysql.history import Gtid, executed
 from lakefeed.capture.mysql.packets import Packets
 from lakefeed.capture.mysql.rows import Layout, TableMap
-from lakefeed.capture.mysql.statement import Effect, read_statement
 from lakefeed.capture.mysql.stream import BinlogReader
 from lakefeed.capture.mysql.xa import PreparedTransactions
 from lakefeed.change.mysql import MysqlGtid

@@ -19,21 +19,12 @@ import pyarrow as pa
 
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.log import Announced, Decoded, Rows, Transaction
+from lakefeed.capture.mysql import events
 from lakefeed.capture.mysql.columns import Bytes, ZeroDates, padded
+from lakefeed.capture.mysql.events import Effect, Place, Statement, read_statement
 from lakefeed.capture.mysql.history import Gtid
 from lakefeed.capture.mysql.packets import Packets
-from lakefeed.capture.mysql.rows import (
-    DELETE,
-    UPDATE,
-    WRITE,
-    Lanes,
-    Layout,
-    TableMap,
-    counts_years,
-    decode_lanes,
-    read_table_map,
-)
-from lakefeed.capture.mysql.statement import Effect, Statement, read_statement
+from lakefeed.capture.mysql.rows import Lanes, Layout, TableMap, counts_years, decode_lanes, read_table_map
 from lakefeed.capture.mysql.xa import Prepared, PreparedTransactions, Xid
 from lakefeed.change.batch import Operation
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked
@@ -41,24 +32,10 @@ from lakefeed.change.mysql import Interval, MariadbGtid, MysqlBinlog, MysqlGtid,
 from lakefeed.change.table import TableId
 from lakefeed.errors import CheckpointError, DecodeError
 
-HEADER = struct.Struct("<IBIIIH")
-QUERY, ROTATE, FORMAT, XID, TABLE_MAP, HEARTBEAT = 2, 4, 15, 16, 19, 27
-_INCIDENT, _EXECUTE_LOAD, _GTID, _ANONYMOUS, _XA_PREPARE, _PARTIAL, _PAYLOAD, _TAGGED = 26, 18, 33, 34, 38, 39, 40, 42
-_MARIADB_GTID, _QUERY_COMPRESSED = 162, 165
-_ROWS = {
-    23: WRITE, 24: UPDATE, 25: DELETE, 30: WRITE, 31: UPDATE, 32: DELETE,
-    166: WRITE, 167: UPDATE, 168: DELETE, 169: WRITE, 170: UPDATE, 171: DELETE,
-}  # fmt: skip
-_WITH_EXTRA = (30, 31, 32, 169, 170, 171)
-_PLAIN_OF = {166: 23, 167: 24, 168: 25, 169: 30, 170: 31, 171: 32}
-_HARMLESS = {
-    0, 3, 5, 9, 11, 13, 14, 17, 28, 29, 35, 36, 37, 41, 160, 161, 163, ROTATE, FORMAT, HEARTBEAT,
-}  # fmt: skip
-"""Stop, variables of a statement, files of LOAD DATA, comments, previous GTIDs, views of a group, checkpoints."""
-_STOPS = {_INCIDENT: "an incident event (changes may be missing from it)", 164: "an encrypted part"}
+_STOPS = {events.INCIDENT: "an incident event (changes may be missing from it)", 164: "an encrypted part"}
 _IGNORABLE = 0x80
 _STANDALONE, _PREPARED_XA = 1, 64
-_ZSTD, _STORED = 0, 255
+
 
 ROW_IMAGE = (
     "SET GLOBAL binlog_row_image = 'FULL'; then let applications connect again, and run "
@@ -68,7 +45,6 @@ PARTIAL_JSON = (
     "SET GLOBAL binlog_row_value_options = ''; then let applications connect again, and run "
     "`lakefeed rebuild FILE {table} --from-source`."
 )
-_FILE = re.compile(rb"[^\x00-\x1f/\\]+\.([0-9]{6,10})")
 _XID = re.compile(r"X'((?:[0-9A-Fa-f]{2})*)',X'((?:[0-9A-Fa-f]{2})*)',([0-9]{1,10})\b")
 
 
@@ -87,32 +63,6 @@ class BinlogPiece:
     after: Gtid
     packets: Packets | None = None
     begin: Gtid | None = None
-
-
-@dataclass(slots=True)
-class Place:
-    """Where in the server's log a stream is: a file, its number, and the offset behind the newest event."""
-
-    name: str = ""
-    number: int = 0
-    offset: int = 0
-
-    def move(self, data: bytes, at: int, end: int, code: int, offset: int) -> None:
-        """Behind the event in ``data[at:end]``, whose header says ``offset``: 32 bits of it, or 0."""
-        if code == ROTATE:
-            # Some of these events end in a checksum, whose bytes must not become part of the name (T16).
-            is_summed = zlib.crc32(memoryview(data)[at : end - 4]) == int.from_bytes(data[end - 4 : end], "little")
-            match = _FILE.fullmatch(data, at + HEADER.size + 8, end - 4 if is_summed else end)
-            if match is None:
-                raise DecodeError("the binlog rotates to a file without a name")
-            self.name, self.number = match[0].decode(errors="replace"), int(match[1])
-            (self.offset,) = struct.unpack_from("<Q", data, at + HEADER.size)
-        elif offset:
-            wraps = offset < self.offset & 0xFFFF_FFFF and code != FORMAT
-            self.offset = (self.offset >> 32 << 32) + offset + (wraps << 32)
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.offset}"
 
 
 class Executed:
@@ -218,36 +168,43 @@ class BinlogDecoder:
         by_file = isinstance(self._position, MysqlBinlog) and not inner
         for at, whole in spans:
             end = whole - 4 if self._has_checksums and not inner else whole
-            if end - at < HEADER.size:
+            if end - at < events.HEADER.size:
                 raise DecodeError("an event of the binlog is shorter than its header")
-            when, code, server, _, offset, flags = HEADER.unpack_from(data, at)
-            body = at + HEADER.size
+            when, code, server, _, offset, flags = events.HEADER.unpack_from(data, at)
+            body = at + events.HEADER.size
             if by_file:
                 self._place.move(data, at, whole, code, offset)
-            if code == FORMAT:
+            if code == events.FORMAT:
                 self._has_checksums = data[whole - 5] == 1
                 self._counts_years = counts_years(data[body + 2 : body + 52])
-            elif code in (30, 31, 32, 23, 24, 25, _PARTIAL):
+            elif code in (30, 31, 32, 23, 24, 25, events.PARTIAL):
                 self._rows(data, code, body, end)
-            elif code == TABLE_MAP:
+            elif code == events.TABLE_MAP:
                 self._table_map(data, body, end)
-            elif code == XID:
+            elif code == events.XID:
                 self._commit()
-            elif code == _XA_PREPARE:
+            elif code == events.XA_PREPARE:
                 self._prepare(data, body)
-            elif code in (QUERY, _EXECUTE_LOAD, _QUERY_COMPRESSED):
+            elif code in (events.QUERY, events.EXECUTE_LOAD, events.QUERY_COMPRESSED):
                 length, status = data[body + 8], struct.unpack_from("<H", data, body + 11)[0]
-                text = body + 13 + (13 if code == _EXECUTE_LOAD else 0) + status + length + 1
-                sql = _mariadb(data[text:end]) if code == _QUERY_COMPRESSED else data[text:end]
+                text = body + 13 + (13 if code == events.EXECUTE_LOAD else 0) + status + length + 1
+                sql = events.inflated(data[text:end]) if code == events.QUERY_COMPRESSED else data[text:end]
                 schema = data[text - length - 1 : text - 1].decode(errors="replace")
                 self._statement(sql.decode(errors="replace"), schema)
-            elif code in (_GTID, _ANONYMOUS, _TAGGED, _MARIADB_GTID):
+            elif code in (events.GTID, events.ANONYMOUS, events.TAGGED, events.MARIADB_GTID):
                 self._begin(data, code, when, server, body, end)
-            elif code in (*_PLAIN_OF, _PAYLOAD):
+            elif code in (*events.PLAIN_OF, events.PAYLOAD):
                 self._flush()
-                self._inflate(data, code, at, body, end)
+                if code == events.PAYLOAD:
+                    packed, inside = events.transaction_payload(data, body, end)
+                else:  # the head of the event as it is, and the rows behind it
+                    _, _, first = events.columns_present(data, code, body)
+                    head = data[at : at + 4] + bytes([events.PLAIN_OF[code]]) + data[at + 5 : first]
+                    packed = head + events.inflated(data[first:end])
+                    inside = [(0, len(packed))]
+                self._events(packed, inside, inner=True)
                 self._data, self._view = data, None
-            elif code not in _HARMLESS and not flags & _IGNORABLE:
+            elif code not in events.HARMLESS and not flags & _IGNORABLE:
                 name = _STOPS.get(code, f"an event of the kind {code}")
                 raise DecodeError(f"the binlog has {name}, which Lakefeed does not understand", remedy=_REMEDY)
             if by_file and self._gtid is None and self._place.name and (here := self._here()) > self._position:
@@ -264,17 +221,17 @@ class BinlogDecoder:
         """A GTID begins a transaction. MySQL tells its commit in microseconds, MariaDB in seconds."""
         position = self._position
         self._time_us, self._touched, self._in_group, self._xa = when * 1_000_000, set(), False, None
-        if (code == _MARIADB_GTID) != isinstance(position, MariadbGtid):
+        if (code == events.MARIADB_GTID) != isinstance(position, MariadbGtid):
             raise DecodeError("the binlog has a GTID of another kind of server")
-        if code == _MARIADB_GTID:
+        if code == events.MARIADB_GTID:
             sequence, domain, flags = struct.unpack_from("<QIB", data, body)
             self._gtid, self._id = (domain, server, sequence), f"{domain}-{server}-{sequence}"
             self._in_group = not flags & _STANDALONE
             if flags & _PREPARED_XA:
                 self._flush()
                 self._xa = Prepared((self._again or self._executed).position)
-        elif code == _TAGGED:
-            origin, number, self._time_us = _tagged(data, body, end)
+        elif code == events.TAGGED:
+            origin, number, self._time_us = events.tagged_gtid(data, body, end)
             self._gtid, self._id = (origin, number), f"{':'.join(filter(None, origin))}:{number}"
         else:
             server_uuid, number = struct.unpack_from("<x16sQ", data, body)
@@ -286,8 +243,8 @@ class BinlogDecoder:
                     immediate = int.from_bytes(data[body + 49 : body + 56], "little")
                 self._time_us = (immediate & ((1 << 55) - 1)) or self._time_us
         if isinstance(position, MysqlBinlog):
-            self._gtid, self._id = self._here(), None if code == _ANONYMOUS else self._id
-        elif code == _ANONYMOUS:
+            self._gtid, self._id = self._here(), None if code == events.ANONYMOUS else self._id
+        elif code == events.ANONYMOUS:
             raise DecodeError("the binlog has a transaction without a GTID", remedy=_ANONYMOUS_REMEDY)
         self._is_skipped = self._again is not None and self._executed.has(self._gtid)
 
@@ -345,10 +302,10 @@ class BinlogDecoder:
                 self._xa.left_out.add(table)
             return None
         self._touched.add(table)
-        if code == _PARTIAL:
+        if code == events.PARTIAL:
             reason = "the log has only parts of its JSON values (binlog_row_value_options = PARTIAL_JSON)"
             return self._block(table, reason, PARTIAL_JSON.format(table=table))
-        width, bitmaps, first = _columns_present(data, code, body)
+        width, bitmaps, first = events.columns_present(data, code, body)
         if width != len(layout.columns) or first > end:
             raise DecodeError(f"the binlog has rows of {table} with {width} columns instead of {len(layout.columns)}")
         if any(one != (1 << width) - 1 for one in bitmaps):
@@ -360,7 +317,7 @@ class BinlogDecoder:
         part = self._made if self._xa is None else self._xa
         lanes.starts.append(first)
         lanes.ends.append(end)
-        lanes.operations.append(_ROWS[code])
+        lanes.operations.append(events.ROWS[code])
         lanes.transactions.append(self._transaction() if self._xa is None else 0)
         lanes.shifts.append(part.width // 2 - first)
         part.width += 2 * (end - first) + 2
@@ -458,105 +415,6 @@ class BinlogDecoder:
     def _announce(self, announced: Announced) -> None:
         if announced.schemas or announced.notices:
             self._made.items.append(announced)
-
-    def _inflate(self, data: bytes, code: int, at: int, body: int, end: int) -> None:
-        """What is compressed is decoded as if it stood there plainly."""
-        if code == _PAYLOAD:  # fields of type, length and value, then the events
-            fields, spans, start = dict[int, int](), [], 0
-            kind, body = _lenenc(data, body)
-            while kind:
-                length, body = _lenenc(data, body)
-                fields[kind], _ = _lenenc(data, body)
-                kind, body = _lenenc(data, body + length)
-            inner = data[body : min(end, body + fields.get(1, end))]
-            if fields.get(2, _ZSTD) != _STORED:
-                size = fields.get(3)
-                if size is None or size > 1 << 31:
-                    raise DecodeError("a compressed transaction does not tell its size, or more than 2 GiB")
-                inner = pa.decompress(inner, size, codec="zstd", asbytes=True)
-            while start < len(inner):
-                if len(inner) - start < HEADER.size:
-                    raise DecodeError("a compressed transaction ends too early")
-                size = HEADER.unpack_from(inner, start)[3]
-                if size < HEADER.size or start + size > len(inner):
-                    raise DecodeError("a compressed transaction ends too early")
-                spans.append((start, start + size))
-                start += size
-            return self._events(inner, spans, inner=True)
-        _, _, first = _columns_present(data, code, body)
-        header = bytearray(data[at:first])
-        header[4] = _PLAIN_OF[code]
-        whole = bytes(header) + _mariadb(data[first:end])
-        return self._events(whole, [(0, len(whole))], inner=True)
-
-
-def _columns_present(data: bytes, code: int, body: int) -> tuple[int, list[int], int]:
-    """The head of a row event: how many columns, which of them its rows have (old, new), and where the rows begin."""
-    at = body + 8
-    if code in _WITH_EXTRA:
-        at += struct.unpack_from("<H", data, at)[0]
-    width, at = data[at], at + 1
-    if width >= 0xFB:
-        width, at = struct.unpack_from("<H", data, at)[0], at + 2
-    size, whole = (width + 7) // 8, (1 << width) - 1
-    first = at + size * (2 if _ROWS[code] == UPDATE else 1)
-    starts = range(at, first, size or 1)
-    return width, [int.from_bytes(data[one : one + size], "little") & whole for one in starts], first
-
-
-def _tagged(data: bytes, at: int, end: int) -> tuple[Origin, int, int]:
-    """A tagged GTID event (MySQL 8.3): origin, number, and when it was committed. Fields in the order of their numbers,
-    each behind its number. A number says how long it is by the ones at the end of its first byte."""
-
-    def number() -> int:
-        nonlocal at
-        size = 1
-        while size < 9 and data[at] >> (size - 1) & 1:
-            size += 1
-        if at + size > end:
-            raise DecodeError("a tagged GTID ends too early")
-        whole, at = int.from_bytes(data[at : at + size], "little"), at + size
-        return whole >> min(size, 8)
-
-    for _ in range(3):  # the version of this form, the size, the last field that must be understood
-        number()
-    server, tag, gno, when = b"", "", 0, 0
-    while at < end:
-        field = number()
-        if field == 1:
-            server = bytes(number() & 0xFF for _ in range(16))
-        elif field == 2:
-            gno = number() >> 1  # the lowest bit is the sign
-        elif field == 3:
-            length = number()
-            tag, at = data[at : at + length].decode("ascii", "replace"), at + length
-        else:
-            value = number()
-            when = value if field in (6, 7) else when  # here, and on the server where it began
-    if len(server) != 16 or not gno:
-        raise DecodeError("a tagged GTID has no server or no number")
-    return (str(uuid.UUID(bytes=server)), tag), gno, when
-
-
-def _lenenc(data: bytes, at: int) -> tuple[int, int]:
-    first = data[at]
-    if first < 0xFB:
-        return first, at + 1
-    width = {0xFC: 2, 0xFD: 3, 0xFE: 8}[first] if first != 0xFB and first != 0xFF else 8
-    return int.from_bytes(data[at + 1 : at + 1 + width], "little"), at + 1 + width
-
-
-def _mariadb(data: bytes) -> bytes:
-    """MariaDB's compression: one byte with the algorithm and the width of the length, the length, and zlib."""
-    width = data[0] & 7
-    size = int.from_bytes(data[1 : 1 + width], "big")
-    if data[0] & 0x80 == 0 or data[0] & 0x70:
-        raise DecodeError("an event is compressed in a way that is not known")
-    inflater = zlib.decompressobj()
-    found = inflater.decompress(data[1 + width :], size + 1)
-    if len(found) != size:
-        raise DecodeError("a compressed event has another length than it tells")
-    return found
 
 
 _ANONYMOUS_REMEDY = "SET GLOBAL gtid_mode = ON on the server, and copy every table again."

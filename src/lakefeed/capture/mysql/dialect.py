@@ -33,20 +33,11 @@ from lakefeed.capture.dialect import (
 )
 from lakefeed.capture.mysql.columns import CODECS, Flavour, Kind, ZeroDates, kind_of
 from lakefeed.capture.mysql.database import READING, Connection, Database, listed, literal, quoted
-from lakefeed.capture.mysql.history import (
-    VISIBLE_SECONDS,
-    Gtid,
-    executed,
-    owned,
-    snapshot_position,
-    wait_for_commits,
-)
+from lakefeed.capture.mysql.history import VISIBLE_SECONDS, executed, owned, snapshot_position, visible
 from lakefeed.capture.mysql.packets import read_rows
 from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
-from lakefeed.change.position import decode_position
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.change.watermark import KeyValue
-from lakefeed.errors import SourceUnavailableError
 
 SYSTEM = ("mysql", "sys", "information_schema", "performance_schema")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -194,10 +185,8 @@ class MysqlSession(Session):
                 if query.source is not None:
                     # From here on the transaction has a metadata lock: what the catalog tells stays true.
                     self.connection.run(f"SELECT 1 FROM {query.source.origin} LIMIT 0")
-                    table = query.source.id
-                    columns, key = read_columns(self.connection, [table]).get(table, ((), ()))
-                    now = TableSchema(table, tuple(one.column(self._zero_dates) for one in columns), key)
-                    if now.columns != query.source.schema.columns:
+                    now = self.describe([query.source.id]).get(query.source.id)
+                    if now is None or now.schema.columns != query.source.schema.columns:
                         raise TableChangedError
                 yield from read_rows(self.connection, query.sql, schema, READING.answer, self._zero_dates)
             except pymysql.err.Error as error:
@@ -212,7 +201,7 @@ class MysqlSession(Session):
         begin = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
         with self._database.errors():
             try:
-                low = None if origin is None else self._visible(origin.get("delivered"))
+                low = None if origin is None else visible(self.connection, origin.get("delivered"))
                 self.connection.run(begin)
                 self._in_snapshot = True
                 if low is None:
@@ -236,21 +225,6 @@ class MysqlSession(Session):
                 self._in_snapshot = False
                 with suppress(pymysql.err.Error, OSError):  # nothing was written
                     self.connection.run("ROLLBACK")
-
-    def _visible(self, delivered: str | None) -> Gtid:
-        """The transactions that are visible now, with all that were ``delivered``."""
-        least = None if delivered is None else decode_position(delivered)
-        assert least is None or isinstance(least, Gtid)  # noqa: S101  # of this source
-        until, low = time.monotonic() + VISIBLE_SECONDS, executed(self.connection, least)
-        if isinstance(low, MysqlBinlog):
-            wait_for_commits(self.connection)
-        while least is not None and not low >= least:
-            if time.monotonic() > until:
-                problem = f"it has not got to {least} yet; is it a replica that lags?"
-                raise SourceUnavailableError(f"{self._database}: {problem}")
-            time.sleep(0.01)
-            low = executed(self.connection, least)
-        return low
 
     def cancel(self) -> None:
         self.connection.kill()

@@ -20,9 +20,9 @@ from lakefeed.capture.mysql.binlog import Resolved
 from lakefeed.capture.mysql.columns import Kind
 from lakefeed.capture.mysql.database import Database
 from lakefeed.capture.mysql.dialect import MysqlDialect, SourceColumn, column_of, read_columns
+from lakefeed.capture.mysql.events import Effect, Statement
 from lakefeed.capture.mysql.history import Gtid, executed
 from lakefeed.capture.mysql.rows import Layout, TableMap
-from lakefeed.capture.mysql.statement import Effect, Statement
 from lakefeed.capture.schema import DeliveredSchemas, Stated
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.table import Column, TableId, TableSchema

@@ -11,6 +11,7 @@ import time
 
 from lakefeed.capture.mysql.database import Connection, literal
 from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
+from lakefeed.change.position import decode_position
 from lakefeed.errors import PositionLostError, SourceError, SourceSetupError, SourceUnavailableError
 
 Gtid = MysqlGtid | MariadbGtid | MysqlBinlog
@@ -88,6 +89,23 @@ def wait_for_commits(connection: Connection) -> None:
             threads = ", ".join(str(thread) for thread, _ in sorted(waiting))
             raise SourceUnavailableError(f"{connection.database}: commits of the threads {threads} do not end")
         time.sleep(0.01)
+
+
+def visible(connection: Connection, delivered: str | None) -> Gtid:
+    """The transactions that are visible now, with all that were ``delivered``: the server sends one to its readers a
+    moment before its rows are visible."""
+    least = None if delivered is None else decode_position(delivered)
+    assert least is None or isinstance(least, Gtid)  # noqa: S101  # of this source
+    until, low = time.monotonic() + VISIBLE_SECONDS, executed(connection, least)
+    if isinstance(low, MysqlBinlog):
+        wait_for_commits(connection)
+    while least is not None and not low >= least:
+        if time.monotonic() > until:
+            problem = f"it has not got to {least} yet; is it a replica that lags?"
+            raise SourceUnavailableError(f"{connection.database}: {problem}")
+        time.sleep(0.01)
+        low = executed(connection, least)
+    return low
 
 
 def log_files(connection: Connection) -> list[tuple[str, int]]:

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import pymysql
 
 from lakefeed.capture.log import LogReader
-from lakefeed.capture.mysql.binlog import FORMAT, HEADER, HEARTBEAT, ROTATE, BinlogPiece, Place
+from lakefeed.capture.mysql.binlog import BinlogPiece
 from lakefeed.capture.mysql.database import STREAM, Connection, Database, literal
+from lakefeed.capture.mysql.events import FORMAT, HEADER, HEARTBEAT, ROTATE, Place
 from lakefeed.capture.mysql.history import FIRST_OFFSET, Gtid, executed, log_end, log_files
 from lakefeed.capture.mysql.packets import PacketReader, Packets
 from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid

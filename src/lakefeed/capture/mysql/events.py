@@ -1,0 +1,269 @@
+"""Events of the binlog, one by one: their kinds, where they stand, and what is in those that have a form of their own.
+Pure; DecodeError, IndexError, zlib.error, ArrowException or struct.error for bytes that are none.
+
+Statements are not parsed: ``read_statement`` knows RENAME, DROP, TRUNCATE and the beginning of everything else, and lists
+the names that follow.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import uuid
+import zlib
+from dataclasses import dataclass
+from enum import Enum
+
+import pyarrow as pa
+
+from lakefeed.capture.mysql.rows import DELETE, UPDATE, WRITE
+from lakefeed.change.mysql import Origin
+from lakefeed.change.table import TableId
+from lakefeed.errors import DecodeError
+
+HEADER = struct.Struct("<IBIIIH")
+QUERY, ROTATE, FORMAT, XID, TABLE_MAP, HEARTBEAT = 2, 4, 15, 16, 19, 27
+INCIDENT, EXECUTE_LOAD, GTID, ANONYMOUS, XA_PREPARE, PARTIAL, PAYLOAD, TAGGED = 26, 18, 33, 34, 38, 39, 40, 42
+MARIADB_GTID, QUERY_COMPRESSED = 162, 165
+ROWS = {
+    23: WRITE, 24: UPDATE, 25: DELETE, 30: WRITE, 31: UPDATE, 32: DELETE,
+    166: WRITE, 167: UPDATE, 168: DELETE, 169: WRITE, 170: UPDATE, 171: DELETE,
+}  # fmt: skip
+_WITH_EXTRA = (30, 31, 32, 169, 170, 171)
+PLAIN_OF = {166: 23, 167: 24, 168: 25, 169: 30, 170: 31, 171: 32}
+HARMLESS = {
+    0, 3, 5, 9, 11, 13, 14, 17, 28, 29, 35, 36, 37, 41, 160, 161, 163, ROTATE, FORMAT, HEARTBEAT,
+}  # fmt: skip
+"""Stop, variables of a statement, files of LOAD DATA, comments, previous GTIDs, views of a group, checkpoints."""
+_ZSTD, _STORED = 0, 255
+_FILE = re.compile(rb"[^\x00-\x1f/\\]+\.([0-9]{6,10})")
+
+
+@dataclass(slots=True)
+class Place:
+    """Where in the server's log a stream is: a file, its number, and the offset behind the newest event."""
+
+    name: str = ""
+    number: int = 0
+    offset: int = 0
+
+    def move(self, data: bytes, at: int, end: int, code: int, offset: int) -> None:
+        """Behind the event in ``data[at:end]``, whose header says ``offset``: 32 bits of it, or 0."""
+        if code == ROTATE:
+            # Some of these events end in a checksum, whose bytes must not become part of the name (T16).
+            is_summed = zlib.crc32(memoryview(data)[at : end - 4]) == int.from_bytes(data[end - 4 : end], "little")
+            match = _FILE.fullmatch(data, at + HEADER.size + 8, end - 4 if is_summed else end)
+            if match is None:
+                raise DecodeError("the binlog rotates to a file without a name")
+            self.name, self.number = match[0].decode(errors="replace"), int(match[1])
+            (self.offset,) = struct.unpack_from("<Q", data, at + HEADER.size)
+        elif offset:
+            wraps = offset < self.offset & 0xFFFF_FFFF and code != FORMAT
+            self.offset = (self.offset >> 32 << 32) + offset + (wraps << 32)
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.offset}"
+
+
+def columns_present(data: bytes, code: int, body: int) -> tuple[int, list[int], int]:
+    """The head of a row event: how many columns, which of them its rows have (old, new), and where the rows begin."""
+    at = body + 8
+    if code in _WITH_EXTRA:
+        at += struct.unpack_from("<H", data, at)[0]
+    width, at = data[at], at + 1
+    if width >= 0xFB:
+        width, at = struct.unpack_from("<H", data, at)[0], at + 2
+    size, whole = (width + 7) // 8, (1 << width) - 1
+    first = at + size * (2 if ROWS[code] == UPDATE else 1)
+    starts = range(at, first, size or 1)
+    return width, [int.from_bytes(data[one : one + size], "little") & whole for one in starts], first
+
+
+def tagged_gtid(data: bytes, at: int, end: int) -> tuple[Origin, int, int]:
+    """A tagged GTID event (MySQL 8.3): origin, number, and when it was committed. Fields in the order of their numbers,
+    each behind its number. A number says how long it is by the ones at the end of its first byte."""
+
+    def number() -> int:
+        nonlocal at
+        size = 1
+        while size < 9 and data[at] >> (size - 1) & 1:
+            size += 1
+        if at + size > end:
+            raise DecodeError("a tagged GTID ends too early")
+        whole, at = int.from_bytes(data[at : at + size], "little"), at + size
+        return whole >> min(size, 8)
+
+    for _ in range(3):  # the version of this form, the size, the last field that must be understood
+        number()
+    server, tag, gno, when = b"", "", 0, 0
+    while at < end:
+        field = number()
+        if field == 1:
+            server = bytes(number() & 0xFF for _ in range(16))
+        elif field == 2:
+            gno = number() >> 1  # the lowest bit is the sign
+        elif field == 3:
+            length = number()
+            tag, at = data[at : at + length].decode("ascii", "replace"), at + length
+        else:
+            value = number()
+            when = value if field in (6, 7) else when  # here, and on the server where it began
+    if len(server) != 16 or not gno:
+        raise DecodeError("a tagged GTID has no server or no number")
+    return (str(uuid.UUID(bytes=server)), tag), gno, when
+
+
+def transaction_payload(data: bytes, at: int, end: int) -> tuple[bytes, list[tuple[int, int]]]:
+    """What a compressed transaction (MySQL) has inside, and where its events are. It has fields of type, length and
+    value, then the events."""
+    fields, spans, start = dict[int, int](), [], 0
+    kind, at = _lenenc(data, at)
+    while kind:
+        length, at = _lenenc(data, at)
+        fields[kind], _ = _lenenc(data, at)
+        kind, at = _lenenc(data, at + length)
+    inner = data[at : min(end, at + fields.get(1, end))]
+    if fields.get(2, _ZSTD) != _STORED:
+        size = fields.get(3)
+        if size is None or size > 1 << 31:
+            raise DecodeError("a compressed transaction does not tell its size, or more than 2 GiB")
+        inner = pa.decompress(inner, size, codec="zstd", asbytes=True)
+    while start < len(inner):
+        size = HEADER.unpack_from(inner, start)[3] if len(inner) - start >= HEADER.size else 0
+        if size < HEADER.size or start + size > len(inner):
+            raise DecodeError("a compressed transaction ends too early")
+        spans.append((start, start + size))
+        start += size
+    return inner, spans
+
+
+def _lenenc(data: bytes, at: int) -> tuple[int, int]:
+    first = data[at]
+    if first < 0xFB:
+        return first, at + 1
+    width = {0xFC: 2, 0xFD: 3, 0xFE: 8}[first] if first != 0xFB and first != 0xFF else 8
+    return int.from_bytes(data[at + 1 : at + 1 + width], "little"), at + 1 + width
+
+
+def inflated(data: bytes) -> bytes:
+    """MariaDB's compression: one byte with the algorithm and the width of the length, the length, and zlib."""
+    width = data[0] & 7
+    size = int.from_bytes(data[1 : 1 + width], "big")
+    if data[0] & 0x80 == 0 or data[0] & 0x70:
+        raise DecodeError("an event is compressed in a way that is not known")
+    inflater = zlib.decompressobj()
+    found = inflater.decompress(data[1 + width :], size + 1)
+    if len(found) != size:
+        raise DecodeError("a compressed event has another length than it tells")
+    return found
+
+
+_TOKEN = re.compile(
+    r"\s+|--[^\n]*|\#[^\n]*|/\*(?![!M]).*?\*/"  # white space and comments; what is in /*! … */ is executed
+    r"|/\*M?!\d*|\*/|(?P<quoted>`(?:[^`]|``)*`|\"(?:[^\"]|\"\")*\")|(?P<text>'(?:[^'\\]|\\.|'')*')"
+    r"|(?P<word>[\w$\x80-\U0010ffff]+)|(?P<mark>.)",
+    re.DOTALL,
+)
+_LONGEST = 100_000
+"""Characters of a statement that are looked at: names of tables stand at its beginning."""
+
+
+class Effect(Enum):
+    """What a statement does."""
+
+    BEGIN = "begin"
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    ROLLBACK_TO = "rollback to a savepoint"
+    XA_START = "xa start"
+    XA_COMMIT = "xa commit"
+    XA_ROLLBACK = "xa rollback"
+    DROP = "drop"
+    DROP_DATABASE = "drop database"
+    TRUNCATE = "truncate"
+    RENAME = "rename"
+    REPLACED = "rows replaced"
+    ALTER = "alter"
+    CHANGE = "change rows"
+    OTHER = "other"
+
+
+_OF_TABLES = {"DROP": Effect.DROP, "TRUNCATE": Effect.TRUNCATE, "RENAME": Effect.RENAME, "ALTER": Effect.ALTER}
+_BEFORE_NAMES = {"TABLE", "TABLES", "IF", "EXISTS", "NOT", "OR", "REPLACE", "IGNORE", "ONLINE"}
+_CHANGES = {"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "CALL", "DO", "SELECT"}
+_XA = {
+    "START": Effect.XA_START, "BEGIN": Effect.XA_START, "COMMIT": Effect.XA_COMMIT, "ROLLBACK": Effect.XA_ROLLBACK,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """``tables`` are those that it is about; of RENAME, pairs one after another: from, to, from, to. ``words`` are all
+    names and words in it, in lower case: which columns an ALTER adds stands there."""
+
+    effect: Effect
+    tables: tuple[TableId, ...] = ()
+    words: tuple[str, ...] = ()
+    database: str = ""
+
+
+def read_statement(sql: str, schema: str) -> Statement:  # noqa: C901  # one kind of statement after another
+    """``schema`` is the default database of the statement."""
+    tokens: list[tuple[str, bool]] = []  # and whether it is a name in quotes
+    for match in _TOKEN.finditer(sql[:_LONGEST]):
+        if match["quoted"]:
+            mark = match["quoted"][0]
+            tokens.append((match["quoted"][1:-1].replace(mark * 2, mark), True))
+        elif match["word"] or match["mark"]:
+            tokens.append((match["word"] or match["mark"], False))
+    plain = [text.upper() if not is_quoted else "" for text, is_quoted in tokens]
+    words = tuple(text.lower() for text, _ in tokens)
+    start = next((index for index, text in enumerate(plain) if text != "("), 0)
+    if plain[start : start + 2] == ["SET", "STATEMENT"] and "FOR" in plain:  # MariaDB: for the time of one statement
+        start = plain.index("FOR") + 1
+    first, second = [*plain[start : start + 2], "", ""][:2]
+    if first == "BEGIN" or (first == "START" and second == "TRANSACTION"):
+        return Statement(Effect.BEGIN)
+    if first == "COMMIT":
+        return Statement(Effect.COMMIT)
+    if first == "ROLLBACK":
+        return Statement(Effect.ROLLBACK_TO if "TO" in plain else Effect.ROLLBACK)
+    if first == "XA":
+        return Statement(_XA.get(second, Effect.OTHER))
+    if first == "DROP" and second in ("DATABASE", "SCHEMA"):
+        at = start + (4 if plain[start + 2 : start + 4] == ["IF", "EXISTS"] else 2)
+        return Statement(Effect.DROP_DATABASE, database=tokens[at][0] if at < len(tokens) else "")
+    if "TEMPORARY" in plain[start : start + 4]:
+        return Statement(Effect.OTHER)
+    if first in _CHANGES:
+        return Statement(Effect.CHANGE, words=words)
+    effect = _OF_TABLES.get(first)
+    if first == "CREATE" and "REPLACE" in plain[start : start + 3] and "TABLE" in plain[start : start + 4]:
+        effect = Effect.DROP
+    if effect is None or (first != "TRUNCATE" and not {"TABLE", "TABLES"} & set(plain[start : start + 5])):
+        return Statement(Effect.OTHER)
+    at = start + 1
+    while at < len(plain) and plain[at] in _BEFORE_NAMES:
+        at += 1
+    tables = []
+    while at < len(tokens):
+        name, dot = tokens[at][0], plain[at + 1 : at + 2] == ["."]
+        schema_of, name = (name, tokens[at + 2][0]) if dot and at + 2 < len(tokens) else (schema, name)
+        if schema_of and name and "." not in schema_of:
+            tables.append(TableId(schema_of, name))
+        at += 3 if dot else 1
+        if at < len(plain) and plain[at] in (",", "TO") and effect in (Effect.DROP, Effect.RENAME):
+            at += 1
+        elif effect is Effect.RENAME and at < len(plain) and plain[at] in ("WAIT", "NOWAIT"):
+            at += 1 + (plain[at] == "WAIT")  # RENAME TABLE a NOWAIT TO b
+            at += at < len(plain) and plain[at] == "TO"
+        else:
+            break
+    if effect is Effect.ALTER:
+        rest = plain[at:]
+        behind = rest[rest.index("RENAME") + 1 :][:1] if "RENAME" in rest else []
+        partitions = "PARTITION" in rest and {"DROP", "TRUNCATE", "EXCHANGE", "IMPORT", "CONVERT"} & set(rest)
+        tablespace = "TABLESPACE" in rest and {"IMPORT", "DISCARD"} & set(rest)
+        if (behind and behind[0] not in ("COLUMN", "INDEX", "KEY")) or partitions or tablespace:
+            effect = Effect.REPLACED  # another name for the whole table, or rows that the log does not have
+    return Statement(effect, tuple(tables), words)
