@@ -11,20 +11,23 @@ TESTS ?= tests
 # Each process has its own Spark and its own database servers; files are not split between them.
 WORKERS ?= 2
 
-.PHONY: help setup demo check test slow fmt lock schema points api clean
+.PHONY: help setup venv demo check test slow matrix fmt lock schema points api clean
 
 help: ## Show this list
 	@echo "Lakefeed: databases into lakehouse tables. Try: make demo"
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-setup: ## Create .venv with everything in it (other targets do it themselves)
+setup: venv ## Create .venv with everything in it, and fetch the database servers of the tests (other targets do it themselves)
+	@$(BIN)/python -m lakefeed.testing.server.mysql
+
+venv:
 	@bash scripts/setup.sh
 
-demo: setup ## Replicate a small shop from SQLite to Delta, live, and prove that both are equal
+demo: venv ## Replicate a small shop from SQLite to Delta, live, and prove that both are equal
 	@$(BIN)/lakefeed demo
 
-check: setup ## Format, lint, types and import layers: what CI checks before the tests
+check: venv ## Format, lint, types and import layers: what CI checks before the tests
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
@@ -36,20 +39,23 @@ test: setup ## Run the tests (TESTS=tests/app for some of them, WORKERS=0 in one
 slow: setup ## Run the longer forms of the tests, which make test leaves out
 	$(BIN)/python -m pytest tests -m slow -n 0
 
-fmt: setup ## Format the code and repair what ruff can repair
+matrix: setup ## Run the tests of MySQL and MariaDB with every server version (VERSIONS="mysql-9.7 mariadb-11.8" for some)
+	$(BIN)/python -m scripts.matrix $(VERSIONS)
+
+fmt: venv ## Format the code and repair what ruff can repair
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
 lock: ## Write requirements.lock and requirements-java.lock from pyproject.toml (needs uv)
 	@bash scripts/lock.sh
 
-schema: setup ## Write docs/lakefeed.schema.json from the configuration's models
+schema: venv ## Write docs/lakefeed.schema.json from the configuration's models
 	$(BIN)/python -m lakefeed.app.config docs/lakefeed.schema.json
 
-points: setup ## Write docs/points.md: requirement points and the tests that prove them
+points: venv ## Write docs/points.md: requirement points and the tests that prove them
 	$(BIN)/python -m scripts.points
 
-api: setup ## Write docs/api.md from the docstrings of the public names
+api: venv ## Write docs/api.md from the docstrings of the public names
 	$(BIN)/python -m scripts.api
 
 clean: ## Remove the environment, caches and the demo
@@ -71,11 +77,12 @@ endif
 
 ifneq ($(wildcard tests/storm),)
 .PHONY: storm
+SOURCE ?= postgres
 PROFILE ?= wild
 FORMAT ?= delta
 KILLS ?= 3
 RESTARTS ?= 1
-storm: setup ## Random DDL and DML beside kills and restarts (SECONDS=300 SEED=… PROFILE=wild FORMAT=delta KILLS=3 RESTARTS=1 POSTGRES=18)
-	@$(BIN)/python -m tests.storm --seconds $(or $(SECONDS),300) $(if $(SEED),--seed $(SEED)) --profile $(PROFILE) \
+storm: setup ## Random DDL and DML beside kills and restarts (SOURCE=postgres SECONDS=300 SEED=… PROFILE=wild FORMAT=delta KILLS=3 RESTARTS=1)
+	@$(BIN)/python -m tests.storm --source $(SOURCE) --seconds $(or $(SECONDS),300) $(if $(SEED),--seed $(SEED)) --profile $(PROFILE) \
 	  --format $(FORMAT) --kills $(KILLS) --restarts $(RESTARTS) $(if $(POSTGRES),--postgres $(POSTGRES))
 endif

@@ -32,6 +32,8 @@ CASES = {
         Case("pg_snapshot", "A PostgreSQL table into Delta"),
         Case("pg_stream", "PostgreSQL's log into the journal"),
         Case("pg_tables", "A thousand PostgreSQL tables"),
+        Case("mysql_snapshot", "A MySQL table into Delta"),
+        Case("mysql_stream", "MySQL's and MariaDB's log into the journal"),
         Case("poll_snapshot", "Tables by polling into Delta"),
         Case("poll_diff", "Deleted rows found by comparing all keys"),
         Case("merge", "Changes into a Delta table"),

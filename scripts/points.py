@@ -76,7 +76,7 @@ POINTS = {
             "states Idle, Running, Stopping, Stopped; restart works",
             "start while running is refused",
             "start while stopping is refused",
-            "no retention for the schema history is said loudly",
+            "the schema history is bounded, noticed changes come of it, and no retention is said loudly",
             "the committed count is read first; a failure is recorded and raised",
             "the commit barrier is hydrated with it",
             "a disabled source runs without connecting",

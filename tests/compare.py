@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lakefeed.capture.postgres.dialect import PostgresVerifyReader
-from lakefeed.capture.sqlite.source import SqliteVerifyReader
+from lakefeed.capture.sqlite.dialect import SqliteVerifyReader
 from lakefeed.change.table import TableId
 from lakefeed.lake.mode import Mirror, Mode
 from lakefeed.verify.compare import Comparison, compare_at

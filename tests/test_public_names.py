@@ -22,7 +22,7 @@ MemoryWatermarkStore Mirror OP Operation Pace Pipeline PipelineOptions PipelineS
 PositionLostError Postgres PostgresPolling Query RebuildNeededError Retry Rule Runtime RuntimeOptions SEQ Session
 SoftDelete SourceChangedError SourceError SourceSetupError SourceUnavailableError SparkSetupError Sqlite SqlitePolling
 StateError TableId TableRule TableSchema TableStatus TableStoppedError Temporal as_of read_at register_source
-spark_session
+register_tables spark_session table to_arrow
 """
 
 CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.LakefeedError)]
@@ -58,7 +58,8 @@ def test_every_error_has_a_remedy_and_a_policy_and_survives_a_spark_task(kind: t
     error = kind("what is wrong")
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is kind
-    assert (again.message, again.remedy, str(again)) == (error.message, error.remedy, "what is wrong")
+    assert (again.message, again.remedy, str(again)) == (error.message, error.remedy, str(error))
+    assert str(error) == ("what is wrong" if kind is errors.StateError else f"what is wrong\nRemedy: {error.remedy}")
     assert error.remedy.endswith(".")
     assert isinstance(kind.retry, errors.Retry)
     assert kind.exit_code in (2, 3)

@@ -67,7 +67,7 @@ class Drain:
     def peer(self, engine: debezium.Debezium) -> float:
         self.source.renew("bench_debezium")
         port = self.source.server.port
-        return engine.drain(port, "bench_debezium", _NAMES.publication, table=CHANGED, changes=self.changes)
+        return engine.drain_postgres(port, "bench_debezium", _NAMES.publication, table=CHANGED, changes=self.changes)
 
 
 def run(bench: Bench) -> Report:

@@ -10,29 +10,29 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
 import org.apache.kafka.connect.source.SourceRecord;
 
-/** Debezium's embedded engine, drained and counted: PORT SLOT PUBLICATION TABLE CHANGES → seconds, first to last record. */
+/** Debezium's embedded engine, drained and counted: TABLE CHANGES NAME=VALUE… → seconds, first to last record. */
 public class DebeziumCount {
     private static long seen, first, last;
 
     public static void main(String[] args) throws Exception {
-        long expected = Long.parseLong(args[4]);
+        long expected = Long.parseLong(args[1]);
         Properties settings = new Properties();
         String[] pairs = {
-            "name", "bench", "connector.class", "io.debezium.connector.postgresql.PostgresConnector",
-            "offset.storage", "org.apache.kafka.connect.storage.MemoryOffsetBackingStore",
-            "offset.flush.interval.ms", "10000", "database.hostname", "127.0.0.1", "database.port", args[0],
-            "database.user", "postgres", "database.password", "none", "database.dbname", "postgres",
-            "topic.prefix", "bench", "plugin.name", "pgoutput", "slot.name", args[1], "publication.name", args[2],
-            "publication.autocreate.mode", "disabled", "table.include.list", "public." + args[3],
-            "snapshot.mode", "no_data", "tombstones.on.delete", "false",
+            "name", "bench", "offset.storage", "org.apache.kafka.connect.storage.MemoryOffsetBackingStore",
+            "offset.flush.interval.ms", "10000", "database.hostname", "127.0.0.1", "topic.prefix", "bench",
+            "tombstones.on.delete", "false",
             "max.batch.size", "8192", "max.queue.size", "32768", "poll.interval.ms", "10"};
         for (int at = 0; at < pairs.length; at += 2) settings.put(pairs[at], pairs[at + 1]);
+        for (int at = 2; at < args.length; at++) {
+            String[] pair = args[at].split("=", 2);
+            settings.put(pair[0], pair[1]);
+        }
         CountDownLatch done = new CountDownLatch(1);
         DebeziumEngine<?> engine = DebeziumEngine.create(ChangeEventFormat.of(Connect.class)).using(settings)
             .notifying((List<RecordChangeEvent<SourceRecord>> records,
                         DebeziumEngine.RecordCommitter<RecordChangeEvent<SourceRecord>> committer) -> {
                 for (RecordChangeEvent<SourceRecord> event : records) {
-                    if (event.record().value() != null && event.record().topic().endsWith(args[3])) seen++;
+                    if (event.record().value() != null && event.record().topic().endsWith(args[0])) seen++;
                     committer.markProcessed(event);
                 }
                 committer.markBatchFinished();

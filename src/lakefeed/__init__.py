@@ -85,6 +85,9 @@ if TYPE_CHECKING:
     from lakefeed.reading.fresh import register_views as register_views
     from lakefeed.reading.fresh import snapshot as snapshot
     from lakefeed.reading.source import register_source as register_source
+    from lakefeed.reading.table import register_tables as register_tables
+    from lakefeed.reading.table import table as table
+    from lakefeed.reading.table import to_arrow as to_arrow
     from lakefeed.reading.temporal import as_of as as_of
 
 _HOMES = {
@@ -122,6 +125,7 @@ _HOMES = {
     "lakefeed.reading.at": "read_at",
     "lakefeed.reading.fresh": "current register_views snapshot",
     "lakefeed.reading.source": "register_source",
+    "lakefeed.reading.table": "register_tables table to_arrow",
     "lakefeed.reading.temporal": "as_of",
 }
 """Where each public name is defined. The imports above say the same to type checkers; a test compares the two."""

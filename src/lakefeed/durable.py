@@ -34,7 +34,8 @@ def named_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise JournalFullError(f"no room left to write {path}: {error.strerror}") from error
-        raise JournalError(f"{path} cannot be written: {error.strerror or error}") from error
+        remedy = "Make it writable for this user, or set lake.path to a directory that is."
+        raise JournalError(f"{path} cannot be written: {error.strerror or error}", remedy=remedy) from error
 
 
 def replace_file(

@@ -23,8 +23,9 @@
     └── TableStoppedError           one table cannot go on; the others do
         └── RebuildNeededError      it can once it is copied again, which the flow does
 
-Rules. A driver's error is mapped once, at the boundary, with ``raise … from``. "Failed" and "unknown" are different
-classes because they are handled differently. All classes pickle, because Spark tasks raise them too.
+Rules. A remedy says what a person does; whoever tries an error again says so: `run`, the listener, ``status``. A
+driver's error is mapped once, at the boundary, with ``raise … from``. "Failed" and "unknown" are different classes
+because they are handled differently. All classes pickle, because Spark tasks raise them too.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Retry(Enum):
 
 
 class LakefeedError(Exception):
-    """Base of all errors. ``message`` says what is wrong, ``remedy`` what the operator does about it."""
+    """Base of all errors. ``message`` says what is wrong, ``remedy`` what the operator does; ``str`` is both."""
 
     retry: ClassVar[Retry] = Retry.NEVER
     exit_code: ClassVar[int] = 3
@@ -51,6 +52,9 @@ class LakefeedError(Exception):
         super().__init__(message)
         self.message = message
         self.remedy = remedy or self.default_remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}\nRemedy: {self.remedy}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.remedy))
@@ -66,7 +70,12 @@ class ConfigError(LakefeedError):
 
 
 class StateError(LakefeedError):
+    """``str`` is the message alone: a program, not an operator, has called in the wrong order, and may compare it."""
+
     default_remedy = "Call the methods in the order start, poll, commit, stop."
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class CheckpointError(LakefeedError):
@@ -87,7 +96,7 @@ class SourceError(LakefeedError):
 
 class SourceUnavailableError(SourceError):
     retry = Retry.BACKOFF
-    default_remedy = "Lakefeed tries again by itself; check that the database is up and not locked."
+    default_remedy = "Check that the database is up, can be reached from here and is not locked."
 
 
 class SourceSetupError(SourceError):
@@ -121,7 +130,7 @@ class JournalDamagedError(JournalError):
 
 class JournalFullError(JournalError):
     retry = Retry.BACKOFF
-    default_remedy = "Free space on the journal's disk; Lakefeed goes on by itself."
+    default_remedy = "Free space on the journal's disk."
 
 
 class LeaseError(JournalError):
@@ -133,12 +142,12 @@ class LakeError(LakefeedError):
 
 
 class SparkSetupError(LakeError):
-    default_remedy = "Run `make setup`, or set JAVA_HOME to a Java 17 or 21."
+    default_remedy = 'Set JAVA_HOME to a Java 17 or 21, or run `pip install "lakefeed[java]"`.'
 
 
 class CommitFailedError(LakeError):
     retry = Retry.BACKOFF
-    default_remedy = "Lakefeed tries again by itself; nothing of the failed commit is visible."
+    default_remedy = "The next sync tries again by itself; nothing of the failed commit is visible."
 
 
 class CommitUnknownError(LakeError):
@@ -159,11 +168,35 @@ class TableStoppedError(LakefeedError):
         return (_rebuild_table, (type(self), self.message, self.remedy, self.table))
 
 
+class RebuildCause(Enum):
+    """SOURCE: what the source did to the table cannot be done to the lake table as it is; one copy settles it.
+
+    COPY: the table was changed while it was copied, and the copied rows cannot take these changes. The next copy may
+    meet the same again.
+    """
+
+    SOURCE = "source"
+    COPY = "copy"
+
+
 class RebuildNeededError(TableStoppedError):
-    """What the source did to the table cannot be done to the lake table as it is: it is copied again."""
+    """The lake table can only go on once it is copied again, because of ``cause``."""
 
-    default_remedy = "Lakefeed copies the table again by itself, in the next cycle."
+    default_remedy = "The next sync copies the table again by itself."
+
+    def __init__(
+        self, message: str, *, remedy: str | None = None, table: str = "", cause: RebuildCause = RebuildCause.SOURCE
+    ) -> None:
+        super().__init__(message, remedy=remedy, table=table)
+        self.cause = cause
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild_table, (type(self), self.message, self.remedy, self.table, self.cause))
 
 
-def _rebuild_table(kind: type[TableStoppedError], message: str, remedy: str, table: str) -> TableStoppedError:
+def _rebuild_table(
+    kind: type[TableStoppedError], message: str, remedy: str, table: str, cause: RebuildCause | None = None
+) -> TableStoppedError:
+    if cause is not None and issubclass(kind, RebuildNeededError):
+        return kind(message, remedy=remedy, table=table, cause=cause)
     return kind(message, remedy=remedy, table=table)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tests.reading.journals import add_people, opened
 
 from lakefeed.app import cli
-from lakefeed.app.output import seconds_text, show_table
+from lakefeed.app.build import build_pipeline
+from lakefeed.app.config import load_config
+from lakefeed.app.output import LogLines, seconds_text, show_table
+from lakefeed.errors import TableStoppedError
 from lakefeed.flow.pipeline import Pipeline
 from lakefeed.journal.journal import Journal
+from lakefeed.lake.formats import FORMATS
+from lakefeed.lake.spark.java import find_java
 
 COMMANDS = (
     "init", "check", "sync", "run", "status", "journal", "verify", "rebuild", "diff", "maintain", "uninstall", "demo",
@@ -102,8 +111,142 @@ def test_no_command_shows_the_help_and_is_a_usage_error(capsys: pytest.CaptureFi
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     from importlib.metadata import version
 
-    assert cli.execute(["--version"]) == 0
-    assert capsys.readouterr().out == f"lakefeed {version('lakefeed')}\n"
+    for option in ("--version", "-V"):
+        assert cli.execute([option]) == 0
+        assert capsys.readouterr().out == f"lakefeed {version('lakefeed')}\n"
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration of a SQLite database with one table."""
+    monkeypatch.chdir(tmp_path)
+    with closing(sqlite3.connect("s.db")) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE items (id INTEGER PRIMARY KEY)")
+    file = tmp_path / "shop.yaml"
+    file.write_text("pipeline: shop\nsource: {kind: sqlite, path: s.db}\nlake: {path: ./lake}\n")
+    return file
+
+
+def test_quiet_and_verbose_may_stand_anywhere_and_quiet_shows_no_progress(
+    shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.execute(["sync", "shop.yaml", "-q"]) == 0
+    output = capsys.readouterr()
+    assert "main.items" in output.out
+    assert output.err == ""
+    assert cli.execute(["-v", "run", "shop.yaml", "--for", "0.1", "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+    assert logging.getLogger().level == logging.INFO
+    assert cli.execute(["sync", "shop.yaml"]) == 0
+    assert logging.getLogger().level == logging.ERROR
+
+
+def test_a_log_line_takes_the_same_way_as_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.Logger("lakefeed.test")
+    logger.addHandler(LogLines())
+    logger.warning("the slot is %s", "gone")
+    assert capsys.readouterr().err == "the slot is gone\n"
+
+
+def test_shells_can_complete_the_commands() -> None:
+    given = {"_LAKEFEED_COMPLETE": "complete_bash", "COMP_WORDS": "lakefeed st", "COMP_CWORD": "1"}
+    command = [sys.executable, "-c", "from lakefeed.app.cli import main; main()"]
+    done = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["status"]), done.stderr
+
+
+def test_an_error_that_only_run_tries_again_names_the_command_to_type(
+    shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("check", "sync"):
+        shop.write_text("pipeline: shop\nsource: {kind: postgres, dsn: host=127.0.0.1 port=1}\nlake: {path: ./lake}\n")
+        assert cli.execute([command, "shop.yaml"]) == 3
+        said = capsys.readouterr().err
+        assert "by itself" not in said
+        assert said.endswith(f"Then run it again: lakefeed {command} shop.yaml\n")
+
+
+def test_a_java_home_that_leads_nowhere_is_a_warning_or_the_reason(
+    shop: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/no/such/java")
+    assert cli.execute(["check", "shop.yaml", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert found["level"] == "warning"
+    assert found["problem"].startswith("JAVA_HOME is /no/such/java, and there is no Java that runs at")
+    assert found["remedy"].startswith("export JAVA_HOME=")
+    monkeypatch.setattr("lakefeed.lake.spark.java._candidates", list)
+    assert cli.execute(["check", "shop.yaml", "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert "no Java was found: JAVA_HOME is /no/such/java" in found["problem"]
+
+
+def test_a_lake_path_that_is_a_file_or_read_only_is_a_sentence_for_every_command(
+    shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lake").write_text("in the way")
+    for path in ("./lake", "/proc/lake"):
+        shop.write_text(f"pipeline: shop\nsource: {{kind: sqlite, path: s.db}}\nlake: {{path: {path}}}\n")
+        for command, expected in (("check", 1), ("sync", 3), ("run", 3), ("status", 0), ("journal", 0)):
+            assert cli.execute([command, "shop.yaml"]) == expected, command
+            said = "".join(capsys.readouterr())
+            assert "unexpected" not in said
+            assert expected == 0 or "cannot be written" in said or "is a file" in said
+            assert expected == 0 or "lake.path" in said
+
+
+def test_check_finds_jars_that_are_not_here_and_cannot_be_had(
+    shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_java()  # before HOME changes: where the packaged one is kept goes by it
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("lakefeed.lake.spark.jars._REPOSITORY", "https://127.0.0.1:1/maven2")
+    assert cli.execute(["check", "shop.yaml", "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert "are not on this machine, and https://127.0.0.1:1/maven2 does not answer" in found["problem"]
+    jars = tmp_path / ".ivy2.5.2" / "jars"
+    jars.mkdir(parents=True)
+    group, artifact, version = FORMATS["delta"].coordinates.split(":")
+    (jars / f"{group}_{artifact}-{version}.jar").touch()
+    assert cli.execute(["check", "shop.yaml", "--json"]) == 0
+
+
+def test_status_has_an_exit_code_for_monitoring_and_can_be_watched(
+    shop: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli.execute(["status", "shop.yaml", "--exit-code"]) == 1
+    assert cli.execute(["status", "shop.yaml"]) == 0
+    capsys.readouterr()
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("lakefeed.app.command.status.time.sleep", wait)
+    assert cli.execute(["status", "shop.yaml", "--watch", "--json"]) == 130
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line).get("verdict") for line in lines[:3]] == ["stopped"] * 3
+    with build_pipeline(load_config(shop)) as pipeline:
+        pipeline.sync_once()
+        assert cli.execute(["status", "shop.yaml", "--exit-code"]) == 0
+
+
+def test_an_error_of_a_table_is_printed_once(
+    shop: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise TableStoppedError("table main.items: this is wrong", remedy="Do that.")
+
+    monkeypatch.setattr("lakefeed.lake.table.SparkTable.load", broken)
+    assert cli.execute(["sync", "shop.yaml"]) == 3
+    said = capsys.readouterr()
+    assert said.err.count("Do that.") == 1, said.err
+    assert said.err.endswith("1 table not up to date: main.items.\n")
+    assert "Nothing applied" in said.out
 
 
 @pytest.mark.parametrize(
@@ -217,9 +360,7 @@ def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys:
 
     monkeypatch.setattr("lakefeed.app.config.load_config", interrupted)
     assert cli.execute(["status", "x.yaml"]) == 130
-    assert capsys.readouterr().err == (
-        "Error: interrupted.\nRemedy: Run the command again; it continues where it stopped.\n"
-    )
+    assert capsys.readouterr().err == "Interrupted; the same command continues where it stopped.\n"
 
 
 def test_failpoints_are_armed_from_the_environment(

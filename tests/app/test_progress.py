@@ -42,7 +42,7 @@ def test_lines_say_each_event_once_on_stderr(capsys: pytest.CaptureFixture[str])
         "main.items: copying about 1,000 rows",
         "main.items: copied 1,000 rows in 2.0 s",
         "1,200 inserted, 3 updated, 0 deleted",
-        "main.items: the column is gone",
+        "Error: main.items: the column is gone.",
         "Remedy: Do this.",
         "the database is locked (trying again in 0.5 s)",
     ]

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from lakefeed.app.build import build_pipeline
+from lakefeed.app.build import build_lake, build_pipeline
 from lakefeed.app.command.verify import verify
 from lakefeed.app.config import load_config
+from lakefeed.change.table import TableId
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 CONFIG = """
@@ -84,8 +85,27 @@ def test_every_mode_is_compared_and_chosen_columns_are_named(
         assert "unseen too" in str(table["differences"]), "the other columns are compared all the same"
     assert verify(shop.file) == 1
     said = capsys.readouterr()
-    assert "main.items: column c of the source is ignored, as its evolution says; not compared" in said.out
+    assert "main.items: column c of the source is ignored; not compared" in said.out
     assert "main.items_log: comparing" in said.err
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_columns_that_a_rule_leaves_out_are_in_no_lake_table_and_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    shop = Shop(tmp_path, kind)
+    shop.file.write_text(shop.file.read_text() + '    - {match: items, columns: ["*", "!b"]}\n')
+    shop.sync("CREATE TABLE items (id INTEGER PRIMARY KEY, b TEXT, a TEXT); INSERT INTO items VALUES (1, 'b', 'a');")
+    shop.sync("INSERT INTO items VALUES (2, 'x', 'y'); UPDATE items SET b = 'c' WHERE id = 1;")
+    for table in answer(shop, capsys, 0).values():
+        assert table["source_rows"] == table["lake_rows"] == 2
+        assert table["chosen"] == ["column b of the source is left out by its rule"]
+    lake = build_lake(load_config(shop.file).lake)
+    for name in TABLES:
+        stored = lake.rows(TableId.parse(name))
+        assert stored is not None
+        assert stored.schema.names[:2] == ["id", "a"]
+        assert "b" not in stored.schema.names
 
 
 def test_a_lake_table_that_is_gone_is_a_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

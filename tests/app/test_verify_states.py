@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lakefeed.app import cli
 from lakefeed.change.table import TableId
 from lakefeed.flow.status import Liveness
 from lakefeed.flow.table_state import Phase, TableStates
+from lakefeed.lake.mode import Append
 from lakefeed.lake.route import Route
 from lakefeed.verify.compare import Comparison
 
@@ -165,3 +167,19 @@ def test_a_source_table_that_is_gone_is_a_difference_of_that_table_alone(
     found = answer(file, capsys, 1)["tables"]
     assert found["main.gone"]["differences"][0].startswith("there is no table at ")
     assert set(found) == {"main.gone", "main.t"}
+
+
+def test_a_source_table_that_feeds_no_lake_table_because_of_another_is_never_equal(
+    file: Path, states: TableStates, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(sqlite3.connect(file.parent / "shop.db")) as connection:
+        connection.execute("CREATE TABLE u (id INTEGER PRIMARY KEY AUTOINCREMENT)")
+    rule = "tables: [{match: '*', mode: append, name: log}]"
+    file.write_text(file.read_text().replace("{path: lake}", f"{{path: lake, {rule}}}"))
+    for name in ("t", "u", "log"):
+        put(states, name, Phase.LIVE)
+    states.save(replace(states.all()[TableId("main", "log")], source=TableId("main", "t"), mode=Append()))
+    equal = Comparison(table=TableId("main", "t"), source_rows=0, lake_rows=0)
+    monkeypatch.setattr("lakefeed.verify.pipeline.PipelineVerification._compared", lambda *_: equal)
+    (problem,) = answer(file, capsys, 1)["problems"]
+    assert problem.startswith("source tables main.u and main.t are both to feed the lake table main.log, which main.t")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from tests.compare import compare_postgres_table, compare_sqlite_table
+from tests.crash.mysql_shop import MysqlShop
 from tests.crash.postgres_shop import NAMES, PostgresShop
 from tests.crash.shop import Shop
 
+from lakefeed.capture.mysql.dialect import MysqlDialect, MysqlVerifyReader
 from lakefeed.change.table import TableId
-from lakefeed.verify.compare import Comparison
+from lakefeed.lake.mode import Mirror
+from lakefeed.verify.compare import Comparison, compare_at
 
 
 def assert_lake_equals_source(shop: Shop) -> None:
@@ -25,6 +28,14 @@ def assert_lake_equals_postgres(shop: PostgresShop) -> None:
             compare_postgres_table(shop.dsn, TableId("public", name), shop.directory / "lake" / "public" / name)
             for name in NAMES
         ]
+    )
+
+
+def assert_lake_equals_mysql(shop: MysqlShop) -> None:
+    dialect, lake = MysqlDialect(shop.server.dsn, shop.server.flavour), shop.directory / "lake" / "shop"
+    tables = [TableId("shop", name) for name in NAMES]
+    _assert_equal(
+        [compare_at(table, MysqlVerifyReader(dialect, table), lake / table.name, Mirror()) for table in tables]
     )
 
 

@@ -88,6 +88,19 @@ class CopiedLedger(Ledger):
         return found
 
 
+class ChangesAlone(Ledger):
+    """It knows its tables and has no rows to copy: the whole log is there."""
+
+    def bind(self, pipeline: str) -> ChangesAlone:
+        return self
+
+    def discover(self) -> tuple[TableSchema, ...]:
+        return (NOTES,)
+
+    def prepare(self, tables: Sequence[TableId]) -> Position:
+        return Custom("0")
+
+
 @dataclass(frozen=True)
 class LedgerChunk:
     """The rows with low <= id < high."""
@@ -160,6 +173,25 @@ def test_a_capture_with_nothing_but_live_starts_polls_commits_and_resumes(tmp_pa
         again.start()
         assert take_all(again) == [3]
         again.stop()
+
+
+def test_e03_by_default_a_snapshot_is_empty_and_the_stream_has_everything(tmp_path: Path, path: Path) -> None:
+    write(path, note(1), note(2))
+    options = replace(NOW, snapshot_tables=(NOTES.table,))
+    runtime = Runtime(ChangesAlone(path), MemoryCheckpointStore(), key="k", options=options)
+    runtime.start()
+    first = runtime.poll()
+    assert first is not None
+    assert (first.rows, first.change_sets[0].schemas, runtime.handoff_complete) == (0, (NOTES,), False)
+    runtime.commit(first.token)
+    assert runtime.handoff_complete
+    assert take_all(runtime) == [1, 2]
+    with pytest.raises(SourceSetupError, match=r"has no table main\.nothing"):
+        ChangesAlone(path).snapshot(TableId("main", "nothing"))
+    lake = MemoryLake(str(tmp_path / "lake"))
+    with Pipeline(ChangesAlone(path), lake, name="p") as pipeline:
+        pipeline.sync_once()
+        assert sorted(row["id"] for row in lake.rows("main.notes")) == [1, 2]
 
 
 def test_a_lost_connection_before_the_first_change_does_no_harm(path: Path) -> None:

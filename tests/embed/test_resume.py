@@ -10,10 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakefeed.change.lsn import PostgresLsn, SqlServerLsn
-from lakefeed.change.mysql import MysqlBinlog
+from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
 from lakefeed.change.position import Custom, Position, SqliteSequence
-from lakefeed.embed.progress import postgres_offset, snapshot_fields, stream_offset
-from lakefeed.errors import CheckpointError, StateError
+from lakefeed.change.table import TableId
+from lakefeed.embed.progress import (
+    Progress,
+    SnapshotCursor,
+    from_checkpoint,
+    postgres_offset,
+    snapshot_fields,
+    stream_offset,
+)
+from lakefeed.errors import CheckpointError, SourceChangedError, StateError
 
 
 def refused(kind: str, fields: Any) -> str:
@@ -25,6 +33,21 @@ def refused(kind: str, fields: Any) -> str:
 def test_c21_postgres_streams_from_the_snapshot_watermark_with_the_configured_slot() -> None:
     offset = stream_offset("postgres", json.dumps({"snapshot_watermark": 0x112345678}), slot="shop")
     assert (offset.source_type, offset.position, offset.slot) == ("postgres", PostgresLsn(0x112345678), "shop")
+
+
+@pytest.mark.parametrize("in_snapshot", [True, False])
+def test_c21_a_checkpoint_of_another_slot_is_refused_by_both_names(in_snapshot: bool) -> None:
+    cursor = SnapshotCursor((TableId("public", "t"),)) if in_snapshot else None
+    progress = Progress(PostgresLsn(7), cursor, in_snapshot=in_snapshot)
+    saved = progress.to_checkpoint("postgres", identity="db", committed=0, slot="lakefeed_a")
+    assert saved is not None
+    assert from_checkpoint(saved, "postgres", slot="lakefeed_a") == progress
+    assert from_checkpoint(saved, "postgres") == progress, "a capture that names none has none to contradict"
+    with pytest.raises(SourceChangedError, match="slot lakefeed_a, and this capture reads from lakefeed_b"):
+        from_checkpoint(saved, "postgres", slot="lakefeed_b")
+    unnamed = progress.to_checkpoint("postgres", identity="db", committed=0)
+    assert unnamed is not None
+    assert from_checkpoint(unnamed, "postgres", slot="lakefeed_b") == progress
 
 
 @pytest.mark.parametrize(
@@ -49,7 +72,10 @@ def test_c22_mysql_streams_from_file_and_offset_with_an_optional_gtid() -> None:
     fields = {"binlog_file": "mysql-bin.000003", "binlog_pos": 12345}
     plain = stream_offset("mysql", json.dumps(fields))
     assert (plain.source_type, plain.position, plain.gtid) == ("mysql", MysqlBinlog("mysql-bin.000003", 12345), "")
-    assert stream_offset("mysql", json.dumps({**fields, "gtid": "u:1-5"})).gtid == "u:1-5"
+    gtid = "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5"
+    offset = stream_offset("mysql", json.dumps({**fields, "gtid": gtid}))
+    assert (offset.position, offset.gtid) == (MysqlGtid(gtid), gtid), "a GTID set counts on every server"
+    assert refused("mysql", {**fields, "gtid": "0-1-5"}).startswith("'0-1-5' is not a MySQL GTID set")
 
 
 def test_c22_each_missing_mysql_field_has_its_own_error() -> None:
@@ -66,6 +92,8 @@ def test_c23_mariadb_has_the_payload_of_mysql_and_its_own_type() -> None:
     offset = stream_offset("mariadb", json.dumps({"binlog_file": "maria.000002", "binlog_pos": 7}))
     assert (offset.source_type, offset.position) == ("mariadb", MysqlBinlog("maria.000002", 7))
     assert "'binlog_file'" in refused("mariadb", {})
+    fields = {"binlog_file": "maria.000002", "binlog_pos": 7, "gtid": "0-1-5"}
+    assert stream_offset("mariadb", json.dumps(fields)).position == MariadbGtid("0-1-5")
 
 
 def test_c24_sqlserver_streams_from_ten_bytes_written_in_upper_case_hex() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from lakefeed import Listener, Pipeline, PipelineOptions, Sqlite
+from lakefeed.capture.base import Level
 from lakefeed.change.segment import Window
 from lakefeed.change.table import TableId
 from lakefeed.errors import (
@@ -24,6 +25,7 @@ from lakefeed.errors import (
     LeaseError,
     PositionLostError,
     SourceChangedError,
+    SourceSetupError,
     SourceUnavailableError,
     StateError,
     TableStoppedError,
@@ -611,3 +613,43 @@ def test_the_end_of_the_log_is_at_or_behind_everything_that_is_committed(
         assert later > end
     finally:
         capture.close()
+
+
+def test_a_sync_of_some_tables_leaves_the_others_and_the_next_one_brings_them(
+    make: Make, lake: MemoryLake, database: sqlite3.Connection
+) -> None:
+    pipeline = make()
+    pipeline.sync_once(tables=["t"])
+    assert rows(lake) == {1: "a", 2: "b"}
+    assert U not in lake.tables
+    assert pipeline.status().tables[U].applied is None
+    database.executescript("INSERT INTO t VALUES (3, 'c'); INSERT INTO u VALUES (1, 'u');")
+    pipeline.sync_once(tables=["main.u"])
+    assert rows(lake, "main.u") == {1: "u"}
+    assert rows(lake) == {1: "a", 2: "b"}, "it waits in the journal"
+    database.executescript("CREATE TABLE later (id INTEGER PRIMARY KEY, v TEXT); INSERT INTO later VALUES (7, 'x');")
+    pipeline.sync_once(tables=["main.l*"])
+    assert rows(lake, "main.later") == {7: "x"}
+    assert rows(lake) == {1: "a", 2: "b"}
+    with pytest.raises(SourceSetupError, match="no lake table matches 'nope'") as refused:
+        pipeline.sync_once(tables=["t", "nope"])
+    assert "main.later, main.t, main.u" in refused.value.remedy
+    pipeline.sync_once()
+    assert rows(lake) == {1: "a", 2: "b", 3: "c"}
+
+
+def test_a_renamed_pipeline_is_told_its_old_name_before_anything_is_made_in_the_source(
+    make: Make, database: sqlite3.Connection
+) -> None:
+    make().sync_once()
+    made = "SELECT count(*) FROM sqlite_master"
+    before = database.execute(made).fetchone()
+    renamed = make(name="q")
+    (finding,) = [one for one in renamed.check() if one.level is Level.ERROR]
+    assert "belong to the pipeline 'p', not to 'q'" in finding.problem
+    assert "set pipeline: p." in finding.remedy
+    assert "remove" not in finding.remedy
+    with pytest.raises(ConfigError, match="belong to the pipeline 'p'"):
+        renamed.sync_once()
+    assert database.execute(made).fetchone() == before
+    assert not renamed.root.exists()

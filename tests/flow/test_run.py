@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 import time
@@ -10,6 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -27,13 +29,17 @@ from lakefeed.errors import (
     JournalError,
     LakeError,
     LakefeedError,
+    RebuildCause,
     RebuildNeededError,
     SourceSetupError,
+    SourceUnavailableError,
     StateError,
+    TableStoppedError,
 )
 from lakefeed.flow import capture_side, lake_side, retry
 from lakefeed.flow.lake_side import LakeSide
 from lakefeed.flow.result import CycleResult
+from lakefeed.flow.retry import Backoff
 from lakefeed.flow.table_state import Phase, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
@@ -349,6 +355,7 @@ def test_stop_returns_although_the_source_does_not_answer(lake: MemoryLake, monk
     pipeline.stop()
     thread.join(10)
     assert not thread.is_alive()
+    assert pipeline.hanging == (), "the call that hung has ended: nothing is left behind"
 
 
 def test_a_copy_waits_for_the_merge_of_the_same_lake_table(lake: MemoryLake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,6 +412,39 @@ def test_a_confirm_that_fails_is_reported_and_tried_again(lake: MemoryLake, monk
         until(lambda: capture.confirmed == capture.head)
         until(lambda: pipeline.status().verdict == "idle")
     assert len(heard) < 10, "it is tried again after a pause"
+
+
+def test_pauses_double_up_to_the_longest_and_begin_again_after_a_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    backoff = Backoff(1.0, 10.0)
+    assert backoff.is_over
+    for pause in (1.0, 2.0, 4.0, 8.0, 10.0, 10.0):
+        assert backoff.failed() == pause
+        assert (backoff.is_over, backoff.rest) == (False, pause)
+        now[0] += pause - 0.1
+        assert not backoff.is_over
+        now[0] += 0.1
+        assert backoff.is_over
+    backoff.reset()
+    assert backoff.failed() == 1.0
+
+
+def test_run_waits_longer_and_longer_before_it_opens_a_source_again_that_is_away(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lakefeed.flow.run_loop._FIRST_PAUSE_SECONDS", 0.2)
+    opened: list[float] = []
+
+    class Away(ScriptedCapture):
+        def open(self) -> None:
+            opened.append(time.monotonic())
+            raise SourceUnavailableError("away")
+
+    with running(pipeline_of(Away(), lake)):
+        until(lambda: len(opened) == 4)
+    first, second, third = (later - before for before, later in pairwise(opened))
+    assert (first >= 0.2, second >= 0.4, third >= 0.8) == (True, True, True)
 
 
 def test_a_table_that_fails_is_tried_again_less_and_less_often(
@@ -559,13 +599,15 @@ def test_a_sync_applies_in_between_when_the_backlog_is_full(lake: MemoryLake) ->
 class Broken:
     """Applying to some tables fails, each time, until they are mended."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *tables: TableId) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *tables: TableId, error: type[LakefeedError] = CommitFailedError
+    ) -> None:
         self.tables = set(tables)
         apply = MemoryLakeTable.apply
 
         def broken(lake_table: MemoryLakeTable, window: Window, generation: int) -> Applied:
             if lake_table.route.table in self.tables:
-                raise CommitFailedError("its directory is read-only", remedy="Make it writable.")
+                raise error("its directory is read-only", remedy="Make it writable.")
             return apply(lake_table, window, generation)
 
         monkeypatch.setattr(MemoryLakeTable, "apply", broken)
@@ -617,7 +659,8 @@ def test_while_no_table_can_be_written_capture_waits_and_nothing_is_given_up(
         until(lambda: pipeline.status().verdict == "stalled")
         until(lambda: pipeline._opened is not None and pipeline._opened.lake.is_full)
         opened = pipeline._open()
-        until(lambda: opened.errors._failed.get(A.table, (0, 0.0))[0] > 4)
+        until(lambda: opened.errors._failed.get(A.table, (0, 0.0, False))[0] > 4)
+        until(lambda: "Several tables fail, so the lake may be down" in pipeline.status().reason)
         assert {state.state for state in pipeline.status().tables.values()} == {"live"}
         assert pipeline.status().journal_head < 8
         broken.tables.clear()
@@ -639,6 +682,51 @@ def test_a_table_that_fails_alone_for_long_does_not_stop_capture(
         capture.append(insert(B, id=7, v="x"), COMMIT)
         until(lambda: 7 in ids(lake, "main.b"))
         assert pipeline.status().tables[A.table].state == "blocked"
+
+
+def test_while_a_table_that_fails_alone_holds_capture_the_status_says_for_how_long(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Broken(monkeypatch, A.table)
+    capture = scripted(a=1, b=1)
+    pipeline = pipeline_of(capture, lake, FULL_AT_ONCE)
+    pipeline.sync_once()
+    with running(pipeline):
+        for number in range(1, 6):
+            capture.append(insert(A, id=number, v="x"), COMMIT)
+        until(lambda: "capture has stopped" in pipeline.status().reason)
+        status = pipeline.status()
+    assert status.verdict == "stalled"
+    found = re.search(r"wait for 1 tables .*\(main.a\): .* this table are given up in (\d+) s", status.reason)
+    assert found is not None
+    assert 500 < int(found[1]) <= 600
+
+
+def test_an_error_that_is_the_tables_own_holds_capture_for_no_ten_minutes(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Broken(monkeypatch, A.table, error=TableStoppedError)
+    capture = scripted(a=1, b=1)
+    pipeline = pipeline_of(capture, lake, FULL_AT_ONCE)
+    pipeline.sync_once()
+    with running(pipeline):
+        for number in range(1, 6):
+            capture.append(insert(A, id=number, v="x"), COMMIT)
+        capture.append(insert(B, id=7, v="x"), COMMIT)
+        until(lambda: 7 in ids(lake, "main.b"))
+        assert pipeline.status().tables[A.table].state == "blocked"
+
+
+def test_what_the_source_did_is_settled_by_a_copy_at_once_each_time(lake: MemoryLake) -> None:
+    """Twice the same reason, in the same words, and no change between: it has happened twice."""
+    capture = scripted(a=1)
+    with pipeline_of(capture, lake) as pipeline:
+        pipeline.sync_once()
+        for number in (2, 3):
+            capture.content.rows[A.table] = [{"id": number, "v": "again"}]
+            capture.append(RecopyNeeded(A.table, "its rows may be others"), COMMIT)
+            pipeline.sync_once()
+            assert ids(lake, "main.a") == {number}
 
 
 def test_a_sync_with_a_full_backlog_goes_on_for_the_tables_that_work_or_says_why_not(
@@ -670,16 +758,17 @@ def test_a_table_that_cannot_catch_up_with_its_copy_is_copied_again_and_less_and
     lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one without a key that is changed while it is copied: it converges as soon as nobody writes."""
-    copies, apply, load = [], MemoryLakeTable.apply, MemoryLakeTable.load
+    copies, apply, load = list[float](), MemoryLakeTable.apply, MemoryLakeTable.load
     capture = scripted(a=1)
 
     def no_overlap(lake_table: MemoryLakeTable, window: Window, generation: int) -> Applied:
         if not window.exact:
-            raise RebuildNeededError("what the copy has of these changes is unknown")
+            text = f"what the copy has of these changes is unknown, up to {window.upto}"  # another text each time
+            raise RebuildNeededError(text, cause=RebuildCause.COPY)
         return apply(lake_table, window, generation)
 
     def load_beside_a_writer(lake_table: MemoryLakeTable, copy: TableCopy, progress: Any) -> Any:
-        copies.append(copy.generation)
+        copies.append(time.monotonic())
         if is_written.is_set():
             number = len(copies)
             capture.content.rows[A.table].append({"id": number, "v": "x"})
@@ -691,15 +780,17 @@ def test_a_table_that_cannot_catch_up_with_its_copy_is_copied_again_and_less_and
     monkeypatch.setattr(MemoryLakeTable, "apply", no_overlap)
     monkeypatch.setattr(MemoryLakeTable, "load", load_beside_a_writer)
     monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(lake_side, "_RECOPY_SECONDS", (2.0, 2.0))
+    monkeypatch.setattr(lake_side, "_RECOPY_SECONDS", (0.8, 60.0))
     pipeline = pipeline_of(capture, lake)
     with running(pipeline):
         until(lambda: len(copies) >= 2)
-        second = time.monotonic()
         until(lambda: pipeline.status().tables[A.table].error is not None)
-        until(lambda: len(copies) >= 3)
-        assert time.monotonic() - second > 1.5, "the first copy again comes at once, the next ones do not"
+        until(lambda: len(copies) >= 4)
         is_written.clear()
+        _, second, third = (later - before for before, later in pairwise(copies[:4]))
+        assert (second >= 0.75, third >= 1.55) == (True, True), (
+            "the first copy again comes at once, the next ones do not"
+        )
         until(lambda: pipeline.status().verdict == "idle")
         assert (pipeline.status().tables[A.table].state, pipeline.status().tables[A.table].error) == ("live", None)
     assert ids(lake, "main.a") == set(range(len(capture.content.rows[A.table])))
@@ -752,7 +843,7 @@ def test_stop_returns_in_time_and_status_answers_whatever_hangs(
     capture = Hung(silent, let_go)
     pipeline = pipeline_of(capture, lake, replace(QUICK, maintenance_seconds=0.05))
     pipeline.sync_once()
-    thread = threading.Thread(target=pipeline.run)
+    thread = threading.Thread(target=pipeline.run, daemon=True)
     thread.start()
     try:
         until(lambda: pipeline.status().verdict == "idle")
@@ -907,3 +998,62 @@ def test_all_notices_of_a_change_set_about_one_table_count(lake: MemoryLake) -> 
         staged = states.all()[A.table]
         states.act_on(replace(commit, notices=notices))
         assert states.all()[A.table] == staged  # a start may repeat it
+
+
+class Unreadable:
+    """What one lake table records cannot be read, each time, until it is mended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *tables: TableId) -> None:
+        self.tables = set(tables)
+        applied = MemoryLakeTable.applied
+
+        def unreadable(lake_table: MemoryLakeTable, generation: int) -> Applied | None:
+            if lake_table.route.table in self.tables:
+                raise error
+            return applied(lake_table, generation)
+
+        error: Exception = OSError("its log is damaged")
+        monkeypatch.setattr(MemoryLakeTable, "applied", unreadable)
+        monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.02)
+
+
+def test_a_lake_table_that_cannot_be_read_at_the_start_does_not_keep_the_others_from_starting(
+    lake: MemoryLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the start nor the status fails for its sake, and it goes on once it can be read again."""
+    capture = scripted(a=1, b=1)
+    with pipeline_of(capture, lake) as pipeline:
+        pipeline.sync_once()
+    generation = lake.tables[A.table].generation
+    broken = Unreadable(monkeypatch, A.table)
+    pipeline = pipeline_of(capture, lake)
+    with running(pipeline):
+        capture.append(insert(A, id=7, v="x"), insert(B, id=7, v="x"), COMMIT)
+        until(lambda: 7 in ids(lake, "main.b"))
+        until(lambda: pipeline.status().verdict == "stalled")
+        status = pipeline.status()
+        assert "its log is damaged" in (status.tables[A.table].error or "")
+        assert status.tables[B.table].error is None
+        broken.tables.clear()
+        until(lambda: 7 in ids(lake, "main.a"))
+    assert lake.tables[A.table].generation == generation, "it is not copied again for that"
+
+
+def test_while_a_long_copy_holds_capture_the_status_says_so(lake: MemoryLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = scripted(a=1)
+    pipeline = pipeline_of(capture, lake, FULL_AT_ONCE)
+    pipeline.sync_once()
+    held = HeldLoads(monkeypatch, B.table)
+    add_table_b(capture, 3)
+    try:
+        with running(pipeline):
+            assert held.begun.wait(30)
+            for number in range(1, 9):
+                capture.append(insert(A, id=number, v="x"), COMMIT)
+            until(lambda: "capture waits" in pipeline.status().reason)
+            assert pipeline.status().verdict == "healthy"
+            held.go_on.set()
+            until(lambda: ids(lake, "main.a") == set(range(9)))
+            until(lambda: "capture waits" not in pipeline.status().reason)
+    finally:
+        held.go_on.set()

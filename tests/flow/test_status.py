@@ -12,7 +12,7 @@ import pytest
 
 from lakefeed import Pipeline, PipelineOptions
 from lakefeed.capture.base import Lag
-from lakefeed.errors import JournalFullError, LeaseError, SourceUnavailableError
+from lakefeed.errors import JournalFullError, LeaseError, SourceUnavailableError, StateError
 from lakefeed.flow import lake_side, status
 from lakefeed.flow.status import STALE_SECONDS, Liveness, read_status
 from lakefeed.flow.table_state import Phase, TableStates
@@ -124,6 +124,11 @@ def test_a_state_that_another_thread_has_changed_is_not_written_over(tmp_path: P
     assert not states.update_if(copying, phase=Phase.LIVE), "the generation is another one"
     assert TableStates(tmp_path).all()[A.table].phase is Phase.COPYING
     assert states.stage_if(states.all()[A.table], reason="yes")
+    before = states.all()[A.table]
+    states.close()
+    with pytest.raises(StateError, match=r"the pipeline is closed, so the state of main\.a is not written"):
+        states.update(A.table, phase=Phase.LIVE)
+    assert TableStates(tmp_path).all()[A.table] == before, "a thread that was left behind has no lease any more"
 
 
 def test_a_source_that_is_away_at_the_first_start_is_in_the_status(
@@ -176,3 +181,65 @@ def test_a_trim_while_the_status_is_read_does_not_break_it(tmp_path: Path, monke
         found = reader.status()
         assert found.journal_head == 10
         assert found.tables[A.table].applied == 10
+
+
+def test_applied_never_goes_down_when_an_idle_table_gets_changes(tmp_path: Path) -> None:
+    busy = table("main.busy", {"id": pa.int64()}, key=("id",))
+    capture = ScriptedCapture(snapshot={A: [{"id": 1}], busy: [{"id": 1}]}, waits=True)
+    lake = MemoryLake(str(tmp_path))
+    source = type("One", (), {"bind": lambda self, pipeline: capture})()
+    options = PipelineOptions(journal=JournalOptions(fsync=False))
+    with Pipeline(source, lake, name="p", options=options) as pipeline:
+        pipeline.sync_once()
+        for number in range(2, 6):
+            capture.append(insert(busy, id=number), COMMIT)
+            pipeline.sync_once()
+        before = pipeline.status()
+        assert before.tables[A.table].applied == before.journal_head, "nothing of it is missing"
+        assert before.tables[A.table].age_seconds is None, "it never had a change"
+        assert before.tables[busy.table].age_seconds is not None
+        capture.append(insert(A, id=2), COMMIT)
+        pipeline.sync_once(tables=["busy"])  # the change is in the journal, and not in the lake
+        after = pipeline.status()
+        assert after.journal_head > before.journal_head
+        assert after.tables[A.table].applied == before.tables[A.table].applied
+        pipeline.sync_once()
+        assert pipeline.status().tables[A.table].applied == after.journal_head
+
+
+def test_the_age_is_the_one_of_the_newest_change_that_is_in_the_lake(tmp_path: Path) -> None:
+    capture = ScriptedCapture(snapshot={A: [{"id": 1}]}, waits=True)
+    source = type("One", (), {"bind": lambda self, pipeline: capture})()
+    with Pipeline(source, MemoryLake(str(tmp_path)), name="p") as pipeline:
+        capture.append(insert(A, id=2), COMMIT)
+        pipeline.sync_once()
+        first = pipeline.status()
+        assert first.age_seconds is not None
+        assert first.age_seconds == first.tables[A.table].age_seconds
+        later = read_status(pipeline.root, MemoryLake(str(tmp_path)), Lag(), now=time.time() + 1000)
+    (status,) = later.tables.values()
+    assert status.applied is None or (status.age_seconds or 0) > first.age_seconds
+
+
+def test_the_last_error_stays_with_its_remedy_until_a_sync_works(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(capture: ScriptedCapture) -> None:
+        raise SourceUnavailableError("the server is away", remedy="Start it.")
+
+    def bug(capture: ScriptedCapture) -> None:
+        raise ZeroDivisionError("a bug")
+
+    for broken, expected in ((away, "the server is away"), (bug, "ZeroDivisionError: a bug")):
+        with monkeypatch.context() as patch:
+            patch.setattr(ScriptedCapture, "open", broken)
+            with pytest.raises((SourceUnavailableError, ZeroDivisionError)):
+                pipeline.sync_once()
+        found = pipeline.status()
+        assert (found.verdict, found.reason) == ("stalled", expected)
+        assert found.remedy == ("Start it." if broken is away else None)
+        assert expected in verdict(pipeline, STALE_SECONDS + 5)[1], "also when it is long ago"
+    pipeline.sync_once()
+    assert pipeline.status().remedy is None
+    pipeline.close()
+    assert "the last error" not in pipeline.status().reason

@@ -1,7 +1,10 @@
-"""``stop`` returns within ten seconds when something really hangs: a Spark task, a table that somebody has locked."""
+"""``stop`` returns within ten seconds when something really hangs: a Spark task, a table that somebody has locked, a
+server that is stopped with its sockets open. ``status`` answers within two."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
 import threading
 import time
@@ -96,4 +99,60 @@ def test_a_chunk_of_a_table_that_is_locked_does_not_hold_up_stop(
         with pipeline:
             pipeline.sync_once()
             assert pipeline.status().tables
+        pipeline.uninstall()
+
+
+_OURS = "SELECT pid FROM pg_stat_activity WHERE backend_type IN ('walsender', 'client backend') AND pid <> %s"
+
+
+@contextmanager
+def frozen(server: PostgresServer, admin: psycopg.Connection[Any]) -> Iterator[None]:
+    """The server and every process that serves somebody else than ``admin`` stand still; no socket is closed."""
+    served = [pid for (pid,) in admin.execute(_OURS, (admin.info.backend_pid,))]
+    stopped: list[int] = []
+    try:
+        for pid in (server.pid, *served):
+            os.kill(pid, signal.SIGSTOP)
+            stopped.append(pid)
+        yield
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_a_server_that_stands_still_does_not_hold_up_stop_or_status(tmp_path: Path) -> None:
+    lake = MemoryLake(str(tmp_path / "lake"))
+
+    def ids() -> list[int]:
+        return [row["id"] for row in lake.rows("public.t")]
+
+    with (
+        PostgresServer.start(max(find_binaries().items())[1]) as server,
+        new_database(server) as dsn,
+        psycopg.connect(dsn, autocommit=True) as writer,
+    ):
+        writer.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)")
+        pipeline = Pipeline(Postgres(dsn), lake, name="p", options=QUICK)
+        pipeline.sync_once()
+        thread = threading.Thread(target=pipeline.run, daemon=True)
+        thread.start()
+        writer.execute("INSERT INTO t VALUES (2)")
+        until = time.monotonic() + 60
+        while ids() != [1, 2]:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        with frozen(server, writer):
+            for _ in range(2):  # the second finds the first one's question unanswered
+                started = time.monotonic()
+                status = pipeline.status()
+                assert time.monotonic() - started < 2
+                assert (status.lag.bytes, [one.state for one in status.tables.values()]) == (None, ["live"])
+            started = time.monotonic()
+            pipeline.stop()
+            thread.join(30)
+            assert time.monotonic() - started < 10
+        writer.execute("INSERT INTO t VALUES (3)")
+        with pipeline:
+            pipeline.sync_once()
+        assert ids() == [1, 2, 3]
         pipeline.uninstall()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from lakefeed import Pipeline, PipelineOptions, Sqlite
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.change.change_set import TableDropped
 from lakefeed.change.table import Column, TableId, TableSchema
+from lakefeed.errors import JournalDamagedError
 from lakefeed.flow import retry
 from lakefeed.journal.options import JournalOptions
 from lakefeed.lake.base import TableCopy
@@ -274,7 +277,25 @@ def test_what_waits_for_a_person_is_in_the_status(tmp_path: Path, lake: MemoryLa
         pipeline.sync_once()
         found = pipeline.status()
     assert found.verdict == "stalled"
-    assert "1 of 1 tables cannot go on" in found.reason
+    assert "1 of 1 table cannot go on" in found.reason
     assert "cannot follow RetypeColumn" in (found.tables[PEOPLE.table].error or "")
     assert found.tables[PEOPLE.table].remedy
     assert lake.rows("main.people") == [{"id": 1, "code": "a"}]
+
+
+def test_a_damaged_table_state_costs_by_its_printed_remedy_one_copy_of_one_table(
+    tmp_path: Path, lake: MemoryLake, database: sqlite3.Connection
+) -> None:
+    with pipeline_of(tmp_path, lake) as pipeline:
+        pipeline.sync_once()
+    before = {name: found.generation for name, found in lake.tables.items()}
+    (pipeline.root / "tables" / "main.t.json").write_bytes(b"{")
+    database.executescript("INSERT INTO t VALUES (2, 'b'); DELETE FROM t WHERE id = 1; INSERT INTO u VALUES (2, 'v');")
+    with pytest.raises(JournalDamagedError) as damaged, pipeline_of(tmp_path, lake) as pipeline:
+        pipeline.sync_once()
+    command = shlex.split(damaged.value.remedy.partition("again: ")[2])
+    subprocess.run(command, check=True)
+    with pipeline_of(tmp_path, lake) as pipeline:
+        pipeline.sync_once()
+    assert (rows(lake, "main.t"), rows(lake, "main.u")) == ({2: "b"}, {1: "u", 2: "v"})
+    assert (lake.tables[T].generation > before[T], lake.tables[U].generation == before[U]) == (True, True)

@@ -128,10 +128,9 @@ def test_a_saved_checkpoint_and_a_saved_watermark_are_forced_out_file_and_direct
             assert disk.take() == [("fsync", "deep/state")]
     else:
         watermarks = FileWatermarkStore(folder / "k.json")
-        make_directory(folder)
-        made = disk.take()
-        watermarks.save("db", {"main.t": Mark(5, (1,))})
+        watermarks.save("db", {"main.t": Mark(5, (1,))})  # the first one makes the directory
         seen = disk.take()
+        made, seen = seen[:-3], seen[-3:]
     assert {("fsync", "."), ("fsync", "deep")} <= set(made)
     assert seen == [("fsync", "deep/state/temporary"), ("rename", "deep/state/k.json"), ("fsync", "deep/state")]
 

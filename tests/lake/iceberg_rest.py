@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
-from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway  # type: ignore[import-untyped]
+from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
 from lakefeed.lake.spark.java import cache_directory, find_java
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -194,6 +195,7 @@ def test_b08_lag_is_none_before_the_first_sync_and_never_negative(bench: Bench) 
     assert (status.last_synced, status.latest_available, status.lag) == (1, 1, 0)
     bench.insert("a", 2)
     assert bench.engine.status().lag == 1
+    assert replace(status, latest_available=0).lag == 0, "a journal that is read a moment earlier than the tables"
 
 
 def test_b08_a_stopped_table_counts_as_lag(bench: Bench) -> None:
@@ -267,14 +269,17 @@ def test_an_idle_table_survives_a_trim_and_a_restart(bench: Bench) -> None:
     assert bench.lake.rows("main.b") == [{"id": 1, "v": "x"}]
 
 
-def test_changes_that_the_copy_may_have_are_a_window_of_their_own(bench: Bench) -> None:
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_changes_that_the_copy_may_have_are_a_window_of_their_own(bench: Bench, is_exact: bool) -> None:
     copied = bench.schemas["a"].table
     for number in range(1, 8):
         bench.insert("a", number)
-    entry = Enrolled(Route.same(copied), GENERATION, copied_from=bench.log.position(1), exact_at=bench.log.position(3))
+    low, high = bench.log.position(1), bench.log.position(3)
+    entry = Enrolled(Route.same(copied), GENERATION, copied_from=low, exact_at=high, is_exact=is_exact)
     bench.enrolled[copied] = entry
     result = bench.engine.sync_once()
     assert [(window.after, window.upto, window.exact) for window in bench.lake.applies] == [(0, 3, False), (3, 7, True)]
+    assert [window.copied_at for window in bench.lake.applies] == [high if is_exact else None, None]
     assert (result.change_sets, result.tables[copied].applied, result.counts.inserted) == (7, 7, 7)
     bench.insert("a", 8)
     bench.engine.sync_once()

@@ -34,7 +34,7 @@ def refused(lake: Delta | Iceberg, schema: TableSchema, place: Path) -> TableSto
     with pytest.raises(TableStoppedError) as stopped:
         one(lake.bind("shop"), schema).load(seed(place), lambda _: None)
     assert "did not make" in stopped.value.message
-    assert "remove that table" in stopped.value.remedy
+    assert "move that table away" in stopped.value.remedy
     return stopped.value
 
 

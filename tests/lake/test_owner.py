@@ -41,12 +41,12 @@ def _nothing() -> SparkSession:
     raise AssertionError("this needs no Spark")
 
 
-def owned(root: Path) -> DeltaTable:
+def owned(root: Path, settings: dict[str, str] = SETTINGS) -> DeltaTable:
     """A copied table that its owner has set up in his way."""
     lake_table = one(Delta(_nothing, root / "lake").bind("shop"), SCHEMA)
     lake_table.load(copy_of(SCHEMA, [{"id": 1, "v": "old"}], root), lambda _: None)
     found = DeltaTable(lake_table.location)
-    found.alter.set_table_properties(SETTINGS, raise_if_not_exists=False)
+    found.alter.set_table_properties(settings, raise_if_not_exists=False)
     found.alter.set_table_description("of the finance department")
     found.alter.set_column_metadata("v", {"comment": "what it is worth"})
     return DeltaTable(lake_table.location)
@@ -121,18 +121,30 @@ def test_deletion_vectors_ask_readers_for_nothing_else(spark: SparkSession, tmp_
 
 def test_maintenance_keeps_what_the_table_wants_to_keep_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owned(tmp_path)
-    kept: list[float] = []
+    kept, logged = list[float](), list[float]()
 
     def vacuum(_: DeltaTable, hours: float) -> int:
         kept.append(hours)
         return 0
 
+    def remove_old_entries(_location: str, _version: int, _kept: int, keep_hours: float = 0.0) -> int:
+        logged.append(keep_hours)
+        return 0
+
     monkeypatch.setattr(maintenance, "vacuum", vacuum)
+    monkeypatch.setattr(maintenance, "remove_old_entries", remove_old_entries)
     monkeypatch.setattr(maintenance, "sees_strays", lambda *_: False)
     store = DeltaStore(str(tmp_path / "lake" / "main" / "t"), "shop", Route.same(SCHEMA.table), DeltaOptions())
     clean(store, _nothing, MaintenanceOptions(keep_hours=100_000))
     clean(store, _nothing, MaintenanceOptions(keep_hours=24))
     assert kept == [100_000, 60 * 24]
+    assert logged == [], "of a table with a feature that Lakefeed does not write itself no entry is removed"
+    (tmp_path / "plain").mkdir()
+    location = str(tmp_path / "plain" / "lake" / "main" / "t")
+    owned(tmp_path / "plain", {name: value for name, value in SETTINGS.items() if "Feed" not in name})
+    plain = DeltaStore(location, "shop", Route.same(SCHEMA.table), DeltaOptions())
+    clean(plain, _nothing, MaintenanceOptions(keep_hours=24))
+    assert logged == [60 * 24]
     assert interval_hours("interval 1 week 2 DAYS") == 9 * 24
     assert interval_hours("") == 0
 
@@ -164,4 +176,4 @@ def test_names_that_iceberg_reserves_are_refused_before_the_copy_in_its_name(tmp
 def test_an_address_with_one_slash_is_no_local_directory(path: str) -> None:
     with pytest.raises(ConfigError, match="not a directory"):
         lake_root(path)
-    assert lake_root("/a/b:/c") == "/a/b:/c"
+    assert lake_root("/a/bb:/c") == "/a/bb:/c"

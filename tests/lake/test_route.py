@@ -13,7 +13,6 @@ from deltalake import DeltaTable
 from lakefeed import Delta, Pipeline, Sqlite
 from lakefeed.capture.base import Level
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError
 from lakefeed.lake.mode import Append, Mirror, Temporal
 from lakefeed.lake.route import Route, Routes, Rule, settled
 
@@ -44,10 +43,14 @@ def test_a_rule_with_a_name_adds_a_table() -> None:
     assert [route.table.name for route in routes.of(PEOPLE)] == ["people", "people_log"]
 
 
-def test_two_rules_for_one_lake_table_are_refused() -> None:
+def test_of_two_rules_for_one_lake_table_the_second_is_refused() -> None:
     routes = Routes(Mirror(), [Rule("orders", Temporal(), "x"), Rule("*", Append(), "x")])
-    with pytest.raises(ConfigError, match=r"two rules make the lake table main\.x, as temporal and append"):
-        routes.of(ORDERS)
+    found, (clash,) = settled(routes.of(ORDERS), {})
+    assert found[TableId("main", "x")].mode == Temporal()
+    assert "two rules make the lake table main.x of main.orders, as temporal and append" in clash.problem
+    assert clash.remedy.startswith("In the rule that makes main.x of main.orders as append, write a name of its own")
+    made = {clash.second.table: clash.second}
+    assert settled(routes.of(ORDERS), made)[0] == {ORDERS: Route.same(ORDERS), **made}, "what is there goes on"
 
 
 def _nothing() -> SparkSession:
@@ -96,6 +99,18 @@ def test_of_two_new_tables_the_one_of_that_name_feeds_it() -> None:
     found, (clash,) = settled([*routes.of(ORDERS), *routes.of(log)], {})
     assert found[log] == Route.same(log)
     assert (clash.first.source, clash.second.source) == (log, ORDERS)
-    assert "makes main.orders_log of main.orders," in clash.remedy
-    kept, (clash,) = settled([*routes.of(ORDERS), *routes.of(log)], {log: ORDERS})
-    assert (kept[log].source, clash.second.source) == (ORDERS, log)
+    assert "makes main.orders_log of main.orders as append," in clash.remedy
+    kept, (clash,) = settled([*routes.of(ORDERS), *routes.of(log)], {log: Route(log, ORDERS, Append())})
+    assert (kept[log].source, clash.second.source, clash.is_left) == (ORDERS, log, False)
+
+
+def test_no_table_takes_over_what_another_one_has_left() -> None:
+    history = TableId("main", "history")
+    routes = Routes(Mirror(), [Rule("*", Append(), "history")])
+    fed = {history: Route(history, PEOPLE, Append())}
+    found, (clash,) = settled(routes.of(ORDERS), fed)
+    assert list(found) == [ORDERS]
+    assert (clash.first.source, clash.second.source, clash.is_left) == (PEOPLE, ORDERS, True)
+    assert "lakefeed rebuild FILE main.history --from-source" in clash.remedy
+    back, _ = settled([*routes.of(ORDERS), *routes.of(PEOPLE)], fed)
+    assert back[history].source == PEOPLE, "it goes on if it is there again"

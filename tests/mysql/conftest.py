@@ -11,6 +11,7 @@ import pytest
 from lakefeed.testing.server.mysql import Flavour, MysqlServer
 
 FLAVOURS: tuple[Flavour, ...] = ("mysql", "mariadb")
+WITHOUT_GTIDS = {"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF", "performance_schema": "ON"}
 _NUMBERS = itertools.count()
 
 
@@ -26,6 +27,13 @@ def servers() -> Iterator[Callable[[Flavour], MysqlServer]]:
             return running[flavour]
 
         yield get
+
+
+@pytest.fixture(scope="session")
+def without_gtids() -> Iterator[MysqlServer]:
+    """MySQL as it is without a word in its file: followed by file and offset."""
+    with MysqlServer.start("mysql", WITHOUT_GTIDS) as found:
+        yield found
 
 
 @pytest.fixture(params=FLAVOURS)

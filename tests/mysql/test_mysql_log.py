@@ -28,12 +28,18 @@ class Play:
     """A database with one captured table, and the change sets that came of statements."""
 
     def __init__(
-        self, server: MysqlServer, database: str, place: Path, columns: str = "id int PRIMARY KEY, a text"
+        self,
+        server: MysqlServer,
+        database: str,
+        place: Path,
+        columns: str = "id int PRIMARY KEY, a text",
+        *,
+        dsn: str | None = None,
     ) -> None:
         self.server, self.database, self.table = server, database, TableId(database, "t")
         self.connection = server.connect(database=database)
         self.run(f"CREATE TABLE t ({columns})")
-        self.source = Mysql(server.dsn, kind=server.flavour, tables=[f"{database}.*"], state=place)
+        self.source = Mysql(dsn or server.dsn, kind=server.flavour, tables=[f"{database}.*"], state=place)
         self.capture: ChangeCapture = self.source.bind("play")
         self.capture.open()
         self.at: Any = self.capture.prepare([self.table])
@@ -196,11 +202,30 @@ def test_rows_with_columns_left_out_block_their_table(play: Play) -> None:
     assert changes(found) == [(Operation.INSERT, 1)]
 
 
-def test_a_distributed_transaction_blocks_the_table_that_it_changed(play: Play) -> None:
-    play.run("XA START 'x'", "INSERT INTO t VALUES (1, 'a')", "XA END 'x'", "XA PREPARE 'x'")
-    assert _notices(play.drain()) == [(TableBlocked, play.table)]
-    play.run("XA ROLLBACK 'x'")
-    assert play.drain() == [] or _notices(play.drain()) == []
+def test_partial_json_blocks_its_table_and_check_names_the_statement(
+    servers: Callable[[Flavour], MysqlServer], tmp_path: Path
+) -> None:
+    server = servers("mysql")
+    with _database(server, "partial") as database:
+        play = Play(server, database, tmp_path, "id int PRIMARY KEY, a json")
+        play.run("CREATE TABLE u (id int PRIMARY KEY)")
+        play.capture.prepare([TableId(database, "u")])
+        play.run(
+            """INSERT INTO t VALUES (1, '{"a": 1, "b": "a text that is long enough to be worth it"}')""",
+            "SET SESSION binlog_row_value_options = 'PARTIAL_JSON'",
+            "UPDATE t SET a = JSON_SET(a, '$.a', 2)",
+            "INSERT INTO u VALUES (2)",
+        )
+        found = play.drain()
+        assert _notices(found) == [(TableBlocked, play.table)]
+        assert changes(found) == [(Operation.INSERT, 1), (Operation.INSERT, 2)]
+        play.run("SET GLOBAL binlog_row_value_options = 'PARTIAL_JSON'")
+        try:
+            remedies = [finding.remedy for finding in play.capture.check()]
+            assert remedies == ["SET GLOBAL binlog_row_value_options = ''; and the same in the server's file."]
+        finally:
+            play.run("SET GLOBAL binlog_row_value_options = ''")
+            play.close()
 
 
 def test_t16_the_stream_goes_through_rotated_files_and_restarts(play: Play) -> None:

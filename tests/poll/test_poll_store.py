@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from tests.poll.actors import iso
-from tests.poll.world import Clock, World, clocked, made
+from tests.poll.world import TABLE, Clock, World, clocked, made
 
 from lakefeed.capture.base import Continuity
 from lakefeed.capture.poll.capture import Polling
@@ -71,6 +72,39 @@ def test_a15_a_confirm_moves_the_watermarks_of_its_tables_and_no_other(tmp_path:
         again = FileWatermarkStore(tmp_path / "w.json")
         assert again.load("main.u") == marks["main.u"]
         assert again.load("main.t") == dict(first.end.marks)["main.t"] != marks["main.t"]  # type: ignore[attr-defined]  # a Watermark
+
+
+def test_a15_a_confirm_saves_the_tables_that_have_moved_on_and_no_other(tmp_path: Path, clock: Clock) -> None:
+    saved: list[set[str]] = []
+
+    class Noting(MemoryWatermarkStore):
+        def save(self, identity: str, marks: Mapping[str, Mark]) -> None:
+            saved.append(set(marks))
+            super().save(identity, marks)
+
+    other = "CREATE TABLE u (id INTEGER PRIMARY KEY, updated_at TEXT NOT NULL)"
+    with made(tmp_path / "s.db", TABLE, other, store=Noting()) as world:
+        put(world, clock, 1)
+        world.seed()
+        assert saved == [{"main.t", "main.u"}]
+        put(world, clock, 2)
+        first = world.sets()[-1].end
+        world.capture.confirm(first)
+        assert saved[1:] == [{"main.t"}]
+        put(world, clock, 3)
+        world.capture.confirm(world.sets()[-1].end)
+        reached = world.store.load("main.t") if world.store else None
+        world.capture.confirm(first)
+        assert (saved[2:], world.store and world.store.load("main.t")) == ([{"main.t"}], reached), "none moves back"
+
+
+def test_temporary_files_of_killed_writers_go_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    old, young = (tmp_path / f".w.json.{number}-ab.tmp" for number in (1, 2))
+    for path in (old, young):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    FileWatermarkStore(tmp_path / "w.json")
+    assert (old.exists(), young.exists()) == (False, True)
 
 
 def test_a17_a_watermark_is_on_disk_before_its_file_has_its_name(
@@ -178,3 +212,21 @@ def test_a30_every_error_is_typed_by_whose_it_is(tmp_path: Path) -> None:
     for caught in (connector.value, store.value):
         assert isinstance(caught, LakefeedError)
         assert caught.remedy
+
+
+def test_e08_lag_is_the_age_of_the_oldest_row_that_is_not_read_and_never_negative(tmp_path: Path, clock: Clock) -> None:
+    with made(tmp_path / "s.db") as world:
+        put(world, clock, 1)
+        world.seed()
+        world.sets()
+        assert world.capture.lag().seconds == 0.0
+        world.sql(f"INSERT INTO t VALUES (2, 'a', '{clock.text}', '{clock.text}', NULL)")
+        clock.tick(30)
+        assert world.capture.lag().seconds == 30.0
+        world.sets()
+        clock.tick(60)
+        world.sets()
+        assert world.capture.lag().seconds == 0.0
+        ahead = iso(clock.us + 3_600_000_000)
+        world.sql(f"INSERT INTO t VALUES (3, 'a', '{ahead}', '{ahead}', NULL)")
+        assert world.capture.lag().seconds == 0.0

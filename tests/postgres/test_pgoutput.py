@@ -37,7 +37,7 @@ def resolve(relation: Relation, facts: CatalogFacts) -> Resolved:
     columns = tuple(Column(one.name, arrow_type(SourceType(one.type, one.modifier))) for one in relation.columns)
     marked = tuple(one.name for one in relation.columns if one.in_identity)
     key = marked if relation.identity != "f" else tuple(name for name in marked if name == "id")
-    return Resolved(Layout(relation.id, TableSchema(TableId(relation.schema, relation.name), columns, key)))
+    return Resolved(Layout(TableSchema(TableId(relation.schema, relation.name), columns, key)))
 
 
 class Assembler:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -9,11 +12,14 @@ import pytest
 from tests.postgres.proxy import CuttingProxy
 from tests.postgres.rows import changes, drain, opened
 
+from lakefeed import Pipeline
+from lakefeed.app.cli import execute
 from lakefeed.capture.base import Finding, Level
 from lakefeed.capture.postgres.database import Database, Names
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, PositionLostError, SourceSetupError, SourceUnavailableError
+from lakefeed.testing.memory_lake import MemoryLake
 from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 
 VIA_ROOT = "publish_via_partition_root = true"
@@ -42,7 +48,102 @@ def test_a_sound_source_has_no_errors(dsn: str, writer: Any) -> None:
 def test_a_role_that_may_neither_replicate_nor_read_is_told_both(dsn: str, writer: Any) -> None:
     listed = remedies(found(dsn.replace("user=postgres", "user=poor")))
     assert 'ALTER ROLE "poor" REPLICATION;' in listed
-    assert 'GRANT SELECT ON "public"."t" TO CURRENT_USER;' in listed
+    assert 'GRANT SELECT ON "public"."t" TO "poor";' in listed
+
+
+@pytest.fixture
+def guest(dsn: str, writer: Any) -> Any:
+    """The DSN of an ordinary role that owns nothing and may do nothing, in a database where nobody may do much."""
+    role = f"guest_{writer.info.dbname}"
+    writer.execute(f"CREATE ROLE {role} LOGIN")
+    writer.execute("REVOKE ALL ON SCHEMA public FROM PUBLIC")
+    writer.execute("CREATE TABLE hidden (id int PRIMARY KEY); ALTER TABLE hidden ENABLE ROW LEVEL SECURITY")
+    yield dsn.replace("user=postgres", f"user={role}")
+    writer.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def script(file: Path, capsys: pytest.CaptureFixture[str], expected: int) -> str:
+    capsys.readouterr()
+    code = execute(["check", str(file), "--sql"])
+    printed = capsys.readouterr()
+    assert code == expected, printed.out + printed.err
+    return printed.out
+
+
+@pytest.mark.parametrize("provision", [True, False])
+def test_an_ordinary_role_is_ready_after_the_printed_script_was_run_as_it_is(
+    guest: str, writer: Any, provision: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As an administrator runs it, from top to bottom; then what check calls ready works."""
+    file = tmp_path / "shop.yaml"
+    file.write_text(
+        f"pipeline: check\nsource: {{kind: postgres, dsn: {guest}, provision: {str(provision).lower()}}}\n"
+        f"lake: {{path: {tmp_path}/lake}}\n"
+    )
+    assert remedies(found(guest, provision=provision))
+    printed = script(file, capsys, expected=1)
+    assert "CURRENT_USER" not in printed
+    for line in printed.splitlines():  # as psql does: a slot cannot be made in one transaction with the rest
+        writer.execute(line or "SELECT 1")
+    assert remedies(found(guest, provision=provision)) == []
+    assert "Error" not in script(file, capsys, expected=0)
+    tables = [TableId("public", "hidden"), TableId("public", "t")]
+    with opened(Postgres(guest, provision=provision), "check") as capture:
+        start = capture.prepare(tables)
+        assert [len(capture.snapshot(table).chunks) for table in tables] == [1, 1]
+        writer.execute("INSERT INTO t VALUES (1)")
+        assert [row["id"] for row in changes(drain(capture, start))] == [1]
+
+
+def test_a_role_that_owns_its_tables_and_may_not_create_is_told_the_grant(guest: str, writer: Any) -> None:
+    role = guest.partition("user=")[2].split()[0]
+    writer.execute(f"ALTER ROLE {role} REPLICATION; GRANT USAGE ON SCHEMA public TO {role}")
+    writer.execute(f"DROP TABLE hidden; ALTER TABLE t OWNER TO {role}; REVOKE CREATE ON SCHEMA public FROM {role}")
+    (remedy,) = remedies(found(guest))
+    assert remedy == f'GRANT CREATE ON DATABASE "{writer.info.dbname}" TO "{role}";'
+    with opened(Postgres(guest), "check") as capture, pytest.raises(SourceSetupError):
+        capture.prepare([TableId("public", "t")])
+    writer.execute(remedy)
+    assert remedies(found(guest)) == []
+    with opened(Postgres(guest), "check") as capture:
+        capture.prepare([TableId("public", "t")])
+
+
+def test_every_statement_of_a_server_that_is_not_set_up_runs_as_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found_binaries = find_binaries()
+    settings = {"wal_level": "replica", "max_replication_slots": "1", "max_wal_senders": "1"}
+    with PostgresServer.start(found_binaries[max(found_binaries)], settings) as server:
+        file = tmp_path / "shop.yaml"
+        file.write_text(f"pipeline: check\nsource: {{kind: postgres, dsn: {server.dsn}}}\nlake: {{path: {tmp_path}}}\n")
+        with psycopg.connect(server.dsn, autocommit=True) as admin:
+            admin.execute("CREATE TABLE t (id int PRIMARY KEY)")
+            printed = script(file, capsys, expected=1)
+            assert printed.count("-- then restart the server") == 3
+            for line in printed.splitlines():
+                admin.execute(line or "SELECT 1")
+        server.settings = {key: value for key, value in server.settings.items() if key not in settings}
+        server.halt()
+        server.begin()
+        assert remedies(found(server.dsn)) == []
+
+
+def test_check_finds_a_slot_that_is_gone_and_what_is_printed_helps(
+    dsn: str, writer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Pipeline(Postgres(dsn), MemoryLake(str(tmp_path)), name="check") as pipeline:
+        pipeline.sync_once()
+        assert remedies(pipeline.check()) == []
+    assert remedies(pipeline.check()) == []
+    writer.execute("SELECT pg_drop_replication_slot('lakefeed_check')")
+    (problem,) = [one.problem for one in pipeline.check() if one.level is Level.ERROR]
+    assert "the source knows nothing of this pipeline" in problem or "is gone" in problem
+    with pytest.raises(PositionLostError):
+        pipeline.sync_once()
+    pipeline.close()
+    pipeline.uninstall()
+    assert remedies(pipeline.check()) == []
 
 
 def test_the_remedies_work(dsn: str, writer: Any) -> None:
@@ -183,3 +284,54 @@ def test_slot_names_are_lower_case_and_never_shared() -> None:
     names = {Names(pipeline).slot for pipeline in ("a-b", "a_b", "A_b", "a.b", "x" * 64, "x" * 65)}
     assert len(names) == 6
     assert all(len(name) <= 63 and name.replace("_", "").isalnum() and name == name.lower() for name in names)
+
+
+def test_a_missing_and_a_wrong_password_are_answered_with_where_to_put_it(
+    server: PostgresServer, dsn: str, writer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+    rules = server.directory / "data" / "pg_hba.conf"
+    before = rules.read_text()
+    writer.execute("CREATE ROLE guarded LOGIN REPLICATION PASSWORD 'hunter2'")
+    try:
+        rules.write_text(f"host all guarded 127.0.0.1/32 scram-sha-256\n{before}")
+        writer.execute("SELECT pg_reload_conf()")
+        guarded = dsn.replace("user=postgres", "user=guarded")
+        until(lambda: "asks for a password: export PGPASSWORD=" in refusal(guarded))
+        monkeypatch.setenv("PGPASSWORD", "wrong")
+        assert "the password in PGPASSWORD or source.dsn" in refusal(guarded)
+        monkeypatch.setenv("PGPASSWORD", "hunter2")
+        assert refusal(guarded) == ""
+    finally:
+        rules.write_text(before)
+        writer.execute("SELECT pg_reload_conf()")
+        writer.execute("DROP ROLE guarded")
+
+
+def refusal(dsn: str) -> str:
+    """The remedy, if the server does not let us in."""
+    try:
+        found(dsn)
+    except SourceSetupError as error:
+        return error.remedy
+    return ""
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_uninstall_finishes_or_names_what_is_left_to_run(dsn: str, writer: Any) -> None:
+    with opened(Postgres(dsn), "check") as capture:
+        capture.prepare([TableId("public", "t")])
+    writer.execute("ALTER ROLE poor REPLICATION")
+    with opened(Postgres(dsn.replace("user=postgres", "user=poor")), "check") as guest:
+        with pytest.raises(SourceSetupError, match="removed replication slot lakefeed_check; the rest may not") as left:
+            guest.uninstall()
+        statement = left.value.remedy.partition(": ")[2]
+        assert statement == 'DROP PUBLICATION "lakefeed_check";'
+        writer.execute(statement)
+        assert guest.uninstall() == ()

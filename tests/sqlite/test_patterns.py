@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lakefeed.capture.select import is_literal, match_tables
+from lakefeed.capture.select import TablePatterns, is_literal
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError
 
@@ -12,7 +12,7 @@ TABLES = [TableId("main", name) for name in ("orders", "order_items", "Customers
 
 
 def matched(*patterns: str, folds_case: bool = True) -> list[str]:
-    found = match_tables(patterns, TABLES, default_schema="main", folds_case=folds_case)
+    found = TablePatterns(patterns, default_schema="main", folds_case=folds_case).choose(TABLES)
     return [str(table) for table in found]
 
 
@@ -40,6 +40,13 @@ def test_t24_a_table_that_two_patterns_match_is_taken_once() -> None:
     assert matched("orders", "order*", "*.orders") == ["main.order_items", "main.orders"]
 
 
+def test_t24_a_pattern_with_an_exclamation_mark_takes_tables_away_wherever_it_stands() -> None:
+    assert matched("*", "!order*") == matched("!main.order*", "*") == ["main.Customers", "main.a.b"]
+    assert matched("*", "!nothing_yet_*", "!CUSTOMERS") == ["main.a.b", "main.order_items", "main.orders"]
+    with pytest.raises(ConfigError, match=r"'!orders' takes tables away, and no pattern has any"):
+        matched("!orders")
+
+
 def test_t24_a_pattern_that_matches_nothing_names_itself_and_the_tables_there_are() -> None:
     with pytest.raises(ConfigError) as caught:
         matched("orders", "invoices")
@@ -49,13 +56,13 @@ def test_t24_a_pattern_that_matches_nothing_names_itself_and_the_tables_there_ar
 
 def test_a_long_list_of_tables_is_cut() -> None:
     many = [TableId("main", f"t{number:03}") for number in range(50)]
-    with pytest.raises(ConfigError, match=r"main\.t019 and 30 more$"):
-        match_tables(["x"], many, default_schema="main", folds_case=True)
+    with pytest.raises(ConfigError, match=r"main\.t019 and 30 more\n"):
+        TablePatterns(["x"], default_schema="main", folds_case=True).choose(many)
 
 
 def test_a_database_without_tables_is_said_to_have_none() -> None:
     with pytest.raises(ConfigError, match="no tables that can be captured"):
-        match_tables(["*"], [], default_schema="main", folds_case=True)
+        TablePatterns(["*"], default_schema="main", folds_case=True).choose([])
 
 
 def test_a_literal_pattern_has_no_wildcard() -> None:

@@ -272,6 +272,10 @@ def test_e08_lag_counts_rows_and_the_age_of_the_oldest(tmp_path: Path) -> None:
         assert lag.rows >= 2
         assert lag.seconds is not None
         assert 60 <= lag.seconds < 120
+        world.sql("UPDATE _lakefeed_shop_log SET ts = ts + 3600000")  # written by a clock that was ahead
+        assert capture.lag().seconds == 0.0
+        world.sql("UPDATE _lakefeed_shop_meta SET value = '999@0' WHERE key = 'confirmed'")
+        assert capture.lag().rows == 0
 
 
 def test_two_pipelines_live_in_one_database(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
-"""The seam between the storm and one database: PostgreSQL today, SQLite and MySQL behind the same classes later."""
+"""The seam between the storm and one database: PostgreSQL, MySQL, MariaDB or SQLite."""
 
 from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,3 +132,21 @@ class Database(ABC):
     @abstractmethod
     def close(self, log: Path) -> None:
         """Stop the server, and leave its log at this path."""
+
+
+def because_of(ours: Mapping[int, str], blocked: Mapping[int, Collection[int]]) -> dict[int, str]:
+    """Sessions that wait because of ours, which are named with what they do. ``blocked``: session → its blockers.
+
+    A session waits because of us if it would not wait without us: each of its blockers is a session of ours, or waits
+    itself because of us.
+    """
+    because: dict[int, str] = {}
+    while True:
+        found = {
+            session: "; ".join(sorted({ours.get(one) or because[one] for one in blockers}))
+            for session, blockers in blocked.items()
+            if session not in because and all(one in ours or one in because for one in blockers)
+        }
+        if not found:
+            return because
+        because |= found

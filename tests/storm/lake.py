@@ -64,7 +64,7 @@ def differences(rows: Sequence[Row], columns: Sequence[str], table: pa.Table) ->
 def _parse(kind: pa.DataType) -> Parse:
     """How the printed text becomes the value that ``_canonical`` makes of the lake's. Text stays as it is printed."""
     if pa.types.is_boolean(kind):
-        return lambda text: text == "t"
+        return lambda text: text in ("t", "1")
     if pa.types.is_integer(kind):
         return int
     if pa.types.is_float32(kind):

@@ -27,18 +27,17 @@ from typing import Any
 from tests.storm.database import Action, ConnectionLostError, Database, Model, Relation, Session, StatementError
 from tests.storm.lake import differences, read
 from tests.storm.pipeline import Pipeline
-from tests.storm.postgres.database import PostgresStorm
 from tests.storm.profile import PROFILES, Profile
 from tests.storm.watch import Heartbeat, LockWatcher
 
 REFUSED_SECONDS = 15.0
 """How long a table that lost its key or identity may stay published."""
-PRELUDE = ("create_table", "create_table", "create_partitioned")
-"""What each session makes before Lakefeed starts."""
+SOURCES = ("postgres", "sqlite", "mysql", "mariadb")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
+    source: str = "postgres"
     seconds: float = 300
     seed: int = 1
     profile: str = "mild"
@@ -54,8 +53,8 @@ class Settings:
     def replay(self) -> str:
         version = f" POSTGRES={self.postgres}" if self.postgres else ""
         return (
-            f"make storm SEED={self.seed} SECONDS={self.seconds:g} PROFILE={self.profile} FORMAT={self.format} "
-            f"KILLS={self.kills} RESTARTS={self.restarts}{version}"
+            f"make storm SOURCE={self.source} SEED={self.seed} SECONDS={self.seconds:g} PROFILE={self.profile} "
+            f"FORMAT={self.format} KILLS={self.kills} RESTARTS={self.restarts}{version}"
         )
 
 
@@ -81,7 +80,7 @@ class Result:
     def __str__(self) -> str:
         told = self.settings
         lines = [
-            f"seed {told.seed}, profile {told.profile}, {told.seconds:g} s, {told.format}",
+            f"{told.source}, seed {told.seed}, profile {told.profile}, {told.seconds:g} s, {told.format}",
             f"{self.statements} statements, of which {self.failed} failed for the application's own reasons",
             f"{self.kills} kills of lakefeed, {self.restarts} restarts of the server",
             (
@@ -100,7 +99,7 @@ class Result:
 class Storm:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.profile: Profile = PROFILES[settings.profile]
+        self.profile: Profile = PROFILES[settings.source][settings.profile]
         directory = settings.directory or Path(tempfile.mkdtemp(prefix=f"storm-{settings.seed}-"))
         directory.mkdir(parents=True, exist_ok=True)
         self.result = Result(settings, directory)
@@ -110,7 +109,7 @@ class Storm:
         self._over = threading.Event()
 
     def run(self) -> Result:
-        database = PostgresStorm(self.settings.postgres)
+        database = start(self.settings)
         try:
             database.create(self.profile.sessions)
             pipeline = self._pipeline(database)
@@ -150,7 +149,7 @@ class Storm:
         writers = []
         for number in range(self.profile.sessions):
             session, model = database.session(f"storm {number}"), database.model(number, self.profile)
-            for count, kind in enumerate(PRELUDE):
+            for count, kind in enumerate(self.profile.prelude):
                 chance = random.Random(f"{self.settings.seed}/{number}/{count}")
                 self._perform(session, number, kind, model.action(kind, chance))
             model.settle()
@@ -218,7 +217,7 @@ class Storm:
     def _write(self, session: Session, model: Model, number: int) -> None:
         """One session, until the time is over. Its pace is its share of the profile's rate."""
         kinds, weights = list(self.profile.weights), list(self.profile.weights.values())
-        count = len(PRELUDE)
+        count = len(self.profile.prelude)
         while not self._over.is_set():
             chance = random.Random(f"{self.settings.seed}/{number}/{count}")
             kind = chance.choices(kinds, weights)[0]
@@ -315,7 +314,11 @@ class Storm:
         self.result.tables = len(relations)
         named = pipeline.check() if any(relation.not_followed for relation in wrong) else ""
         for relation, difference in wrong.items():
-            if relation.not_followed and relation not in blocked and f"public.{relation.name}" in named:
+            if (
+                relation.not_followed
+                and relation not in blocked
+                and f"{database.lake_folder()}.{relation.name}" in named
+            ):
                 self.result.not_followed += 1
             elif relation not in blocked:
                 state = pipeline.status()["tables"].get(relation.name, {"state": "not in status"})
@@ -340,7 +343,8 @@ class Storm:
                     session.execute(statement)
             except StatementError as refused:
                 self.report("remedy fails", f"{relation.name}: {remedy}: {refused}")
-            if not statements and not pipeline.carry_out(remedy):
+            is_ours = pipeline.carry_out(remedy)
+            if not statements and not is_ours:
                 self.report("remedy cannot be run", f"{relation.name}: {error}: {remedy}")
         session.close()
         pipeline.start()
@@ -374,6 +378,21 @@ class Storm:
         return found
 
 
+def start(settings: Settings) -> Database:
+    """A database of the storm's own. Its driver is imported only here."""
+    if settings.source == "postgres":
+        from tests.storm.postgres.database import PostgresStorm
+
+        return PostgresStorm(settings.postgres)
+    if settings.source == "sqlite":
+        from tests.storm.sqlite.database import SqliteStorm
+
+        return SqliteStorm()
+    from tests.storm.mysql.database import MysqlStorm
+
+    return MysqlStorm("mariadb" if settings.source == "mariadb" else "mysql")
+
+
 def needs_a_person(table: dict[str, Any]) -> bool:
     return bool(table.get("remedy")) and "by itself" not in table["remedy"]
 
@@ -384,9 +403,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.storm", description=__doc__.splitlines()[0] if __doc__ else ""
     )
+    parser.add_argument("--source", choices=SOURCES, default="postgres")
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--seed", type=int, default=None, help="drawn and printed if not given")
-    parser.add_argument("--profile", choices=list(PROFILES), default="wild")
+    parser.add_argument("--profile", choices=["mild", "wild"], default="wild")
     parser.add_argument("--format", choices=["delta", "iceberg"], default="delta")
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--restarts", type=int, default=1)

@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 import random
+import re
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from tests.storm.database import StatementError
 from tests.storm.lake import differences
+from tests.storm.model import SqlModel
+from tests.storm.mysql.database import MysqlStorm
+from tests.storm.mysql.model import MariadbModel, MysqlModel
 from tests.storm.postgres.database import PostgresStorm
-from tests.storm.postgres.model import RETYPES, STATEMENTS, PostgresModel
-from tests.storm.profile import PROFILES
+from tests.storm.postgres.model import PostgresModel
+from tests.storm.profile import PROFILES, Profile
+from tests.storm.sqlite.database import SqliteStorm
+from tests.storm.sqlite.model import SqliteModel
 from tests.storm.watch import LockWatcher
+
+import lakefeed
+from lakefeed.testing.server.mysql import Flavour
+
+_LOCKER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+_WAITING = "SELECT 1 FROM information_schema.PROCESSLIST WHERE STATE = 'Waiting for table metadata lock'"
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +101,74 @@ def test_values_are_compared_by_what_they_are() -> None:
     assert differences([row[1:] for row in rows], list(columns)[1:], pa.table(columns)) is not None
 
 
-@pytest.mark.parametrize("name", list(PROFILES))
-def test_every_kind_of_a_profile_exists_and_the_same_seed_gives_the_same_statements(name: str) -> None:
-    profile = PROFILES[name]
-    for kind in profile.weights:
-        assert kind in STATEMENTS or kind in RETYPES or hasattr(PostgresModel, kind), kind
+def test_a_process_that_keeps_the_write_lock_of_sqlite_is_found_and_a_session_of_the_application_is_not(
+    tmp_path: Path,
+) -> None:
+    database = SqliteStorm()
+    database.create(1)
+    session = database.session("storm waiter")
+    session.execute("BEGIN IMMEDIATE")
+    assert database.holder() is None
+    session.execute("COMMIT")
+    command = [sys.executable, "-c", _LOCKER, database.source()["path"]]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as locker:
+        assert locker.stdin is not None
+        assert locker.stdout is not None
+        locker.stdout.readline()
+        waiting = threading.Thread(target=session.execute, args=("DELETE FROM heartbeat",))
+        waiting.start()
+        until = time.monotonic() + 20
+        while not (waits := database.waits()):
+            assert time.monotonic() < until
+        locker.stdin.close()
+        waiting.join()
+    session.close()
+    database.close(tmp_path / "server.log")
+    assert [(wait.statement, wait.blocker) for wait in waits] == [("DELETE FROM heartbeat", f"process {locker.pid}")]
+
+
+@pytest.mark.parametrize("flavour", ["mysql", "mariadb"])
+def test_a_wait_for_a_metadata_lock_of_lakefeed_is_found_and_one_for_the_application_is_not(
+    flavour: Flavour, tmp_path: Path
+) -> None:
+    database = MysqlStorm(flavour)
+    database.create(1)
+    waiter = database.session("storm waiter")
+    for number, user in enumerate(("root", "lakefeed")):
+        blocker = database.connect("storm blocker", user=user)
+        with blocker.cursor() as cursor, database.connect("storm test") as test, test.cursor() as processes:
+            cursor.execute("BEGIN")
+            cursor.execute("SELECT * FROM heartbeat")
+            alter = f"ALTER TABLE heartbeat ADD c{number} int"
+            waiting = threading.Thread(target=waiter.execute, args=(alter,))
+            waiting.start()
+            until = time.monotonic() + 20
+            while not processes.execute(f"{_WAITING} AND INFO LIKE '{alter}%'"):
+                assert time.monotonic() < until
+            waits = database.waits()
+            cursor.execute("COMMIT")
+            waiting.join()
+        blocker.close()
+        assert [(wait.statement, wait.blocker.partition(":")[0]) for wait in waits] == [(alter, user)][:number]
+    waiter.close()
+    database.close(tmp_path / "server.log")
+
+
+_MODELS: dict[str, Callable[[Profile], SqlModel]] = {
+    "postgres": lambda profile: PostgresModel(0, profile, 18),
+    "sqlite": lambda profile: SqliteModel(0, profile),
+    "mysql": lambda profile: MysqlModel(0, profile),
+    "mariadb": lambda profile: MariadbModel(0, profile),
+}
+
+
+@pytest.mark.parametrize("name", ["mild", "wild"])
+@pytest.mark.parametrize("source", list(_MODELS))
+def test_every_kind_of_a_profile_exists_and_the_same_seed_gives_the_same_statements(source: str, name: str) -> None:
+    profile = PROFILES[source][name]
     told = []
-    for model in (PostgresModel(0, profile, 18), PostgresModel(0, profile, 18)):
+    for model in (_MODELS[source](profile), _MODELS[source](profile)):
+        assert not [kind for kind in (*profile.weights, *profile.prelude) if not model.has(kind)]
         statements: list[str] = []
         for number in range(500):
             chance = random.Random(f"1/0/{number}")
@@ -93,3 +177,9 @@ def test_every_kind_of_a_profile_exists_and_the_same_seed_gives_the_same_stateme
             statements += action.statements
         told.append(statements)
     assert told[0] == told[1]
+
+
+def test_a_remedy_that_rebuilds_a_table_is_a_whole_command() -> None:
+    """The storm runs it as printed: with the configuration file, or nothing is rebuilt."""
+    sources = Path(lakefeed.__file__).parent.rglob("*.py")
+    assert not [str(file) for file in sources if re.search(r"lakefeed rebuild \{", file.read_text())]

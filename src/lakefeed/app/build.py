@@ -17,6 +17,8 @@ from lakefeed.lake.route import Rule
 from lakefeed.lake.schema.policy import Evolution
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from lakefeed.capture.base import Source
     from lakefeed.flow.listener import Listener
     from lakefeed.flow.pipeline import Pipeline
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from lakefeed.verify.pipeline import PipelineVerification
 
 
-def delta(config: LakeConfig) -> Delta:
+def delta(config: LakeConfig, spark: SparkSession | None = None) -> Delta:
     from lakefeed.lake.delta import Delta
     from lakefeed.lake.spark.session import spark_session
 
@@ -33,7 +35,7 @@ def delta(config: LakeConfig) -> Delta:
         if key in config.model_fields_set:
             raise ConfigError(f"lake.{key} is for Iceberg tables", remedy="Set lake.format: iceberg, or remove it.")
     return Delta(
-        spark_session,
+        spark or spark_session,
         config.path,
         mode=mode_named(config.mode, config.options),
         rules=rules(config),
@@ -42,7 +44,7 @@ def delta(config: LakeConfig) -> Delta:
     )
 
 
-def iceberg(config: LakeConfig) -> Iceberg:
+def iceberg(config: LakeConfig, spark: SparkSession | None = None) -> Iceberg:
     from lakefeed.lake.iceberg import Iceberg
     from lakefeed.lake.spark.session import spark_session
 
@@ -51,7 +53,7 @@ def iceberg(config: LakeConfig) -> Iceberg:
             "lake.deletion_vectors is for Delta tables", remedy="Remove it: Iceberg tables always mark deleted rows."
         )
     return Iceberg(
-        partial(spark_session, formats=("iceberg",)),
+        spark or partial(spark_session, formats=("iceberg",)),
         config.path,
         mode=mode_named(config.mode, config.options),
         rules=rules(config),
@@ -61,7 +63,7 @@ def iceberg(config: LakeConfig) -> Iceberg:
     )
 
 
-LAKES: dict[str, Callable[[LakeConfig], Delta | Iceberg]] = {"delta": delta, "iceberg": iceberg}
+LAKES: dict[str, Callable[[LakeConfig, SparkSession | None], Delta | Iceberg]] = {"delta": delta, "iceberg": iceberg}
 """By ``lake.format``."""
 
 
@@ -71,9 +73,10 @@ def rules(config: LakeConfig) -> list[Rule]:
     return [
         Rule(
             table.match,
-            mode_named(table.mode, table.options),
+            mode_named(table.mode or config.mode, table.options) if table.mode or table.options else None,
             table.name,
             evolution(table.evolution, lake) if table.evolution else None,
+            tuple(table.columns),
         )
         for table in config.tables
     ]
@@ -90,12 +93,12 @@ def build_source(config: Config) -> Source:
     return config.source.source()
 
 
-def build_lake(config: LakeConfig) -> Delta | Iceberg:
-    """The lake of a configuration. Starts no Spark."""
-    return LAKES[config.format](config)
+def build_lake(config: LakeConfig, spark: SparkSession | None = None) -> Delta | Iceberg:
+    """The lake of a configuration. Starts no Spark; ``spark`` is a session to use instead of one of its own."""
+    return LAKES[config.format](config, spark)
 
 
-def build_pipeline(config: Config, *, listener: Listener | None = None) -> Pipeline:
+def build_pipeline(config: Config, *, spark: SparkSession | None = None, listener: Listener | None = None) -> Pipeline:
     """A pipeline, not yet opened: it has connected to no source and started no Spark."""
     from lakefeed.flow.options import PipelineOptions
     from lakefeed.flow.pipeline import Pipeline
@@ -114,7 +117,7 @@ def build_pipeline(config: Config, *, listener: Listener | None = None) -> Pipel
             cluster=config.maintenance.cluster,
         ),
     )
-    source, lake = build_source(config), build_lake(config.lake)
+    source, lake = build_source(config), build_lake(config.lake, spark)
     return Pipeline(source, lake, name=config.pipeline, options=options, listener=listener)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 import tempfile
 import traceback
@@ -18,12 +19,17 @@ from typing import Annotated
 import typer
 
 from lakefeed.app.command import demo, prepare, status, sync, table, verify
-from lakefeed.app.output import show_error, show_text
-from lakefeed.errors import ConfigError, LakefeedError
+from lakefeed.app.output import LogLines, be_quiet, show_error, show_note, show_text
+from lakefeed.errors import ConfigError, LakefeedError, Retry
 from lakefeed.failpoint import arm_from_environment
 
 USAGE, FAILURE, INTERRUPTED = 2, 3, 130
 """130 is 128 and the number of SIGINT, as shells report it; Typer also returns it for a KeyboardInterrupt."""
+
+_ANYWHERE = {
+    "--debug": "debug", "--quiet": "quiet", "-q": "quiet", "--verbose": "verbose", "-v": "verbose",
+}  # fmt: skip
+"""Options of the whole program that may stand before and after the command."""
 
 app = typer.Typer(
     name="lakefeed",
@@ -31,16 +37,15 @@ app = typer.Typer(
     epilog="Try it: lakefeed demo. Exit codes: 0 done, 1 something found, 2 usage or configuration, 3 failure, "
     "130 interrupted.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 COMMANDS: dict[str, tuple[Callable[..., int], str, str]] = {
     "init": (prepare.init, "Write a commented configuration.", "lakefeed init shop.yaml"),
     "check": (prepare.check, "Find what is missing; change nothing.", "lakefeed check shop.yaml"),
-    "sync": (sync.sync, "Bring the lake up to date once.", "lakefeed sync shop.yaml --json"),
+    "sync": (sync.sync, "Bring the lake up to date once.", "lakefeed sync shop.yaml --tables 'public.order*'"),
     "run": (sync.run, "Sync continuously until Ctrl-C.", "lakefeed run shop.yaml --for 3600"),
-    "status": (status.status, "Show verdict, lag and tables.", "lakefeed status shop.yaml --json"),
+    "status": (status.status, "Show verdict, lag and tables.", "lakefeed status shop.yaml --watch"),
     "journal": (status.journal, "List change sets.", "lakefeed journal shop.yaml --last 50"),
     "verify": (verify.verify, "Compare lake and source, row by row.", "lakefeed verify shop.yaml"),
     "rebuild": (table.rebuild, "Rebuild one lake table.", "lakefeed rebuild shop.yaml main.orders"),
@@ -64,13 +69,15 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress. May stand anywhere.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the log. May stand anywhere.")] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the log, and the stack trace of an error. May stand anywhere.")
+        bool, typer.Option("--debug", help="Show all of the log, and the stack trace of an error. May stand anywhere.")
     ] = False,
 ) -> None:
-    """Both are read elsewhere: the version by its callback, debug by ``execute``."""
+    """All are read elsewhere: the version by its callback, the others by ``execute``."""
 
 
 def main() -> None:
@@ -86,31 +93,42 @@ def main() -> None:
 
 def execute(arguments: list[str]) -> int:
     """Run one command line and return its exit code. Nothing gets out of here as a stack trace."""
-    debug, as_json = "--debug" in arguments, "--json" in arguments
-    logging.basicConfig(level=logging.DEBUG if debug else logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
+    given = {_ANYWHERE[word] for word in arguments if word in _ANYWHERE}
+    words = [word for word in arguments if word not in _ANYWHERE]
+    debug, as_json, level = "debug" in given, "--json" in arguments, logging.ERROR
+    if given & {"debug", "verbose"}:
+        level = logging.DEBUG if debug else logging.INFO
+    be_quiet("quiet" in given)
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", handlers=[LogLines()])
+    logging.getLogger().setLevel(level)
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a JVM that is stopped logs the lost connection
     try:
         arm_from_environment()
-        code = app(args=[word for word in arguments if word != "--debug"], prog_name="lakefeed", standalone_mode=False)
+        code = app(args=words, prog_name="lakefeed", standalone_mode=False)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except typer.TyperException as error:
         text = error.format_message()
-        if "Usage:" in text:  # no command at all: the help is the answer
+        if not words:  # no command at all: the help is the answer
             show_text(text)
             return USAGE
         command = getattr(getattr(error, "ctx", None), "command_path", "lakefeed")
         show_error(ConfigError(text, remedy=f"See `{command} --help`."), as_json=as_json)
         return USAGE
     except (KeyboardInterrupt, typer.Abort):
-        interrupted = LakefeedError("interrupted", remedy="Run the command again; it continues where it stopped.")
-        show_error(interrupted, as_json=as_json)
+        remedy = "Run the command again; it continues where it stopped."
+        if as_json:
+            show_error(LakefeedError("interrupted", remedy=remedy), as_json=True)
+        else:
+            show_note("Interrupted; the same command continues where it stopped.")
         return INTERRUPTED
     except LakefeedError as error:
         if debug:
             traceback.print_exc()
-        show_error(error, as_json=as_json)
+        # Only ``run`` tries again, and then the error does not get here.
+        again = f" Then run it again: lakefeed {shlex.join(arguments)}" if error.retry is Retry.BACKOFF else ""
+        show_error(error, as_json=as_json, then=again)
         return error.exit_code
     except Exception as error:  # noqa: BLE001  # the outermost line of the program: a person reads what it prints
         if debug:

@@ -49,14 +49,18 @@ class EvolutionConfig(Section):
 
 
 class LakeTableConfig(Section):
-    """Another mode for some tables, or with a name a second lake table beside the first."""
+    """What is different for some tables, or with a name a second lake table beside the first."""
 
     match: Text = Field(description="Glob pattern of source tables, schema.table or table.")
-    mode: ModeName = Field(description="What the lake table is.")
+    mode: ModeName | None = Field(default=None, description="What the lake table is; without it the lake's mode.")
     name: Text | None = Field(
         default=None, description="Adds a lake table of this name; {table} in it is the source table's."
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the mode; docs/modes.md has them.")
+    columns: list[Text] = Field(
+        default_factory=list,
+        description="Globs of the columns that are taken; ! leaves out. What is left out is stored nowhere.",
+    )
     evolution: EvolutionConfig | None = Field(
         default=None, description="Choices of its own for schema changes; the lake's for the others."
     )
@@ -150,7 +154,9 @@ def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Con
     try:
         config = model.model_validate(document.data)
     except ValidationError as error:
-        raise ConfigError(complaints(error, document, model)) from None  # the cause would show replaced secrets
+        text, keys = complaints(error, document, model)
+        remedy = f"Correct {' and '.join(keys)} in {path}; `lakefeed init` writes a commented example."
+        raise ConfigError(text, remedy=remedy) from None  # the cause would show replaced secrets
     directory = path.absolute().parent
     scheme, separator, rest = config.lake.path.partition("://")
     if separator and scheme != "file":

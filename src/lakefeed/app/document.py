@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -147,9 +147,9 @@ _EXPECTATIONS = {
 """By the kind of pydantic's error; the names in braces are in its context."""
 
 
-def complaints(error: ValidationError, document: Document, model: type[BaseModel]) -> str:
-    """One sentence for one problem, a list for several, in the order of the file."""
-    found: set[tuple[int, str]] = set()
+def complaints(error: ValidationError, document: Document, model: type[BaseModel]) -> tuple[str, list[str]]:
+    """One sentence for one problem, a list for several, in the order of the file; and the keys in question."""
+    found: set[tuple[int, str, str]] = set()
     for problem in error.errors(include_url=False, include_input=False, include_context=True):
         at, kind, context = tuple(problem["loc"]), problem["type"], dict(problem.get("ctx", {}))
         if kind in ("union_tag_invalid", "union_tag_not_found"):
@@ -174,12 +174,13 @@ def complaints(error: ValidationError, document: Document, model: type[BaseModel
             text = f"{key}: {value} {_EXPECTATIONS[kind].format(**context)}"
         else:
             text = f"{key}: {value} is not valid: {problem['msg']}"
-        found.add((document.line(at), text))
+        found.add((document.line(at), text, key))
+    keys = list(dict.fromkeys(key for _, _, key in sorted(found)))
     if len(found) == 1:
-        ((line, text),) = found
-        return f"{document.path}, line {line}: {text}"
-    rows = "".join(f"\n  line {line}: {text}" for line, text in sorted(found))
-    return f"{document.path} has {len(found)} mistakes:{rows}"
+        ((line, text, _),) = found
+        return f"{document.path}, line {line}: {text}", keys
+    rows = "".join(f"\n  line {line}: {text}" for line, text, _ in sorted(found))
+    return f"{document.path} has {len(found)} mistakes:{rows}", keys
 
 
 def _unknown_key(at: KeyPath, document: Document, model: type[BaseModel]) -> str:
@@ -215,7 +216,8 @@ def _choices(model: type[BaseModel], at: KeyPath, document: Document) -> tuple[s
     if variants and name == model.model_fields[str(around[0])].discriminator:
         return tuple(variants)
     field = _section(model, tuple(around), document).model_fields[str(name)]
-    return tuple(str(value) for value in get_args(field.annotation) if not isinstance(value, type))
+    kinds = [field.annotation, *get_args(field.annotation)]  # a Literal, or one of the kinds of an optional value
+    return tuple(str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind))
 
 
 def _variants(field: FieldInfo) -> dict[str, type[BaseModel]]:

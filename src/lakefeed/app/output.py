@@ -6,12 +6,32 @@ The result goes to stdout, everything about the way there (progress, errors for 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import typer
 
 from lakefeed.errors import LakefeedError
+
+_quiet = False
+
+
+def be_quiet(quiet: bool) -> None:
+    """Whether the commands show no progress from now on: what ``--quiet`` says."""
+    global _quiet  # of the process, as its stderr is
+    _quiet = quiet
+
+
+def is_quiet() -> bool:
+    return _quiet
+
+
+class LogLines(logging.Handler):
+    """Log lines by the same way as everything else on stderr: a line never lands in the middle of a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        show_note(self.format(record))
 
 
 def show_object(data: dict[str, Any]) -> None:
@@ -43,12 +63,12 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
         typer.echo("  ".join(cells).rstrip())
 
 
-def show_error(error: LakefeedError, *, as_json: bool) -> None:
-    """What is wrong and what to do about it."""
+def show_error(error: LakefeedError, *, as_json: bool, then: str = "") -> None:
+    """What is wrong and what to do about it. ``then`` is what to do after that."""
     if as_json:
-        show_object({"error": error.message, "remedy": error.remedy})
+        show_object({"error": error.message, "remedy": error.remedy + then})
     else:
-        show_note(f"Error: {error.message.rstrip('.')}.\nRemedy: {error.remedy}")
+        show_note(f"Error: {error.message.rstrip('.')}.\nRemedy: {error.remedy}{then}")
 
 
 def seconds_text(seconds: float | None) -> str:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lakefeed.app.output import counted, seconds_text, show_note
+from lakefeed.app.output import counted, is_quiet, seconds_text, show_note
 from lakefeed.change.segment import Counts
 from lakefeed.change.table import TableId
+from lakefeed.errors import LakefeedError
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.result import CycleResult
 from lakefeed.lake.full_diff import FullDiffResult
@@ -24,15 +25,25 @@ _LINE_SECONDS = 5.0
 
 
 @contextmanager
-def progress(*, quiet: bool) -> Iterator[Listener]:
-    """The listener that fits where stderr goes."""
-    if quiet:
-        yield Listener()
+def progress(*, quiet: bool, cycles: bool = True) -> Iterator[Display]:
+    """The listener that fits where stderr goes. ``quiet`` or ``--quiet``: one that shows nothing.
+
+    Without ``cycles`` it does not say what a cycle has applied: the command does, at its end.
+    """
+    if quiet or is_quiet():
+        yield Display()
     elif sys.stderr.isatty():
         with _bars() as bars:
             yield Bars(bars)
     else:
-        yield Lines()
+        yield Lines(cycles=cycles)
+
+
+class Display(Listener):
+    """Shows nothing. ``reported`` are the tables whose errors it has shown: they are not shown twice."""
+
+    def __init__(self) -> None:
+        self.reported: set[TableId] = set()
 
 
 class CycleObjects(Listener):
@@ -45,10 +56,12 @@ class CycleObjects(Listener):
         self._show(result)
 
 
-class Lines(Listener):
+class Lines(Display):
     """One line for each event."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, cycles: bool = True) -> None:
+        super().__init__()
+        self._cycles = cycles
         self._lock = threading.Lock()
         self._rows: dict[TableId, int] = {}
         self._next_line: dict[TableId | None, float] = {}
@@ -73,7 +86,8 @@ class Lines(Listener):
     def applied(self, result: CycleResult) -> None:
         with self._lock:
             self._unsaid += result.counts
-            text = _counts_text(self._unsaid) if self._unsaid.total and self._due(None) else None
+            is_due = self._cycles and self._unsaid.total and self._due(None)
+            text = _counts_text(self._unsaid) if is_due else None
             if text:
                 self._unsaid = Counts()
         if text:
@@ -89,10 +103,11 @@ class Lines(Listener):
         show_note(_diff_text(table, result))
 
     def table_error(self, table: TableId, message: str, remedy: str) -> None:
-        show_note(f"{table}: {message}\nRemedy: {remedy}")
+        self.reported.add(table)
+        show_note(table_error_text(table, message, remedy))
 
     def retrying(self, error: Exception, seconds: float) -> None:
-        show_note(f"{error} (trying again in {seconds_text(seconds)})")
+        show_note(retrying_text(error, seconds))
 
     def _due(self, about: TableId | None) -> bool:
         """True at most once in a while for each table, and for the cycles (None)."""
@@ -103,13 +118,14 @@ class Lines(Listener):
         return True
 
 
-class Bars(Listener):
+class Bars(Display):
     """A bar for each table that is being copied, and lines above the bars for the rest.
 
     A display never ends the work that it shows: rows of a table that nobody announced get a bar without an end.
     """
 
     def __init__(self, bars: Progress) -> None:
+        super().__init__()
         self._bars = bars
         self._tasks: dict[TableId, TaskID] = {}
         self._diffs: dict[TableId, TaskID] = {}
@@ -143,10 +159,11 @@ class Bars(Listener):
         self._say(_diff_text(table, result))
 
     def table_error(self, table: TableId, message: str, remedy: str) -> None:
-        self._say(f"{table}: {message}\nRemedy: {remedy}")
+        self.reported.add(table)
+        self._say(table_error_text(table, message, remedy))
 
     def retrying(self, error: Exception, seconds: float) -> None:
-        self._say(f"{error} (trying again in {seconds_text(seconds)})")
+        self._say(retrying_text(error, seconds))
 
     def _forget(self, table: TableId) -> None:
         if (task := self._tasks.pop(table, None)) is not None:
@@ -164,6 +181,17 @@ def _bars() -> Iterator[Progress]:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bars:
         yield bars
+
+
+def table_error_text(table: TableId, message: str, remedy: str) -> str:
+    """The table is named once, also where the message begins with it."""
+    about = "" if str(table) in message else f"{table}: "
+    return f"Error: {about}{message.rstrip('.')}.\nRemedy: {remedy}"
+
+
+def retrying_text(error: Exception, seconds: float) -> str:
+    text = error.message if isinstance(error, LakefeedError) else str(error)
+    return f"{text} (trying again in {seconds_text(seconds)})"
 
 
 def _diff_text(table: TableId, result: FullDiffResult) -> str:

@@ -1,8 +1,7 @@
 """The seam between databases and the rest: ChangeCapture and the values it deals in.
 
 A mechanism (log, trigger, polling) has two independent abilities, live changes and snapshots; the flow decides when
-to use which. Whether a table needs a snapshot is the lake's answer, not the mechanism's.
-"""
+to use which. Whether a table needs a snapshot is the lake's answer, not the mechanism's."""
 
 from __future__ import annotations
 
@@ -12,17 +11,20 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.errors import SourceSetupError
+from lakefeed.errors import SourceChangedError, SourceSetupError, StateError
 
 if TYPE_CHECKING:
     from lakefeed.capture.poll.source import FullDiff
+
+_T = TypeVar("_T")
+_P = TypeVar("_P", bound=Position)
 
 
 class Continuity(Enum):
@@ -38,8 +40,7 @@ class Capabilities:
 
     ``before_images``: rows as they were before an update or delete come along, if they are asked for. ``every_change``:
     each change of a row is delivered, and not only what it has come to since the last poll. ``current_chunks``: a
-    chunk, however old its plan, has the rows as they are when it is read, never older than what ``live`` gave.
-    """
+    chunk, however old its plan, has the rows as they are when it is read, never older than what ``live`` gave."""
 
     deletes: bool = True
     before_images: bool = False
@@ -56,9 +57,13 @@ class Level(Enum):
     WARNING = "warning"
 
 
+class Statement(str):
+    """A remedy that is SQL and can be run as it is. What else is to be done stands in a comment at its end."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem that preflight found. ``remedy`` is the exact statement or command that repairs it."""
+    """A problem that preflight found. ``remedy`` is the exact Statement or command that repairs it."""
 
     level: Level
     problem: str
@@ -101,11 +106,13 @@ class Chunk(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlan:
-    """The chunks of one table. Together they cover every key that exists or will exist, without overlap."""
+    """The chunks of one table. Together they cover every key that exists or will exist, without overlap. ``exact_at``:
+    the one state that they are all read at, if that can still be read then; their ``high`` says whether it was."""
 
     schema: TableSchema
     chunks: tuple[Chunk, ...]
     rows_estimate: int
+    exact_at: Position | None = None
 
 
 class ChangeCapture(ABC):
@@ -139,6 +146,9 @@ class ChangeCapture(ABC):
 
     kind: str
     """The source's name in positions and checkpoints: sqlite, postgres, mysql, mariadb, or one's own."""
+
+    slot: str | None = None
+    """What the source keeps the capture's place under, where that has a name: PostgreSQL's replication slot."""
 
     capabilities = Capabilities()
 
@@ -179,8 +189,12 @@ class ChangeCapture(ABC):
         raise SourceSetupError(f"{self.kind} has no tables to prepare: {', '.join(map(str, tables))}")
 
     def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:  # noqa: ARG002
-        """Plan the copy of one table. Never writes to the source. SourceSetupError if there is no such table."""
-        raise SourceSetupError(f"{self.kind} cannot copy tables, so {table} cannot be copied")
+        """Plan the copy of one table. Never writes to the source. SourceSetupError if there is no such table. A source
+        that has changes alone has no rows to copy: by default the plan is empty."""
+        for schema in self.discover():
+            if schema.table == table:
+                return SnapshotPlan(schema, (), 0)
+        raise SourceSetupError(f"{self.kind} has no table {table}, so it cannot be copied")
 
     def copied(self, table: TableId) -> None:  # noqa: B027
         """The copy of ``table`` is over, finished or given up: what is kept open for it may go. Idempotent."""
@@ -221,9 +235,6 @@ class Comparable(Protocol):
     """What a capture adds if its source can be compared with the lake in full. Polling does; a log and triggers deliver
     every delete and have nothing to compare. Any thread, beside the stream, and before ``open``."""
 
-    def keep_state(self, directory: Path) -> None:
-        """Called once, before ``open``, with the pipeline's own directory: what must outlive the process goes there."""
-
     def full_diff(self, table: TableId) -> FullDiff | None:
         """How the table is to be compared, and how often; None if it is only on demand."""
 
@@ -243,3 +254,17 @@ class Source(Protocol):
     """What a user writes: ``Sqlite("shop.db")``. Bound to a pipeline's name it becomes a capture."""
 
     def bind(self, pipeline: str) -> ChangeCapture: ...
+
+
+def opened(kept: _T | None) -> _T:
+    """What ``open`` made and ``close`` let go of."""
+    if kept is None:
+        raise StateError("the capture is not open", remedy="Call open first.")
+    return kept
+
+
+def of_kind(position: Position, *kinds: type[_P]) -> _P:
+    """The position, which must be one of the source's own kinds."""
+    if not isinstance(position, kinds):
+        raise SourceChangedError(f"{position.encode()} is a position of another kind of source, not of {kinds[0].kind}")
+    return position

@@ -12,16 +12,17 @@ import tempfile
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Generic
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.log import Announced, Decoded, P, Transaction
+from lakefeed.capture.log import Announced, Decoded, P, Rows, Transaction
 from lakefeed.change.batch import METADATA, ChangeBatch, change_schema
 from lakefeed.change.change_set import ChangeSet, TableBlocked, TableNotice
 from lakefeed.change.table import TableId, TableSchema
@@ -77,10 +78,9 @@ class Spill:
                 self._file = None
             if error.errno not in _NO_ROOM:
                 raise
-            needed = "for the temporary file of a large transaction"
-            remedy = "Free space there, or set TMPDIR to a larger disk; Lakefeed goes on by itself."
-            problem = f"no room left in {tempfile.gettempdir()} {needed}: {error.strerror}"
-            raise JournalFullError(problem, remedy=remedy) from error
+            problem = f"no room left in {tempfile.gettempdir()} for the temporary file of a large transaction"
+            remedy = "Free space there, or set TMPDIR to a larger disk."
+            raise JournalFullError(f"{problem}: {error.strerror}", remedy=remedy) from error
         self._items.append((offset, self._file.tell() - offset))
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -106,6 +106,23 @@ class Batches:
     parts: Spill
     tables: list[TableSchema] = field(default_factory=list)
     transactions: list[Transaction] = field(default_factory=list)
+
+    def append(self, rows: Rows, first_seq: int = 0, first_transaction: int = 0) -> int:
+        """Keep ``rows``, whose order and transactions count from these numbers. Returns how many bytes that are."""
+        count = len(rows.operations)
+        order, codes = np.asarray(rows.order) + first_seq, np.asarray(rows.transactions) + first_transaction
+        absent = pa.nulls(count, _ABSENT) if rows.absent is None else rows.absent
+        times = pa.nulls(count, pa.int64()) if rows.times is None else rows.times
+        given = [*rows.columns, rows.operations, order, codes, absent, times]
+        fields = [*(pa.field(column.name, column.type) for column in rows.schema.columns), *_PART]
+        arrays = [
+            values if isinstance(values, pa.Array) else pa.array(values, kind.type)
+            for values, kind in zip(given, fields, strict=True)
+        ]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+        self.parts.append(batch)
+        self.tables.append(rows.schema)
+        return batch.nbytes
 
     def __iter__(self) -> Iterator[ChangeBatch]:
         for schema, part in zip(self.tables, self.parts, strict=True):
@@ -169,28 +186,13 @@ class ChangeSetBuilder(Generic[P]):
             batches.transactions.pop()  # the piece has it again, with its end if that is known by now
         base = len(batches.transactions)
         batches.transactions.extend(decoded.transactions)
-        for item in decoded.items:
+        for item in chain.from_iterable(one if isinstance(one, Iterable) else (one,) for one in decoded.items):
             if isinstance(item, Announced):
                 self.announce(item)
-                continue
-            count = len(item.operations)
-            if not count or item.schema.table in self._blocked:
-                continue
-            order, codes = np.asarray(item.order) + draft.next_seq, np.asarray(item.transactions) + base
-            absent = pa.nulls(count, _ABSENT) if item.absent is None else item.absent
-            times = pa.nulls(count, pa.int64()) if item.times is None else item.times
-            given = [*item.columns, item.operations, order, codes, absent, times]
-            fields = [*(pa.field(column.name, column.type) for column in item.schema.columns), *_PART]
-            arrays = [
-                values if isinstance(values, pa.Array) else pa.array(values, kind.type)
-                for values, kind in zip(given, fields, strict=True)
-            ]
-            batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-            batches.parts.append(batch)
-            batches.tables.append(item.schema)
-            draft.rows += count
-            draft.bytes += batch.nbytes
-            draft.began_at = draft.began_at or time.monotonic()
+            elif (count := len(item.operations)) and item.schema.table not in self._blocked:
+                draft.bytes += batches.append(item, draft.next_seq, base)
+                draft.rows += count
+                draft.began_at = draft.began_at or time.monotonic()
         draft.next_seq += decoded.width
         if decoded.transactions:
             self.in_transaction = decoded.open
@@ -215,8 +217,7 @@ class ChangeSetBuilder(Generic[P]):
         One that has something is cut at a commit, as soon as nothing ``more`` has come, it has enough rows or bytes, or
         its first change has waited long enough. Where nothing for the lake has come, a heartbeat moves the position, by
         time or because the source is ``ahead_bytes`` further: an idle source keeps no log for us, a busy one gets few
-        heartbeats. ``is_over``: the caller's wait is, so there is an answer, be it a heartbeat that moves nothing.
-        """
+        heartbeats. ``is_over``: the caller's wait is, so there is an answer, be it a heartbeat that moves nothing."""
         draft, limits, now = self._draft, self._limits, time.monotonic()
         if self.is_empty:
             late = now - self._cut_at >= limits.heartbeat_seconds

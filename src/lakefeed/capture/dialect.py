@@ -51,8 +51,7 @@ class DescribedTable:
     ``origin`` is what stands behind FROM. ``sql_names`` are names in SQL of columns that are called otherwise there.
     ``unordered`` says of a column why its values cannot be put in order and so cannot be part of a key. ``misfits``
     are conditions in SQL, on the alias ``t``, that are 1 where a column holds a value that its type does not fit.
-    ``orderings`` are the operators of columns that are not compared with plain ``<``, ``=`` and ``>``.
-    """
+    ``orderings`` are the operators of columns that are not compared with plain ``<``, ``=`` and ``>``."""
 
     schema: TableSchema
     origin: str
@@ -103,8 +102,7 @@ class Query:
     form only than it is stored is a misfit there. ``enough_bytes``: a session may stop once it has given that much.
     ``source`` is the table whose rows are copied: the session checks, once it has its lock, that the consistent read
     sees the rows of that very table, and raises TableChangedError if not. ``ends_read``: nothing else is read in this
-    consistent read, so a session whose reads make writers wait may end it before the rows are used.
-    """
+    consistent read, so a session whose reads make writers wait may end it before the rows are used."""
 
     sql: str = ""
     values: list[Any] = field(default_factory=list)
@@ -136,11 +134,7 @@ class Dialect(ABC):
     def described(self, table: TableId) -> DescribedTable:
         """One table as the catalog has it now, on a connection of its own. SourceSetupError if it is not there."""
         with closing(self.connect()) as session:
-            found = session.describe([table]).get(table)
-        if found is None:
-            remedy = "Run lakefeed sync, which notices that."
-            raise SourceSetupError(f"there is no table {table} in the source", remedy=remedy)
-        return found
+            return session.described(table)
 
     def after(self, left: Sequence[str], right: Sequence[str], orderings: Sequence[Ordering]) -> str:
         """SQL that is true where the tuple ``left`` comes after the tuple ``right``, in the order of ORDER BY."""
@@ -165,6 +159,12 @@ class Session(ABC):
     @abstractmethod
     def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
         """What the catalog has of those that are there."""
+
+    def described(self, table: TableId) -> DescribedTable:
+        """What the catalog has of one table. SourceSetupError if it is not there."""
+        if (found := self.describe([table]).get(table)) is None:
+            raise no_table(table)
+        return found
 
     @abstractmethod
     def horizon(self) -> Horizon:
@@ -193,13 +193,18 @@ class Session(ABC):
     def close(self) -> None: ...
 
 
+def no_table(table: TableId) -> SourceSetupError:
+    remedy = "Correct source.tables, or create the table; if it was dropped, lakefeed sync notices that."
+    return SourceSetupError(f"there is no table {table} in the source", remedy=remedy)
+
+
 def key_rows(rows: pa.RecordBatch, key: Sequence[str]) -> list[Key]:
     """The key of each row, exactly, in values that JSON can carry (tagged) and ``Dialect.bound`` takes back."""
-    columns = [[key_value(value) for value in rows.column(name).to_pylist()] for name in key]
+    columns = [[_key_value(value) for value in rows.column(name).to_pylist()] for name in key]
     return list(zip(*columns, strict=True))
 
 
-def key_value(value: Any) -> KeyValue:
+def _key_value(value: Any) -> KeyValue:
     match value:
         case bool():
             return int(value)

@@ -3,12 +3,13 @@
 A value is never rounded, cut or replaced by NULL. A decoder that meets one it cannot hold raises MisfitError. Where
 columns hold values of any type (SQLite), the column then becomes text for good, with the exact text form of each value;
 one that rows are ordered by cannot, so there the table stops. Elsewhere the user decides (PostgreSQL: ``infinity``, BC,
-NaN in a numeric): the table stops, and ``remedy`` says how the column is kept as text.
-"""
+NaN in a numeric): the table stops, and ``remedy`` says how the column is kept as text."""
 
 from __future__ import annotations
 
-from lakefeed.change.change_set import TableBlocked
+from collections.abc import Sequence
+
+from lakefeed.change.change_set import RecopyNeeded, TableBlocked
 from lakefeed.change.table import TableId
 from lakefeed.errors import TableStoppedError
 
@@ -43,3 +44,9 @@ class MisfitError(Exception):
         """The same as a notice, for a stream that goes on without ``table``."""
         error = self.stopped(table)
         return TableBlocked(table, error.message.removeprefix(f"{table}: "), error.remedy)
+
+
+def became_text(table: TableId, columns: Sequence[str]) -> RecopyNeeded:
+    """The notice beside the schema in which ``columns`` are text from now on."""
+    reason = f"values that the declared type does not fit make it text: {', '.join(columns)}"
+    return RecopyNeeded(table, reason, tuple(columns))

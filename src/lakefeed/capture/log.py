@@ -4,13 +4,12 @@ SchemaFacts and a Check. ``LogCapture`` is the ChangeCapture that is built from 
 The flow is one way: the reader's pieces go through the decoder into the change set builder, which cuts change sets at
 commits. Nothing asks the database in the middle of decoding: what the decoder needs of the catalog travels in the
 piece. Two threads work beside each other, on connections of their own: the *stream side* reads, decodes and confirms,
-the *catalog side* discovers, prepares and plans copies. What no docstring gives to one side may be called by both.
-"""
+the *catalog side* discovers, prepares and plans copies. What no docstring gives to one side may be called by both."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -20,6 +19,7 @@ from lakefeed.capture.dialect import DescribedTable, Refusal, Session
 from lakefeed.change.change_set import TableNotice
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
+from lakefeed.errors import SourceSetupError
 
 P = TypeVar("P", bound=Position)
 """The source's own kind of position. ``At`` is the same, where it is only taken."""
@@ -49,8 +49,7 @@ class Rows:
     ``columns`` are those of ``schema``. ``operations`` (int8) are values of ``Operation``; a truncate is a row of
     NULLs. ``order`` (int64, growing) are offsets in the piece, over all its tables; it uses ``Decoded.width`` of them.
     ``transactions`` (int32) are indices into ``Decoded.transactions``. ``absent`` lists, for each row, columns that the
-    source did not send; None: it sent all. ``times`` (int64, microseconds since 1970): None means the transaction's.
-    """
+    source did not send; None: it sent all. ``times`` (int64, microseconds since 1970): None means the transaction's."""
 
     schema: TableSchema
     columns: Sequence[Any]
@@ -76,11 +75,10 @@ class Decoded(Generic[P]):
     ``transactions`` are those that begin in the piece, and, first, the one that was open before it if it goes on
     (``continues``): that one replaces what the piece before has given for it. ``open``: the last of them is not
     committed yet; its end and time may be placeholders. ``reached``: all that the source has up to here is in the
-    pieces so far; None inside a transaction.
-    """
+    pieces so far; None inside a transaction. An item that is an Iterable has rows that a decoder has spilled."""
 
     transactions: list[Transaction] = field(default_factory=list)
-    items: list[Rows | Announced] = field(default_factory=list)
+    items: list[Rows | Announced | Iterable[Rows]] = field(default_factory=list)
     width: int = 0
     continues: bool = False
     open: bool = False
@@ -119,11 +117,12 @@ class LogReader(Protocol[At, Piece]):
 
 
 class ResumePoint(ABC, Generic[P, Piece]):
-    """What the source keeps for one pipeline: a replication slot, a change log with a mark, a retained binlog.
+    """What the source keeps for one pipeline: a replication slot, a change log with a mark, a retained binlog. Each
+    call is short, bounded in time and safe to repeat. ``create``, ``origin``, ``copied`` and ``drop`` belong to the
+    catalog side, ``start`` and ``confirm`` to the stream side. ``lag`` works also while this is closed."""
 
-    Each call is short, bounded in time and safe to repeat. ``create``, ``origin``, ``copied`` and ``drop`` belong to
-    the catalog side, ``start`` and ``confirm`` to the stream side. ``lag`` works also while this is closed.
-    """
+    slot: str | None = None
+    """See ``ChangeCapture.slot``."""
 
     def keep_state(self, directory: Path) -> None:
         """See ``ChangeCapture.keep_state``."""
@@ -151,6 +150,10 @@ class ResumePoint(ABC, Generic[P, Piece]):
         """What the chunks of a copy of ``table`` give to ``Session.consistent``, so that it yields a bracket: the name
         of the log, of an exported snapshot. The copy must have everything up to ``delivered``, which a stream has
         handed out. StateError for a table that had to be prepared first and was not."""
+
+    def exact_at(self, origin: Mapping[str, Any]) -> P | None:  # noqa: ARG002
+        """The one state that all reads with ``origin`` see while it is there; None if each has a state of its own."""
+        return None
 
     def copied(self, table: TableId) -> None:
         """See ``ChangeCapture.copied``: what was kept open for ``origin`` may go."""
@@ -185,6 +188,12 @@ class ResumePoint(ABC, Generic[P, Piece]):
         """Remove what ``create`` made. Returns the names of what was removed."""
 
 
+def not_prepared() -> SourceSetupError:
+    """Where there is no resume point, although a stream is to begin."""
+    remedy = "Run `lakefeed sync`, which prepares it; if it was prepared, this is another database."
+    return SourceSetupError("nothing is prepared in this database for the pipeline", remedy=remedy)
+
+
 class Decoder(Protocol[P, Raw]):
     """Raw pieces → rows. Pure and total: no I/O, no catalog; Arrow or DecodeError for whatever bytes there are. Each
     stream has its own, which keeps what a log describes once and refers to later (table maps, relations). A value that
@@ -198,8 +207,7 @@ class SchemaFacts(Generic[P]):
 
     One that finds something beside the stream (a table that was dropped, a column with no row since) keeps it until the
     stream has passed the moment of the finding: ``due`` gives it then. ``discover``, ``snapshot`` and ``prepared``
-    belong to the catalog side, ``due``, ``delivered``, ``begins_again`` and ``rewind`` to the stream side.
-    """
+    belong to the catalog side, ``due``, ``delivered``, ``begins_again`` and ``rewind`` to the stream side."""
 
     def is_captured(self, table: TableId) -> bool:  # noqa: ARG002
         """Whether ``table`` is delivered by this pipeline. Refused now, it is reported by ``due``; it stops nobody."""

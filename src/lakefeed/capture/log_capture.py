@@ -4,8 +4,7 @@
                                      SchemaFacts.due ↗
 
 A transaction of any size passes, decoded piece by piece. The catalog side has one session, which one call at a time
-uses and ``close`` cancels; the stream side has the reader. Neither waits for the other.
-"""
+uses and ``close`` cancels; the stream side has the reader. Neither waits for the other."""
 
 from __future__ import annotations
 
@@ -15,20 +14,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic
 
-from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
+from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan, of_kind, opened
 from lakefeed.capture.builder import ChangeSetBuilder, Limits
-from lakefeed.capture.dialect import Dialect, Refusal, Session
-from lakefeed.capture.log import Check, Decoder, LogReader, P, Piece, ResumePoint, SchemaFacts
-from lakefeed.capture.select import is_literal, is_wanted, match_tables
+from lakefeed.capture.dialect import Dialect, Refusal, Session, no_table
+from lakefeed.capture.log import Check, Decoder, LogReader, P, Piece, ResumePoint, SchemaFacts, not_prepared
+from lakefeed.capture.select import TablePatterns, is_literal
 from lakefeed.capture.snapshot import TableChunk, plan_chunks
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.errors import ConfigError, SourceChangedError, SourceSetupError, StateError
+from lakefeed.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -37,27 +35,18 @@ _MORE_SECONDS = 0.02  # how long a change set that has something waits for more 
 
 
 class LogCapture(ChangeCapture, Generic[P, Piece]):
-    """One database, one pipeline. ``tables`` are patterns (see ``select``); the rest are the seams of ``log``."""
+    """One database, one pipeline. ``positions`` are the kinds that the source deals in, the usual one first; ``tables``
+    are patterns (see ``select``); the rest are the seams of ``log``."""
 
     def __init__(
-        self,
-        position: type[P],
-        capabilities: Capabilities,
-        *,
-        tables: Sequence[str],
-        dialect: Dialect,
-        resume: ResumePoint[P, Piece],
-        decoder: Callable[[], Decoder[P, Piece]],
-        facts: SchemaFacts[P] | None = None,
-        check: Check | None = None,
-        limits: Limits | None = None,
-    ) -> None:
-        self.kind = position.kind
+        self, positions: type[P] | tuple[type[P], ...], capabilities: Capabilities, *, tables: Sequence[str],
+        dialect: Dialect, resume: ResumePoint[P, Piece], decoder: Callable[[], Decoder[P, Piece]],
+        facts: SchemaFacts[P] | None = None, check: Check | None = None, limits: Limits | None = None,
+    ) -> None:  # fmt: skip
+        self._positions = positions if isinstance(positions, tuple) else (positions,)
+        self.kind, self.slot = self._positions[0].kind, resume.slot
         self.capabilities = capabilities
-        self._position = position
-        self._patterns = tuple(tables)
-        self._match = partial(match_tables, default_schema=dialect.default_schema, folds_case=dialect.folds_case)
-        self._is_wanted = partial(is_wanted, default_schema=dialect.default_schema, folds_case=dialect.folds_case)
+        self._patterns = TablePatterns(tables, default_schema=dialect.default_schema, folds_case=dialect.folds_case)
         self._dialect = dialect
         self._resume = resume
         self._decoder = decoder
@@ -102,13 +91,13 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
                         self._catalog_lock.release()
 
     def identity(self) -> str | None:
-        self._require_open()
+        opened(self._session)
         return None if self._resume.find() is None else self._resume.identity()
 
     def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:
-        self._require_open()
+        opened(self._session)
         found = self._resume.find()
-        start = found if position is None else self._own(position)
+        start = found if position is None else of_kind(position, *self._positions)
         if start is not None:
             self._resume.require(start)
         if found is None:
@@ -125,7 +114,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
             return self._facts.discover(session, self.choose)
 
     def wants(self, table: TableId) -> bool:
-        return self._is_wanted(self._patterns, table)
+        return bool(self._patterns.matching(table))
 
     def choose(self, there: Mapping[TableId, Refusal | None]) -> tuple[TableId, ...]:
         """The tables of a catalog that the patterns match, without those that are refused: a warning says so once.
@@ -133,11 +122,11 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         blocked, and must not stop the others."""
         refused = {table: refusal for table, refusal in there.items() if refusal is not None}
         for table, refusal in refused.items():
-            named = [one for one in self._patterns if is_literal(one) and self._is_wanted([one], table)]
+            named = [one for one in self._patterns.matching(table) if is_literal(one)]
             if named and table not in self._seen and not self._facts.is_captured(table):
                 raise ConfigError(f"'{named[0]}' cannot be captured: {refusal.reason}", remedy=refusal.remedy)
         usable = [table for table, refusal in there.items() if refusal is None or refusal.remedy]
-        found = self._match(self._patterns, usable, seen=self._seen)
+        found = self._patterns.choose(usable, self._seen)
         self._seen |= set(found) - refused.keys()
         for table in found:
             if table in refused and self._left_out.get(table) != refused[table]:
@@ -158,13 +147,11 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         with self._catalog() as session:
             stream = self._stream
             origin = self._resume.origin(table, None if stream is None else stream.builder.position)
-            found = self._facts.snapshot(session, table)
-            if found is None:
-                remedy = "Correct source.tables, or create the table."
-                raise SourceSetupError(f"there is no table {table}", remedy=remedy)
+            if (found := self._facts.snapshot(session, table)) is None:
+                raise no_table(table)
             described, schema = found
             chunks, rows = plan_chunks(session, TableChunk(self._dialect, described, schema, origin=origin), chunk_rows)
-            return SnapshotPlan(schema, chunks, rows)
+            return SnapshotPlan(schema, chunks, rows, self._resume.exact_at(origin))
 
     def copied(self, table: TableId) -> None:
         with self._catalog_lock:
@@ -174,11 +161,10 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         return TableChunk.from_json(self._dialect, data)
 
     def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
-        self._require_open()
-        start = self._resume.find() if after is None else self._own(after)
+        opened(self._session)
+        start = self._resume.find() if after is None else of_kind(after, *self._positions)
         if start is None:
-            remedy = "Run `lakefeed sync`, which prepares it; if it was prepared, this is another database."
-            raise SourceSetupError("nothing is prepared in this database for the pipeline", remedy=remedy)
+            raise not_prepared()
         stream = self._stream
         if stream is None or stream.builder.position != start:
             self._end_stream()  # whatever fails below, nobody reads on from it
@@ -213,8 +199,8 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
             raise
 
     def confirm(self, position: Position) -> None:
-        own = self._own(position)
-        self._require_open()
+        own = of_kind(position, *self._positions)
+        opened(self._session)
         stream = self._stream
         (self._resume if stream is None else stream.reader).confirm(own)
         if stream is not None and (at := stream.builder.time_of(own)) is not None:
@@ -241,21 +227,10 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         if stream is not None:
             stream.close()
 
-    def _require_open(self) -> Session:
-        session = self._session
-        if session is None:
-            raise StateError("the capture is not open", remedy="Call open first.")
-        return session
-
     @contextmanager
     def _catalog(self) -> Iterator[Session]:
         with self._catalog_lock:
-            yield self._require_open()
-
-    def _own(self, position: Position) -> P:
-        if not isinstance(position, self._position):
-            raise SourceChangedError(f"{position.encode()} is a position of another kind of source, not of {self.kind}")
-        return position
+            yield opened(self._session)
 
 
 @dataclass(slots=True)

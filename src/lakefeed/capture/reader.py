@@ -2,8 +2,7 @@
 
 The thread reads while there is room, keeps the connection alive while there is none, hands errors over to the
 consumer, and notices silence: a server that has answered nothing for ``silence_seconds`` is SourceUnavailableError,
-whether the connection looks open or a call hangs. It confirms nothing by itself.
-"""
+whether the connection looks open or a call hangs. It confirms nothing by itself."""
 
 from __future__ import annotations
 
@@ -29,13 +28,9 @@ class BackgroundReader(LogReader[P, Piece]):
     size. A log that answers by itself (a file) has no ``silence_seconds``."""
 
     def __init__(
-        self,
-        name: str,
-        reader: LogReader[P, Piece],
-        *,
-        room_bytes: int = ROOM_BYTES,
+        self, name: str, reader: LogReader[P, Piece], *, room_bytes: int = ROOM_BYTES,
         silence_seconds: float | None = SILENCE_SECONDS,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._name = name
         self._reader = reader
         self._room_bytes = room_bytes
@@ -134,7 +129,7 @@ class BackgroundReader(LogReader[P, Piece]):
         if self._silence_seconds is not None and silent >= self._silence_seconds and self._error is None:
             self._error = SourceUnavailableError(
                 f"{self._name}: the server has answered nothing for {silent:.0f} s, although the connection is open",
-                remedy="Lakefeed connects again by itself. If this stays, check the server and what is in between.",
+                remedy="If this stays, check the server and what is in between.",
             )
             self._stopping = True
             self._changed.notify_all()

@@ -2,8 +2,7 @@
 
 An entry names a ``SourceConfig`` (``capture.poll.config``): the section ``source`` of a configuration file, with the
 template of ``lakefeed init``, the Source that a pipeline binds, the Dialect, further checks and the verify reader of
-that kind of database. What it imports beyond pydantic it imports when it is used.
-"""
+that kind of database. What it imports beyond pydantic it imports when it is used."""
 
 from __future__ import annotations
 

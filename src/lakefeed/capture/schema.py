@@ -2,8 +2,7 @@
 
 The same for every log source. A shape is stated twice: by the log, right before a row of it, and by the catalog, beside
 the log and ahead of it. What the catalog shows waits until the stream has passed the moment of that reading: rows from
-before it come first, and if they report the change themselves, nothing is left to report.
-"""
+before it come first, and if they report the change themselves, nothing is left to report."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ class Stated:
     and the statement that repairs it. ``stale_reason``: why any row that was delivered before may hold something else
     now. By column id, ``not_known``: why nobody can tell without reading them what existing rows hold there (one that
     is not named has its default, or NULL); ``altered``: why existing rows may hold other values there than were
-    delivered. A schema without a fingerprint has the one that was known before.
-    """
+    delivered. A schema without a fingerprint has the one that was known before."""
 
     life: int
     schema: TableSchema

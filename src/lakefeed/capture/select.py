@@ -3,49 +3,56 @@
 - A pattern is a glob (``*``, ``?``, ``[abc]``) over ``schema.table``. Without a dot it means a table of the source's
   default schema; ``orders`` and ``main.orders`` are the same for SQLite.
 - Case folds exactly where the database folds it: in SQLite, in MySQL on a folding file system, not in PostgreSQL.
+- A pattern that begins with ``!`` takes tables away again: ``public.*``, ``!public.audit_*``.
 - Order and repetition do not matter; a table that two patterns match is taken once.
-- A pattern that matches nothing is an error: a list that matches nothing looks like an idle database.
-"""
+- A pattern that matches nothing is an error: a list that matches nothing looks like an idle database. One that takes
+  away may match nothing: it may be there for tables to come."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from fnmatch import translate
 
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError
 
 _SHOWN = 20
+_REFUSED = re.compile(r"[ ,;{}()\n\t=]")
 
 
-def match_tables(
-    patterns: Sequence[str],
-    tables: Iterable[TableId],
-    *,
-    default_schema: str,
-    folds_case: bool,
-    seen: Iterable[TableId] = (),
-) -> tuple[TableId, ...]:
-    """The tables that at least one pattern matches, sorted. ConfigError for a pattern that matches none, and none that
-    was ``seen`` before: one of those was dropped, which is that table's matter alone."""
-    there, found = sorted(tables), set[TableId]()
-    for pattern in patterns:
-        matcher = _matcher(pattern, default_schema, folds_case)
-        matched = [table for table in there if matcher.match(str(table))]
-        if not matched and not any(matcher.match(str(table)) for table in seen):
-            choices = "there are no tables that can be captured"
-            if there:
-                more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
-                choices = f"there are {', '.join(map(str, there[:_SHOWN]))}{more}"
+class TablePatterns:
+    """See the module. Asks nobody: tables are given."""
+
+    def __init__(self, patterns: Iterable[str], *, default_schema: str, folds_case: bool) -> None:
+        flags = re.IGNORECASE if folds_case else 0
+        names = {pattern: pattern.removeprefix("!") for pattern in patterns}
+        whole = {pattern: name if "." in name else f"{default_schema}.{name}" for pattern, name in names.items()}
+        self._matchers = {pattern: re.compile(translate(text), flags) for pattern, text in whole.items()}
+        if names and all(pattern.startswith("!") for pattern in names):
+            first = next(iter(names))
+            remedy = f'Add what to take them from: ["{default_schema}.*", "{first}"].'
+            raise ConfigError(f"the table pattern '{first}' takes tables away, and no pattern has any", remedy=remedy)
+
+    def matching(self, table: TableId) -> list[str]:
+        """The patterns that match ``table``, whether there is such a table or not; those that name it come first. None
+        if one takes it away."""
+        found = [pattern for pattern, matcher in self._matchers.items() if matcher.match(str(table))]
+        is_taken_away = any(pattern.startswith("!") for pattern in found)
+        return [] if is_taken_away else sorted(found, key=lambda pattern: not is_literal(pattern))
+
+    def choose(self, tables: Iterable[TableId], seen: Iterable[TableId] = ()) -> tuple[TableId, ...]:
+        """The tables that at least one pattern matches, sorted. ConfigError for a pattern that matches none, and none
+        that was ``seen`` before: one of those was dropped, which is that table's matter alone."""
+        there = sorted(set(tables))
+        matched = {table: self.matching(table) for table in {*there, *seen}}
+        used = {pattern for patterns in matched.values() for pattern in patterns}
+        for pattern in (one for one in self._matchers if one not in used and not one.startswith("!")):
+            more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
+            listed = f"there are {', '.join(map(str, there[:_SHOWN]))}{more}"
+            choices = listed if there else "there are no tables that can be captured"
             raise ConfigError(f"the table pattern '{pattern}' matches no table; {choices}")
-        found.update(matched)
-    return tuple(sorted(found))
-
-
-def is_wanted(patterns: Sequence[str], table: TableId, *, default_schema: str, folds_case: bool) -> bool:
-    """Does one of the patterns match the table, whether there is such a table or not?"""
-    return any(_matcher(pattern, default_schema, folds_case).match(str(table)) for pattern in patterns)
+        return tuple(table for table in there if matched[table])
 
 
 def is_literal(pattern: str) -> bool:
@@ -53,6 +60,9 @@ def is_literal(pattern: str) -> bool:
     return not any(mark in pattern for mark in "*?[")
 
 
-def _matcher(pattern: str, default_schema: str, folds_case: bool) -> re.Pattern[str]:
-    text = pattern if "." in pattern else f"{default_schema}.{pattern}"
-    return re.compile(translate(text), re.IGNORECASE if folds_case else 0)
+def refused_name(column: str) -> tuple[str, str] | None:
+    """Why lake tables refuse a column's name, and a name that they accept; None if they accept it."""
+    fixed = _REFUSED.sub("_", column)
+    if column.lower().startswith("_lakefeed"):
+        return f"the column name '{column}' is reserved", fixed.lstrip("_")
+    return None if fixed == column else (f"lake tables refuse the column name '{column}'", fixed)

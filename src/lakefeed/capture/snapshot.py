@@ -4,8 +4,7 @@
   of its own operators. A row that moves would be in two physical ranges that are read at different times, or in none.
 - A chunk is read in one consistent read. ``low`` and ``high`` say which commits that has, where the database has a log.
 - A NULL in the key, a value that its column cannot hold, and a table that changed since the plan stop this one table
-  (TableStoppedError). The flow then plans its copy again.
-"""
+  (TableStoppedError). The flow then plans its copy again."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class TableChunk:
     ``source`` is the table as it was described for the plan, ``schema`` what is delivered of it. ``names`` are the
     columns to read, in order: () means those of ``schema``; others of ``source`` may be among them, or only the key.
     ``where`` are conditions in SQL on the alias ``t``. ``exact`` are columns whose values must come as they are stored
-    (see ``Query``). ``origin`` is what the plan recorded for ``Session.consistent``.
-    """
+    (see ``Query``). ``origin`` is what the plan recorded for ``Session.consistent``."""
 
     dialect: Dialect
     source: DescribedTable

@@ -70,7 +70,8 @@ class Window:
     ``target`` is the table's schema at ``upto``; ``schemas`` has every version that ``segments`` use, the target and
     the versions between the one at ``after`` and the target. ``exact`` is False while some of the changes may be inside
     the copied rows already (the copy was read while they happened): then an insert may meet its own row, and history
-    is not to be made of them. ``stale_reasons`` are why rows from before these change sets may be stale.
+    is not to be made of them. ``copied_at``: the copied rows have exactly those of the changes that were committed up
+    to there; None where nobody knows which. ``stale_reasons`` are why rows from before these change sets may be stale.
     ``recorded`` is the number that the lake table is known to record: one that records another was rolled back, or
     brought further by somebody else, and takes nothing; None where nobody has asked the table.
     """
@@ -83,6 +84,7 @@ class Window:
     target: TableSchema
     schemas: Mapping[int, TableSchema] = field(default_factory=dict)
     exact: bool = True
+    copied_at: Position | None = None
     stale_reasons: tuple[StaleReason, ...] = ()
     recorded: int | None = None
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -58,6 +59,19 @@ class TableId:
         return cls(schema, name)
 
 
+V = TypeVar("V")
+
+
+class ByTable(dict[TableId, V]):
+    """Values by table. ``found["public.orders"]`` works too, and ``found["orders"]`` if only one table is called so."""
+
+    def __missing__(self, key: object) -> V:
+        named = [table for table in self if key in (str(table), table.name)]
+        if len(named) != 1:
+            raise KeyError(f"{key}; there are {', '.join(map(str, self)) or 'no tables'}")
+        return self[named[0]]
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column. ``id`` is stable over renames where the source gives such a thing, else None.
@@ -89,7 +103,7 @@ class TableSchema:
     ``version`` is 0 until the schema history of the journal has numbered it (1, 2, 3 … for each table). An empty
     ``key`` means that rows have no identity. The key is all or nothing: a part of it is never used as a key.
     ``fingerprint`` belongs to the source alone: what it needs to notice, also after a restart, that rows were changed
-    without a row in its log.
+    without a row in its log. ``left_out`` are columns that the pipeline does not take, each with its place.
     """
 
     table: TableId
@@ -97,6 +111,7 @@ class TableSchema:
     key: tuple[str, ...] = ()
     version: int = 0
     fingerprint: str = ""
+    left_out: tuple[tuple[int, Column], ...] = ()
 
     def __post_init__(self) -> None:
         missing = [name for name in self.key if name not in self.names]
@@ -124,13 +139,30 @@ class TableSchema:
                 return column
         raise ConfigError(f"table {self.table} has no column '{name}'; it has {', '.join(self.names)}")
 
+    def without(self, names: Sequence[str]) -> TableSchema:
+        """These columns left out; ``whole`` gives them back."""
+        if not names:
+            return self
+        left_out = tuple(one for one in enumerate(self.columns) if one[1].name in names)
+        kept = tuple(column for column in self.columns if column.name not in names)
+        return replace(self, columns=kept, left_out=left_out)
+
+    @property
+    def whole(self) -> TableSchema:
+        """With the columns that were left out, as the source has it."""
+        columns = list(self.columns)
+        for place, column in self.left_out:
+            columns.insert(place, column)
+        return replace(self, columns=tuple(columns), left_out=())
+
     def at_version(self, version: int) -> TableSchema:
         return replace(self, version=version)
 
     def same_shape(self, other: TableSchema) -> bool:
         """Equal in everything but the version number."""
         mine, theirs = (self.table, self.columns, self.key), (other.table, other.columns, other.key)
-        return mine == theirs and self.fingerprint == other.fingerprint
+        beside = (self.fingerprint, self.left_out) == (other.fingerprint, other.left_out)
+        return mine == theirs and beside
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -139,10 +171,12 @@ class TableSchema:
             "key": list(self.key),
             "version": self.version,
             **({"fingerprint": self.fingerprint} if self.fingerprint else {}),
+            **({"left_out": [[place, one.to_json()] for place, one in self.left_out]} if self.left_out else {}),
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TableSchema:
         columns = tuple(Column.from_json(column) for column in data["columns"])
-        fingerprint = data.get("fingerprint", "")
-        return cls(TableId.parse(data["table"]), columns, tuple(data["key"]), data["version"], fingerprint)
+        left_out = tuple((place, Column.from_json(one)) for place, one in data.get("left_out", ()))
+        table, key, fingerprint = TableId.parse(data["table"]), tuple(data["key"]), data.get("fingerprint", "")
+        return cls(table, columns, key, data["version"], fingerprint, left_out)

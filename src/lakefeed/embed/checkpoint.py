@@ -58,6 +58,11 @@ _SOURCES: dict[type[Position], str] = {
 _KINDS: dict[PositionType, type[Position]] = {kind: position for position, kind in _TYPES.items()}
 
 
+def source_type(kind: str) -> str:
+    """The source type of a capture's checkpoints. Of GTID sets it is the database's: its binlog is the same source."""
+    return {MysqlGtid.kind: "mysql", MariadbGtid.kind: "mariadb"}.get(kind, kind)
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Where a stream stands. Immutable; all that is given, is kept as given.

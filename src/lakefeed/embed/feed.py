@@ -64,14 +64,20 @@ class Feed:
         self.progress = progress
 
     def pull(self, wait_seconds: float) -> Pulled:
-        progress = self.progress
+        progress, retention = self.progress, self._options.schema_history_retention
         beside = self._options.incremental is not None and progress.cursor is not None and not progress.cursor.done
-        if progress.in_snapshot:
-            return self._pull_chunk()
-        if not beside:
-            return self._pull_stream(wait_seconds)
-        self._chunk_turn = not self._chunk_turn
-        return self._pull_chunk() if self._chunk_turn else replace(self._pull_stream(0.0), idle=False)
+        self._chunk_turn = progress.in_snapshot or (beside and not self._chunk_turn)
+        if self._chunk_turn:
+            pulled = self._pull_chunk()
+        elif beside:
+            pulled = replace(self._pull_stream(0.0), idle=False)
+        else:
+            pulled = self._pull_stream(wait_seconds)
+        if pulled.change_set is None:
+            return pulled
+        schemas = progress.schemas.seen(pulled.change_set, retention, is_chunk=self._chunk_turn)
+        self.progress = replace(self.progress, schemas=schemas)
+        return replace(pulled, progress=self.progress)
 
     def close(self) -> None:
         if isinstance(self._live, Generator):
@@ -110,7 +116,9 @@ class Feed:
         if stream is None or cursor is None:
             raise StateError("a snapshot chunk cannot be read before the stream has a position")
         if cursor.schema is None:
-            cursor = cursor.planned(self._capture.snapshot(cursor.current, chunk_rows=self._options.chunk_rows))
+            plan = self._capture.snapshot(cursor.current, chunk_rows=self._options.chunk_rows)
+            self._capture.recall([plan.schema])
+            cursor = cursor.planned(plan)
         schema, first = cursor.schema, cursor.chunk == 0
         assert schema is not None  # noqa: S101  # planned() set it
         rows: list[pa.RecordBatch] = []
@@ -136,7 +144,7 @@ class Feed:
         if cursor.schema is None:  # that was the table's last
             self._capture.copied(schema.table)
         if self.progress.in_snapshot and cursor.done:
-            self.progress = Progress(stream)
+            self.progress = replace(self.progress, cursor=None, in_snapshot=False)
         else:
             self.progress = replace(self.progress, cursor=cursor)
         if not rows and not first:

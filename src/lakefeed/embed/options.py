@@ -49,6 +49,7 @@ class RuntimeOptions:
     ``snapshot_tables``   copied before the stream, if there is no checkpoint yet
     ``incremental``       copied beside the stream; instead of ``snapshot_tables``
     ``tables``            captured when nothing is copied; empty: all that the capture discovers
+    ``schema_history_retention``  shapes of each table that checkpoints keep; None: all of them, with a warning
     ``max_events``, ``max_bytes``  a delivery ends before the change set that would exceed them (never inside one)
     ``wait_seconds``      how long a poll waits for the source
     ``linger_seconds``    how long a poll that has something goes on gathering; 0: it delivers at once, unless it
@@ -73,6 +74,8 @@ class RuntimeOptions:
         for name in ("max_events", "max_bytes", "max_in_flight", "chunk_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.schema_history_retention is not None and self.schema_history_retention < 1:
+            raise ConfigError(f"schema_history_retention must be at least 1, not {self.schema_history_retention}")
         for name in ("wait_seconds", "linger_seconds"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative")

@@ -1,7 +1,9 @@
-"""Progress: all that one checkpoint says. A stream position and, while tables are copied, the chunk cursor.
+"""Progress: all that one checkpoint says. A stream position, the shapes that tables were delivered with up to there,
+and, while tables are copied, the chunk cursor.
 
-The two are one record on purpose: a cursor that were saved apart from the position could say "chunk 7 is done" while
-the changes that chunk 7 did not see are already behind the position, or the other way round.
+They are one record on purpose: a cursor that were saved apart from the position could say "chunk 7 is done" while the
+changes that chunk 7 did not see are already behind the position, or the other way round. For the same reason a schema
+change that is read again after a crash is never counted twice.
 
 While a snapshot runs, its checkpoint carries the stream position of before the first read in the fields that are usual
 for each database; a source that has no such fields carries the whole position in one. ``snapshot_fields`` writes them
@@ -14,12 +16,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from lakefeed.capture.base import SnapshotPlan
+from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.lsn import PostgresLsn, SqlServerLsn
-from lakefeed.change.mysql import MysqlBinlog
+from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
 from lakefeed.change.position import Position, SqliteSequence, decode_position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.embed.checkpoint import SNAPSHOT_SUFFIX, Checkpoint
@@ -27,6 +31,10 @@ from lakefeed.errors import CheckpointError, LakefeedError, SourceChangedError, 
 
 SNAPSHOT = "snapshot"
 """The metadata entry with the cursor and, in a snapshot checkpoint, the fields of ``snapshot_fields``."""
+SCHEMAS = "schemas"
+"""The metadata entry with the shapes of tables."""
+SLOT = "slot"
+"""The metadata entry with the name that the source keeps the capture's place under."""
 
 _U32 = 1 << 32
 _U64 = 1 << 64
@@ -92,6 +100,55 @@ class SnapshotCursor:
             raise CheckpointError(f"the snapshot cursor of the checkpoint cannot be read: {error!r}") from error
 
 
+@dataclass(frozen=True)
+class SchemaVersions:
+    """The shapes that each table was delivered with, oldest first, numbered 1, 2, 3 … A value: it is never changed."""
+
+    tables: Mapping[TableId, tuple[TableSchema, ...]] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> tuple[TableSchema, ...]:
+        return tuple(versions[-1] for versions in self.tables.values())
+
+    def seen(self, change_set: ChangeSet, retention: int | None, *, is_chunk: bool = False) -> SchemaVersions:
+        """With what a change set shows, and at most ``retention`` versions of each table.
+
+        Rows that are read lazily are not read for it, and those of a chunk have the shape of the plan, which the
+        stream may have left behind: there the announcements alone count.
+        """
+        rows = change_set.batches if isinstance(change_set.batches, Sequence) and not is_chunk else ()
+        shown = [(one.schema, False) for one in rows] + [(schema, True) for schema in change_set.schemas]
+        tables = dict(self.tables)
+        for schema, is_announced in shown:
+            known = tables.get(schema.table, ())
+            same = [one for one in known[-1:] if (one.columns, one.key) == (schema.columns, schema.key)]
+            if not same or (is_announced and same[0].fingerprint != schema.fingerprint):
+                number = known[-1].version + 1 if known else 1
+                tables[schema.table] = (*known, schema.at_version(number))
+        return SchemaVersions(tables).bounded(retention) if tables != self.tables else self
+
+    def bounded(self, retention: int | None) -> SchemaVersions:
+        """The newest ``retention`` of each table."""
+        if retention is None or all(len(versions) <= retention for versions in self.tables.values()):
+            return self
+        return SchemaVersions({table: versions[-retention:] for table, versions in self.tables.items()})
+
+    @cached_property
+    def text(self) -> str:
+        """Written into every checkpoint, and made once."""
+        return json.dumps([schema.to_json() for versions in self.tables.values() for schema in versions])
+
+    @classmethod
+    def parse(cls, text: str) -> SchemaVersions:
+        tables = dict[TableId, tuple[TableSchema, ...]]()
+        try:
+            for schema in map(TableSchema.from_json, json.loads(text)):
+                tables[schema.table] = (*tables.get(schema.table, ()), schema)
+        except (KeyError, TypeError, ValueError, AttributeError, LakefeedError) as error:
+            raise CheckpointError(f"the schemas of the checkpoint cannot be read: {error!r}") from error
+        return cls(tables)
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """``position`` None: the source's own resume point. ``in_snapshot``: the stream waits for the cursor to be done."""
@@ -99,13 +156,20 @@ class Progress:
     position: Position | None = None
     cursor: SnapshotCursor | None = None
     in_snapshot: bool = False
+    schemas: SchemaVersions = SchemaVersions()
 
-    def to_checkpoint(self, kind: str, *, identity: str | None, committed: int) -> Checkpoint | None:
+    def to_checkpoint(
+        self, kind: str, *, identity: str | None, committed: int, slot: str | None = None
+    ) -> Checkpoint | None:
         """None while there is no position to save."""
         if self.position is None:
             return None
         source = kind + SNAPSHOT_SUFFIX if self.in_snapshot else kind
         made = Checkpoint.from_position(self.position, source_type=source, identity=identity, committed=committed)
+        if self.schemas.tables:
+            made = made.with_metadata(SCHEMAS, self.schemas.text)
+        if slot is not None:
+            made = made.with_metadata(SLOT, slot)
         if self.cursor is None:
             return made
         payload = self.cursor.to_json()
@@ -119,27 +183,38 @@ def is_snapshot_checkpoint(checkpoint: Checkpoint, kind: str) -> bool:
     return checkpoint.source_type == kind + SNAPSHOT_SUFFIX
 
 
-def from_checkpoint(checkpoint: Checkpoint, kind: str) -> Progress:
-    """Inverse of ``to_checkpoint``. SourceChangedError for a checkpoint of another kind of source."""
-    payload = checkpoint.metadata.get(SNAPSHOT)
-    if is_snapshot_checkpoint(checkpoint, kind):
+def from_checkpoint(checkpoint: Checkpoint, kind: str, *, slot: str | None = None) -> Progress:
+    """Inverse of ``to_checkpoint``. SourceChangedError for a checkpoint of another kind of source, or whose place the
+    source keeps under another name than ``slot``: what that one still has is not known."""
+    payload, saved_slot = checkpoint.metadata.get(SNAPSHOT), checkpoint.metadata.get(SLOT)
+    in_snapshot = is_snapshot_checkpoint(checkpoint, kind)
+    if in_snapshot:
         if payload is None:
             raise CheckpointError(f"{kind} snapshot checkpoint has no '{SNAPSHOT}' metadata")
-        position = stream_offset(kind, payload).position
-        return Progress(position, SnapshotCursor.from_json(json.loads(payload)), in_snapshot=True)
-    if checkpoint.source_type != kind:
+        offset = stream_offset(kind, payload, slot=saved_slot)
+    elif checkpoint.source_type != kind:
         raise SourceChangedError(f"the checkpoint belongs to a {checkpoint.source_type} source, not to {kind}")
+    else:
+        offset = StreamOffset(kind, checkpoint.decoded, slot=saved_slot)
+    if slot is not None and offset.slot not in (None, slot):
+        raise SourceChangedError(
+            f"the checkpoint belongs to the replication slot {offset.slot}, and this capture reads from {slot}",
+            remedy="Bind the capture to the name that it had; or delete the checkpoint and copy the tables again.",
+        )
+    schemas = SchemaVersions.parse(checkpoint.metadata.get(SCHEMAS, "[]"))
     if payload is None:
-        return Progress(checkpoint.decoded)
+        return Progress(offset.position, schemas=schemas)
     try:
-        return Progress(checkpoint.decoded, SnapshotCursor.from_json(json.loads(payload)))
+        cursor = SnapshotCursor.from_json(json.loads(payload))
     except json.JSONDecodeError as error:
         raise CheckpointError(f"the snapshot cursor of the checkpoint is not JSON: {error}") from error
+    return Progress(offset.position, cursor, in_snapshot, schemas)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """A derived position to stream from. ``slot`` is PostgreSQL's, ``gtid`` (may be empty) MySQL's and MariaDB's."""
+    """A derived position to stream from. ``slot`` is PostgreSQL's; ``gtid`` is MySQL's and MariaDB's, and if it is not
+    empty, it is the position: file and offset count on one server only, a GTID set on each that has its history."""
 
     source_type: str
     position: Position
@@ -196,15 +271,17 @@ def postgres_offset(kind: str, fields: Mapping[str, Any], slot: str | None) -> S
 
 
 def mysql_offset(kind: str, fields: Mapping[str, Any], _slot: str | None) -> StreamOffset:
-    """C22, C23: file and offset, typed by the source's own name; the GTID is optional."""
-    file, offset, gtid = fields.get("binlog_file"), _unsigned(fields.get("binlog_pos")), fields.get("gtid")
+    """C22, C23: file and offset, typed by the source's own name; the GTID set is optional."""
+    file, offset, given = fields.get("binlog_file"), _unsigned(fields.get("binlog_pos")), fields.get("gtid")
     if not isinstance(file, str):
         raise CheckpointError(f"{kind} snapshot checkpoint is missing 'binlog_file'")
     if offset is None:
         raise CheckpointError(f"{kind} snapshot checkpoint is missing 'binlog_pos'")
     if offset >= _U32:
         raise CheckpointError(f"{kind} snapshot checkpoint binlog_pos exceeds u32")
-    return StreamOffset(kind, MysqlBinlog(file, offset), gtid=gtid if isinstance(gtid, str) else "")
+    gtid, in_file = given if isinstance(given, str) else "", MysqlBinlog(file, offset)
+    executed = MysqlGtid(gtid) if kind == "mysql" else MariadbGtid(gtid)
+    return StreamOffset(kind, executed if gtid else in_file, gtid=gtid)
 
 
 def sqlserver_offset(kind: str, fields: Mapping[str, Any], _slot: str | None) -> StreamOffset:

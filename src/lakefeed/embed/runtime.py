@@ -27,13 +27,15 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
+from lakefeed.change.table import TableId, TableSchema
 from lakefeed.embed.barrier import CommitBarrier, Token
-from lakefeed.embed.checkpoint import Checkpoints
+from lakefeed.embed.checkpoint import Checkpoints, source_type
 from lakefeed.embed.feed import PendingQueue, Pulled
 from lakefeed.embed.options import (
     Delivery,
@@ -80,7 +82,7 @@ class Runtime:
         self._lock = threading.RLock()
         self._state = RuntimeState.IDLE
         self._stats = RuntimeStats()
-        self._kind: str | None = capture.kind if capture is not None else None
+        self._kind: str | None = source_type(capture.kind) if capture is not None else None
         self._identity: str | None = None
         self._queue = PendingQueue(self._options)
         self._idle: Progress | None = None
@@ -103,6 +105,15 @@ class Runtime:
     def handoff_complete(self) -> bool:
         """The snapshot, if there was one, is behind a durable checkpoint; from here on it is all stream."""
         return not self._durable.in_snapshot
+
+    @property
+    def schema_history(self) -> Mapping[TableId, tuple[TableSchema, ...]]:
+        """The shapes that each table was committed with, oldest first, at most ``schema_history_retention`` of each.
+
+        They are in the checkpoint. A start tells the capture the newest ones, so that it notices what changed while no
+        process ran.
+        """
+        return self._durable.schemas.tables
 
     def start(self) -> None:
         """Idle or Stopped → Running. After an error the state is what it was, and ``start`` may be called again."""
@@ -286,7 +297,8 @@ class Runtime:
 
     def _save(self, progress: Progress, committed: int) -> None:
         kind = self._kind or (progress.position.kind if progress.position is not None else "")
-        checkpoint = progress.to_checkpoint(kind, identity=self._identity, committed=committed)
+        slot = self._capture.slot if self._capture is not None else None
+        checkpoint = progress.to_checkpoint(kind, identity=self._identity, committed=committed, slot=slot)
         if checkpoint is not None:
             self.errors.tagged("runtime.commit.save", lambda: self._store.save(self._key, checkpoint))
         self._durable = progress

@@ -22,7 +22,7 @@ from dataclasses import replace
 from lakefeed.capture.base import ChangeCapture, Continuity
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId
-from lakefeed.embed.checkpoint import Checkpoint
+from lakefeed.embed.checkpoint import Checkpoint, source_type
 from lakefeed.embed.feed import Feed, Pulled
 from lakefeed.embed.options import ErrorLog, RuntimeOptions
 from lakefeed.embed.progress import Progress, SnapshotCursor, from_checkpoint, is_snapshot_checkpoint
@@ -86,6 +86,7 @@ class Intake:
         check_identity(self._capture, self.identity)
         if self._capture.continuity(progress.position, captured(self._options)) is Continuity.FRESH:
             raise lost(progress.position)
+        self._capture.recall(progress.schemas.newest)
         self._feed = Feed(self._capture, progress, self._options)
 
     def interrupt(self, tag: str) -> Exception | None:
@@ -110,7 +111,7 @@ class Intake:
 
 def usable(checkpoint: Checkpoint | None, capture: ChangeCapture, options: RuntimeOptions) -> Checkpoint | None:
     """C10 to C13: what of the checkpoint can be used, decided without a connection."""
-    if checkpoint is None or not is_snapshot_checkpoint(checkpoint, capture.kind):
+    if checkpoint is None or not is_snapshot_checkpoint(checkpoint, source_type(capture.kind)):
         return checkpoint
     if options.incremental is not None:
         raise ConfigError("cannot resume incremental snapshot startup from a snapshot checkpoint")
@@ -124,13 +125,17 @@ def usable(checkpoint: Checkpoint | None, capture: ChangeCapture, options: Runti
 
 def begin(capture: ChangeCapture, checkpoint: Checkpoint | None, options: RuntimeOptions) -> Progress:
     """Where to start, on an open capture. Asks ``continuity`` first and prepares before any snapshot read."""
-    saved = from_checkpoint(checkpoint, capture.kind) if checkpoint is not None else None
+    saved = None
     if checkpoint is not None:
+        saved = from_checkpoint(checkpoint, source_type(capture.kind), slot=capture.slot)
+        saved = replace(saved, schemas=saved.schemas.bounded(options.schema_history_retention))
         check_identity(capture, checkpoint.identity)
     wanted = captured(options)
     resumed = capture.continuity(saved.position if saved else None, wanted) is Continuity.RESUMED
     if saved is not None and not resumed:
         raise lost(saved.position)
+    if saved is not None:
+        capture.recall(saved.schemas.newest)
     if options.incremental is not None:  # C15
         tables, generation = options.incremental.tables, options.incremental.generation
         cursor = saved.cursor if saved is not None else None
@@ -139,7 +144,7 @@ def begin(capture: ChangeCapture, checkpoint: Checkpoint | None, options: Runtim
         if saved is not None and set(tables) <= set(cursor.tables):
             return replace(saved, cursor=cursor)
         prepared = prepare(capture, tables)  # tables that are new to the cursor are copied last
-        return Progress(saved.position if saved is not None else prepared, cursor.covering(tables))
+        return replace(saved or Progress(prepared), cursor=cursor.covering(tables))
     if saved is not None and saved.in_snapshot and saved.cursor is not None:  # C16
         cursor = saved.cursor.covering(options.snapshot_tables)
         if cursor is not saved.cursor:

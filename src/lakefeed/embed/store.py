@@ -237,4 +237,4 @@ def _read(path: Path, key: str) -> Checkpoint | None:
     try:
         return Checkpoint.from_json(body["checkpoint"])
     except (KeyError, TypeError, CheckpointError) as error:
-        raise CheckpointDamagedError(f"{path} is damaged: {error}") from error
+        raise CheckpointDamagedError(f"{path} is damaged: {getattr(error, 'message', error)}") from error

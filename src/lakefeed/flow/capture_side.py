@@ -27,6 +27,7 @@ from lakefeed.failpoint import hit
 from lakefeed.flow.copies import TableCopies
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.retry import Backoff
+from lakefeed.flow.shape import Shape
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.commit import Commit
 from lakefeed.journal.journal import Journal
@@ -46,16 +47,31 @@ _BUSY_SECONDS, _ENDLESS_SECONDS = 1.0, 60.0
 """When ``drain`` stops asking a source that always has more, if the source knows where its log ends, and if not."""
 
 
+def source_forgot(end: Position | None) -> PositionLostError:
+    """The journal goes on from ``end``, and the source has no resume point any more."""
+    return PositionLostError(
+        f"the journal ends at {end}, but the source knows nothing of this pipeline",
+        remedy="Restore the source; or begin again, which copies every table: lakefeed uninstall FILE, then sync.",
+    )
+
+
 class CaptureSide:
     """See the module."""
 
     def __init__(
-        self, capture: ChangeCapture, journal: Journal, states: TableStates, copies: TableCopies, listener: Listener
+        self,
+        capture: ChangeCapture,
+        journal: Journal,
+        states: TableStates,
+        copies: TableCopies,
+        shape: Shape,
+        listener: Listener,
     ) -> None:
         self._capture = capture
         self._journal = journal
         self._states = states
         self._copies = copies
+        self._shape = shape
         self._listener = listener
         self._changes: Iterator[ChangeSet] | None = None
         self._changes_wait = 0.0
@@ -74,17 +90,14 @@ class CaptureSide:
         followed = self._states.in_phase(Phase.COPYING, Phase.LIVE)
         continuity = self._capture.continuity(self._journal.end, sorted({state.source for state in followed}))
         if continuity is Continuity.FRESH and self._journal.head > 0:
-            raise PositionLostError(
-                f"the journal ends at {self._journal.end}, but the source knows nothing of this pipeline",
-                remedy="Restore the source, or move the pipeline's state directory away to copy every table again.",
-            )
+            raise source_forgot(self._journal.end)
         if continuity is Continuity.FRESH:
             for state in followed:
                 self._states.stage(state.route, reason="the source has no resume point")
         # Blocked tables too: the source then knows that they are ours, and reports what is wrong with them now.
         known = {state.source for state in self._states.in_phase(Phase.COPYING, Phase.LIVE, Phase.BLOCKED)}
         schemas = [self._journal.latest_schema(source) for source in sorted(known)]
-        self._capture.recall([schema for schema in schemas if schema is not None])
+        self._capture.recall([schema.whole for schema in schemas if schema is not None])
         if self._journal.head > 0:
             # The process may have died between the append of the newest change set and its notices.
             self._states.act_on(self._journal.commit(self._journal.head))
@@ -185,7 +198,7 @@ class CaptureSide:
                 self._journal.append(ChangeSet(None if end is None else change_set.start, change_set.end))
             self._confirm()
             return None
-        commit = self._journal.append(change_set)
+        commit = self._journal.append(self._shape.change_set(change_set))
         self._states.act_on(commit)
         self._confirm()
         self._listener.captured(commit)

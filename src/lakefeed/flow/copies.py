@@ -39,6 +39,7 @@ from lakefeed.errors import (
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.result import CycleResult
 from lakefeed.flow.retry import TableErrors
+from lakefeed.flow.shape import Shape, chunk_from_json
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableCopy, TableFormat, TableResult
@@ -71,6 +72,7 @@ class TableCopies:
         journal: Journal,
         states: TableStates,
         tables: TableFormat,
+        shape: Shape,
         errors: TableErrors,
         listener: Listener,
         *,
@@ -81,13 +83,15 @@ class TableCopies:
         self._journal = journal
         self._states = states
         self._tables = tables
+        self._shape = shape
         self._errors = errors
         self._listener = listener
         self._is_applying = is_applying
         self._report = report
         self._planned: set[TableId] = set()
         self._refusals: set[tuple[TableId, int]] = set()
-        self._clashes: set[Clash] = set()
+        self.clashes: tuple[Clash, ...] = ()
+        """Lake tables that a second source table is to feed, as of the last ``enrol``. Any thread."""
         self._planning = threading.Event()
 
     @property
@@ -106,10 +110,12 @@ class TableCopies:
                 self._end(state)
             elif state.last_change_set is None and state.leaving:  # there again, and a new table: this one has ended
                 self._states.update(state.table, last_change_set=self._journal.head)
+        for state in self._states.in_phase(Phase.COPYING, Phase.LIVE):
+            self._require_same_columns(state)
         for state in self._states.in_phase(Phase.LIVE, Phase.BLOCKED):
             if state.phase is Phase.BLOCKED and state.source in there:  # a person may have followed the remedy
                 self._states.stage(state.route, reason=f"tried again after: {state.reason}")
-            elif state.phase is Phase.LIVE and self._tables.table(state.route).applied(state.generation) is None:
+            elif state.phase is Phase.LIVE and self._is_gone(state):
                 log.warning("table %s is gone from the lake; it is copied again", state.table)
                 self._states.stage(state.route, reason="the lake table is gone")
 
@@ -121,12 +127,12 @@ class TableCopies:
         """
         self._end_copies()
         there = {schema.table for schema in self._capture.discover()}
-        fed = {table: state.source for table, state in self._states.all().items() if state.phase is not Phase.DROPPED}
-        routes, clashes = settled((route for table in there for route in self._tables.routes(table)), fed)
-        for clash in set(clashes) - self._clashes:  # the second table is left out, with its remedy; the others go on
+        every = (route for table in there for route in self._tables.routes(table))
+        routes, clashes = settled(every, self._states.fed())
+        for clash in set(clashes) - set(self.clashes):  # the second is blocked, with its remedy; the others go on
             log.warning("%s. %s", clash.problem, clash.remedy)
             self._listener.table_error(clash.second.source, clash.problem, clash.remedy)
-        self._clashes |= set(clashes)
+        self.clashes = clashes
         for route in routes.values():
             state = self._states.get(route.table)
             if state is None:
@@ -145,17 +151,17 @@ class TableCopies:
                 self._states.leave(state.table, reason, last_change_set=self._journal.head)
         wanted = []
         for state in self._states.in_phase(Phase.STAGED):
-            if state.source in there:
-                wanted.append(state)
-            else:
+            if state.source not in there:
                 self._end(state)
+            elif not self._errors.is_held(state.table):
+                wanted.append(state)
         planned = [self._plan(state, low) for state, low in self._prepared(wanted)]
         return any(planned)
 
     @property
     def has_staged(self) -> bool:
         """Some table waits for ``enrol``: it must be copied, or copied again."""
-        return bool(self._states.in_phase(Phase.STAGED))
+        return any(not self._errors.is_held(state.table) for state in self._states.in_phase(Phase.STAGED))
 
     def load(self, is_stopping: Callable[[], bool] = lambda: False) -> CycleResult:
         """Steps 6 and 7 for every table that is planned. Stops after the chunk group under way."""
@@ -172,6 +178,18 @@ class TableCopies:
         self._end_copies()
         return CycleResult.of(results, self._journal.end)
 
+    def _require_same_columns(self, state: TableState) -> None:
+        """ConfigError if the configuration takes other columns of a table than it did: what the lake has would be
+        columns that are not to be there, or rows without those that are."""
+        taken = self._journal.latest_schema(state.source)
+        wanted = taken and self._shape.schema(taken.whole)
+        if taken is not None and wanted is not None and taken.names != wanted.names:
+            raise ConfigError(
+                f"lake table {state.table} was made with the columns {', '.join(taken.names)} of {state.source}; the "
+                f"configuration now takes {', '.join(wanted.names)}",
+                remedy=f"Put columns back, or copy the table again: lakefeed rebuild FILE {state.table} --from-source",
+            )
+
     def _end(self, state: TableState) -> None:
         """A table that the source does not offer: it is blocked if the source says what is wrong with it.
 
@@ -185,6 +203,16 @@ class TableCopies:
         last = None if self._capture.wants(state.source) else self._journal.head
         reason = "no table pattern of the configuration matches its source table, or the source has it no more"
         self._states.leave(state.table, reason, last_change_set=last)
+
+    def _is_gone(self, state: TableState) -> bool:
+        """Has the lake no such table any more? One that cannot be read is there: its next sync fails, and says why."""
+        try:
+            return self._tables.table(state.route).applied(state.generation) is None
+        except CONCERNS_ALL:
+            raise
+        except Exception as error:  # noqa: BLE001  # one table must not keep the others from starting
+            log.warning("table %s cannot be read: %s", state.table, error)
+            return False
 
     def _prepared(self, staged: list[TableState]) -> Iterator[tuple[TableState, Position]]:
         """Step 2: all at once if the source lets us; one by one to find the table that it does not."""
@@ -207,10 +235,10 @@ class TableCopies:
         self._planning.set()
         try:
             base = self._journal.head
-            plan = self._capture.snapshot(state.source)
+            plan = self._shape.planned(self._capture.snapshot(state.source))
             self._planned.add(state.source)
             schema = self._journal.record_schema(plan.schema, low)
-            self._capture.recall([schema])
+            self._capture.recall([schema.whole])
             return self._states.update_if(
                 state,
                 phase=Phase.COPYING,
@@ -218,6 +246,7 @@ class TableCopies:
                 base=base,
                 low=low,
                 chunks=tuple(chunk.to_json() for chunk in plan.chunks),
+                exact_at=plan.exact_at,
                 rows_estimate=plan.rows_estimate,
             )
         except _A_TABLES_OWN as error:
@@ -262,7 +291,7 @@ class TableCopies:
                 generation=state.generation,
                 base=state.base,
                 position=state.low,
-                chunks=[self._capture.chunk(chunk) for chunk in state.chunks],
+                chunks=[chunk_from_json(chunk, self._capture.chunk) for chunk in state.chunks],
             )
             loaded = self._tables.table(state.route).load(copy, progress)
         except (DecodeError, TableStoppedError) as error:

@@ -30,6 +30,7 @@ from lakefeed.change.table import TableId, TableSchema
 from lakefeed.durable import make_directory, replace_file
 from lakefeed.errors import ConfigError, JournalDamagedError, LakefeedError, LeaseError, Retry, StateError
 from lakefeed.flow.listener import Listener
+from lakefeed.flow.shape import Shape, chunk_from_json
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableFormat
@@ -249,7 +250,8 @@ class FullDiffs:
             or (plan.generation, plan.whole_rows) != (state.generation, rule.compare_rows)
         ):
             shutil.rmtree(self._store.work(table), ignore_errors=True)
-            planned = self._capture.keys(table, known=schema, chunk_rows=CHUNK_ROWS, whole_rows=rule.compare_rows)
+            planned = self._capture.keys(table, known=schema.whole, chunk_rows=CHUNK_ROWS, whole_rows=rule.compare_rows)
+            planned = Shape(self._tables.columns).planned(planned)
             plan = DiffPlan(
                 number=now,
                 generation=state.generation,
@@ -268,7 +270,7 @@ class FullDiffs:
             number=plan.number,
             key=plan.schema.key,
             schema=pa.schema([plan.schema.arrow.field(name) for name in names]),
-            chunks=[self._capture.chunk(chunk) for chunk in plan.chunks],
+            chunks=[chunk_from_json(chunk, self._capture.chunk) for chunk in plan.chunks],
             work=str(self._store.work(table)),
             findings=str(differences),
             max_deleted_share=rule.max_deleted_share,

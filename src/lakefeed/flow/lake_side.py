@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 
 from lakefeed.change.table import TableId
+from lakefeed.errors import LakeError, RebuildCause
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.result import CycleResult
@@ -54,7 +55,7 @@ class LakeSide:
         self._engine = Engine(tables, journal, self._enrolled, parallel=options.parallel_tables)
         self._applying: frozenset[TableId] = frozenset()
         self._reported: set[tuple[TableId, int]] = set()
-        self._recopies: dict[TableId, tuple[str, Backoff]] = {}  # why each is copied again, and when next for that
+        self._recopies: dict[TableId, Backoff] = {}  # when each may be copied again that its copies do not help
         self.ended = False
         """The last sync has brought a table to its end. If its name is used again, that is a new table."""
 
@@ -67,6 +68,26 @@ class LakeSide:
         """More of the journal than ``max_backlog_bytes`` waits for some table. Any thread."""
         return self._journal.backlog_bytes(self._complete_everywhere()) > self._most_bytes
 
+    def full_error(self, *, is_running: bool = False) -> LakeError | None:
+        """Why capture waits, if the backlog is full because of tables that cannot be written. Any thread.
+
+        ``is_running``: the tables are tried again, so that the error says what comes next.
+        """
+        failed = self._errors.all()
+        if not failed or not self.is_full:
+            return None
+        first, remedy = next(iter(failed.values()))
+        rest, then = self._errors.alone_seconds(), ""
+        if is_running and rest is None:
+            then = ". Several tables fail, so the lake may be down: capture waits, and no changes are given up"
+        elif is_running:
+            then = f". If it goes on, the changes of this table are given up in {rest:.0f} s, and capture goes on"
+        return LakeError(
+            f"capture has stopped: more than {self._most_bytes:,} bytes of changes wait for {len(failed)} tables that "
+            f"cannot be written ({', '.join(map(str, sorted(failed)))}): {first.rstrip('.')}{then}",
+            remedy=remedy,
+        )
+
     def sync(self) -> CycleResult:
         """Apply what is new, trim what all have."""
         try:
@@ -78,9 +99,8 @@ class LakeSide:
             result = synced.tables.get(table)  # those that failed come first: see ``TableErrors.is_its_own``
             if result is None:
                 self._errors.forget(table)  # it has everything, whatever its last commit answered
-            elif result.rebuild and (again := self._recopy(table, result.error or "")).is_over:
+            elif result.rebuild is not None and self._copies_again(table, result.rebuild):
                 # A new life of the table, which the copies' thread plans in its next turn.
-                again.failed()
                 state = self._states.get(table)
                 if state is not None and state.phase is Phase.LIVE:
                     self._states.stage_if(state, reason=result.error or "")
@@ -105,11 +125,18 @@ class LakeSide:
                 results[state.table] = TableResult(applied=0, error=state.reason, remedy=state.remedy)
         return CycleResult.of(results, self._journal.end if results else None, last_seq=synced.last_seq)
 
-    def _recopy(self, table: TableId, reason: str) -> Backoff:
-        """A copy that does not help is not made again and again at once. For another reason it is."""
-        if self._recopies.get(table, ("",))[0] != reason:
-            self._recopies[table] = reason, Backoff(*_RECOPY_SECONDS)
-        return self._recopies[table][1]
+    def _copies_again(self, table: TableId, cause: RebuildCause) -> bool:
+        """Is the table copied again now? Copies that do not help are made less and less often.
+
+        What the source did is settled by one copy: if it says so again, it has done something else since.
+        """
+        if cause is RebuildCause.SOURCE:
+            return True
+        pause = self._recopies.setdefault(table, Backoff(*_RECOPY_SECONDS))
+        is_over = pause.is_over
+        if is_over:
+            pause.failed()
+        return is_over
 
     def _let_go(self) -> bool:
         """One table's trouble is that table's: if it fails and the backlog is full of its changes, it is blocked.
@@ -171,6 +198,7 @@ class LakeSide:
                 state.complete_at_trim,
                 copied_from=state.low,
                 exact_at=state.high,
+                is_exact=state.high is not None and state.high == state.exact_at,
                 ends_at=state.last_change_set,
             )
             for state in live

@@ -15,15 +15,16 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from lakefeed.capture.base import Finding, Lag, Level, Source
+from lakefeed.capture.base import Continuity, Finding, Lag, Level, Source
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError, LakeError, LakefeedError, LeaseError, StateError
+from lakefeed.errors import ConfigError, LakeError, LakefeedError, LeaseError, SourceChangedError, StateError
+from lakefeed.flow.capture_side import source_forgot
 from lakefeed.flow.full_diff import FullDiffs
 from lakefeed.flow.listener import Listener
 from lakefeed.flow.maintenance import maintain_tables
@@ -32,13 +33,16 @@ from lakefeed.flow.rebuild import Rebuild, Rebuilt
 from lakefeed.flow.result import CycleResult
 from lakefeed.flow.run_loop import OpenPipeline, RunLoop
 from lakefeed.flow.status import Liveness, PipelineStatus, read_status
-from lakefeed.flow.table_state import TableStates
+from lakefeed.flow.table_state import Phase, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.lease import lease_holder
 from lakefeed.lake.base import Lake, TableResult
 from lakefeed.lake.full_diff import FullDiffResult
 from lakefeed.lake.maintenance import MaintenanceResult
-from lakefeed.lake.route import settled
+from lakefeed.lake.route import Route, settled
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +92,21 @@ class Pipeline:
         self.hanging: tuple[str, ...] = ()
         """What the last ``run`` left behind when it was stopped: it goes on in a daemon thread until it ends."""
 
+    @classmethod
+    def from_yaml(
+        cls, path: str | Path, *, spark: SparkSession | None = None, listener: Listener | None = None
+    ) -> Pipeline:
+        """The pipeline of a configuration file, as the commands use it. ConfigError names every mistake of the file.
+
+        Without ``spark`` it builds a session of its own when it needs one.
+        """
+        from lakefeed.app.build import build_pipeline
+        from lakefeed.app.config import load_config
+
+        return build_pipeline(load_config(Path(path)), spark=spark, listener=listener)
+
     def check(self) -> tuple[Finding, ...]:
-        """Preflight of the source and the routes: findings, each with its remedy. Changes nothing."""
+        """Preflight of source, routes and journal: what would stop a sync, each with its remedy. Changes nothing."""
         findings = self._capture.check()
         if any(finding.level is Level.ERROR for finding in findings):
             return findings
@@ -98,17 +115,27 @@ class Pipeline:
             if opens:
                 self._capture.open()
             offered = self._capture.discover()
+            gap = self._gap()
         finally:
             if opens:
                 self._capture.close()
-        _, clashes = settled((route for one in offered for route in self._tables.routes(one.table)), {})
-        return *findings, *(
+        every = (route for one in offered for route in self._tables.routes(one.table))
+        routes, clashes = settled(every, TableStates(self.root).fed())
+        found = [
             Finding(level=Level.ERROR, problem=one.problem, remedy=one.remedy, table=one.second.source)
             for one in clashes
-        )
+        ]
+        if gap is not None:
+            found.append(Finding(level=Level.ERROR, problem=gap.message, remedy=gap.remedy))
+        if (renamed := self._renamed(routes)) is not None:
+            found.append(Finding(level=Level.ERROR, problem=renamed.message, remedy=renamed.remedy))
+        return *findings, *found
 
-    def sync_once(self) -> CycleResult:
+    def sync_once(self, *, tables: Sequence[str] = ()) -> CycleResult:
         """One cycle: copy what the lake does not have yet, capture, apply.
+
+        ``tables`` are glob patterns of lake tables, schema.table or table; with some, only those are copied and
+        applied to. The changes of all are captured. SourceSetupError for a pattern that matches none.
 
         Everything that was committed in the source before the call is in the lake when this returns, except for
         tables with an error in the result: those that failed now, and those that failed before and are in their pause.
@@ -119,6 +146,7 @@ class Pipeline:
             started = time.monotonic()
             try:
                 opened = self._open()
+                opened.hold_others(tables)
                 captured, result = self._cycle(opened)
                 if opened.copies.has_staged or opened.lake.ended:  # tables to be copied again, or for the first time
                     more, later = self._cycle(opened)
@@ -131,10 +159,11 @@ class Pipeline:
             paused = {
                 table: TableResult(applied=0, error=text, remedy=remedy)
                 for table, (text, remedy) in opened.errors.all().items()
-                if table not in result.tables and opened.errors.is_paused(table)
+                if table not in result.tables and opened.errors.is_paused(table) and not opened.errors.is_held(table)
             }
-            tables = {**paused, **result.tables}
-            result = replace(result, tables=tables, change_sets=captured, seconds=time.monotonic() - started)
+            result = replace(
+                result, tables={**paused, **result.tables}, change_sets=captured, seconds=time.monotonic() - started
+            )
             self._listener.applied(result)
             return result
 
@@ -185,7 +214,8 @@ class Pipeline:
             self._close()
             journal = Journal.open(self.root, options=self._options.journal)
             try:
-                work = Rebuild(journal, TableStates(self.root), self._tables, self._listener)
+                blocked = Liveness.read(self.root).blocked
+                work = Rebuild(journal, TableStates(self.root), self._tables, self._listener, blocked)
                 return work.run(TableId.parse(table), from_source=from_source)
             finally:
                 journal.close()
@@ -265,13 +295,10 @@ class Pipeline:
                 break
         result = result.then(opened.lake.sync())
         if opened.lake.is_full:
-            failed = opened.errors.all()
-            first, remedy = next(iter(failed.values()), ("the lake is too slow", "Call again."))
-            raise LakeError(
-                f"capture has stopped: more than max_backlog_bytes of changes wait for {len(failed)} tables that "
-                f"cannot be written ({', '.join(map(str, sorted(failed)))}): {first}",
-                remedy=remedy,
+            too_slow = (
+                "capture has stopped: more than max_backlog_bytes of changes wait for the lake, which is too slow"
             )
+            raise opened.lake.full_error() or LakeError(too_slow, remedy="Call again.")
         return captured, result
 
     def _open(self) -> OpenPipeline:
@@ -281,9 +308,53 @@ class Pipeline:
             if thread.is_alive():
                 text = f"{thread.name} of the last run still hangs, and cannot be ended"
                 raise StateError(text, remedy="End this process and start another one.")
+        if self._opened is None and not self.root.exists() and self.root.parent.exists():
+            # Before anything is made in the source: a pipeline that was renamed would get a second resume point there.
+            self._capture.open()
+            try:
+                offered = self._capture.discover()
+            finally:
+                self._capture.close()
+            routes, _ = settled((route for one in offered for route in self._tables.routes(one.table)), {})
+            if (renamed := self._renamed(routes)) is not None:
+                raise renamed
         if self._opened is None:
             self._opened = OpenPipeline(self._capture, self._tables, self.root, self._options, self._listener)
         return self._opened
+
+    def _gap(self) -> LakefeedError | None:
+        """Why capture could not go on where the journal ends. Not asked while a process runs it: both move then."""
+        if not (self.root / "commits").exists() or lease_holder(self.root) is not None:
+            return None
+        journal = Journal.read(self.root)
+        try:
+            known, identity = journal.identity, self._capture.identity()
+            if None not in (known, identity) and known != identity:
+                return SourceChangedError(f"the journal {self.root} belongs to {known}, not to {identity}")
+            sources = {state.source for state in TableStates(self.root).in_phase(Phase.COPYING, Phase.LIVE)}
+            continuity = self._capture.continuity(journal.end, sorted(sources))
+            return source_forgot(journal.end) if continuity is Continuity.FRESH and journal.head > 0 else None
+        except LakefeedError as error:
+            return error
+        finally:
+            journal.close()
+
+    def _renamed(self, routes: Mapping[TableId, Route]) -> ConfigError | None:
+        """What is wrong if another pipeline keeps some of these lake tables. None for a pipeline that has run."""
+        if self.root.exists() or not self.root.parent.exists():
+            return None
+        for other in sorted(self.root.parent.iterdir()):
+            shared = sorted(TableStates(other).all().keys() & routes.keys()) if _NAME.fullmatch(other.name) else []
+            if shared:
+                names = f"tables {shared[0]} and {len(shared) - 1} more belong"
+                if len(shared) == 1:
+                    names = f"table {shared[0]} belongs"
+                return ConfigError(
+                    f"the lake {names} to the pipeline '{other.name}', not to '{self.name}'",
+                    remedy=f"To continue that pipeline, set pipeline: {other.name}. "
+                    "To keep both, set another lake.path for this one.",
+                )
+        return None
 
     def _close(self, error: BaseException | None = None) -> None:
         """``error`` is what made it necessary: the status reports it to other processes.
@@ -291,7 +362,11 @@ class Pipeline:
         Not that another process has the lease: the status is that process's.
         """
         opened, self._opened = self._opened, None
-        if isinstance(error, LakefeedError) and not isinstance(error, LeaseError) and self.root.exists():
-            Liveness(at=time.time(), error=error.message, remedy=error.remedy).write(self.root)
+        if isinstance(error, Exception) and not isinstance(error, LeaseError) and self.root.exists():
+            text, remedy = f"{type(error).__name__}: {error}", None
+            if isinstance(error, LakefeedError):
+                text, remedy = error.message, error.remedy
+            last = Liveness.read(self.root)  # what it says of single tables is still so
+            replace(last, at=time.time(), error=text, remedy=remedy).write(self.root)
         if opened is not None:
             opened.close()

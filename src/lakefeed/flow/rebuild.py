@@ -8,14 +8,17 @@ the new life is staged first, so that an interrupted rebuild ends as a table tha
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, JournalError, LakeError, LakefeedError
 from lakefeed.flow.listener import Listener
+from lakefeed.flow.status import BlockedSource
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import ChunkSource, TableCopy, TableFormat, TableVersion
+from lakefeed.lake.route import Route, settled
 from lakefeed.lake.window import first_time
 
 
@@ -41,9 +44,20 @@ class _Donor:
 
 
 class Rebuild:
-    """Works while no process runs the pipeline; ``journal`` is open, so the caller has the lease."""
+    """Works while no process runs the pipeline; ``journal`` is open, so the caller has the lease.
 
-    def __init__(self, journal: Journal, states: TableStates, tables: TableFormat, listener: Listener) -> None:
+    ``blocked`` are source tables that were to feed a lake table with the rows of another one.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        states: TableStates,
+        tables: TableFormat,
+        listener: Listener,
+        blocked: Sequence[BlockedSource] = (),
+    ) -> None:
+        self._blocked = blocked
         self._journal = journal
         self._states = states
         self._tables = tables
@@ -54,8 +68,18 @@ class Rebuild:
 
         LakeError if no lake table can give the rows; then nothing has changed.
         """
-        sources = {state.source for state in self._states.all().values()}
-        routes = {route.table: route for source in sources for route in self._tables.routes(source)}
+        # Who feeds a table goes on. One that nobody feeds any more goes to the source table that waits for it.
+        states = self._states.all().values()
+        waiting = {one.source for one in self._blocked}
+        routes: dict[TableId, Route] = {}
+        for sources in (
+            {state.source for state in states if state.phase is not Phase.DROPPED and not state.leaving} | waiting,
+            {state.source for state in states},
+        ):
+            every = (route for source in sources for route in self._tables.routes(source))
+            chosen, clashes = settled(every, self._states.fed())
+            left = {clash.second.table: clash.second for clash in reversed(clashes) if clash.is_left}
+            routes = {**chosen, **left, **routes}
         if table not in routes:
             raise ConfigError(
                 f"the pipeline has no lake table {table}",
@@ -66,8 +90,8 @@ class Rebuild:
             self._states.stage(route, reason="rebuilt by hand")
             return Rebuilt(table=table)
         wrong: list[LakefeedError] = []
-        states = [one for one in self._states.in_phase(Phase.LIVE, Phase.DROPPED) if one.source == route.source]
-        donors = [donor for state in states if (donor := self._oldest(state, wrong)) is not None]
+        same = [one for one in self._states.in_phase(Phase.LIVE, Phase.DROPPED) if one.source == route.source]
+        donors = [donor for state in same if (donor := self._oldest(state, wrong)) is not None]
         if not donors:
             why = f"; the last one that was tried: {wrong[-1].message}" if wrong else ""
             raise LakeError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from lakefeed.change.table import TableId
 from lakefeed.flow.listener import Listener
@@ -12,7 +13,8 @@ from lakefeed.lake.base import TableResult
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
 _TRIES, _ALONE_SECONDS = 3, 600.0
-"""Before a failure is the table's own: so many tries; and so long, if no other table can show that the lake works."""
+"""Before a failure is the table's own: so many tries; and so long, if neither the error says that it is the table's own
+nor another table shows that the lake works."""
 
 
 class Backoff:
@@ -45,7 +47,8 @@ class Backoff:
 class TableErrors:
     """The tables that cannot go on now, with error and remedy. Each is tried again, less and less often. Any thread.
 
-    A table is paused by itself: the others go on meanwhile. ``_failed``: how often in a row, and since when.
+    A table is paused by itself: the others go on meanwhile. ``_failed``: how often in a row, since when, and
+    whether the last error is by its kind the table's own.
     """
 
     def __init__(self, states: TableStates, listener: Listener) -> None:
@@ -54,8 +57,10 @@ class TableErrors:
         self._lock = threading.Lock()
         self._backoffs: dict[TableId, Backoff] = {}
         self._errors: dict[TableId, tuple[str, str]] = {}
-        self._failed: dict[TableId, tuple[int, float]] = {}
+        self._failed: dict[TableId, tuple[int, float, bool]] = {}
         self._worked_at = 0.0
+        self.is_held: Callable[[TableId], bool] = lambda _table: False
+        """Tables that the sync under way leaves as they are."""
 
     def all(self) -> dict[TableId, tuple[str, str]]:
         with self._lock:
@@ -63,23 +68,31 @@ class TableErrors:
 
     def is_paused(self, table: TableId) -> bool:
         with self._lock:
-            return table in self._backoffs and not self._backoffs[table].is_over
+            return self.is_held(table) or (table in self._backoffs and not self._backoffs[table].is_over)
 
     def is_its_own(self, table: TableId) -> bool:
         """The lake works, and this table does not.
 
-        It failed several times while another table was written; or it is the only one that fails, and has for long.
-        Where several fail and none is written, the lake itself may be down.
+        It failed several times while another table was written; or it is the only one that fails, and with an error of
+        its own, or for long. Where several fail and none is written, the lake itself may be down.
         """
         with self._lock:
-            tries, since = self._failed.get(table, (0, 0.0))
-            is_alone = len(self._failed) == 1 and time.monotonic() - since >= _ALONE_SECONDS
+            tries, since, is_own = self._failed.get(table, (0, 0.0, False))
+            is_alone = len(self._failed) == 1 and (is_own or time.monotonic() - since >= _ALONE_SECONDS)
             return tries >= _TRIES and (self._worked_at >= since or is_alone)
+
+    def alone_seconds(self) -> float | None:
+        """How long until ``is_its_own`` says so of the only table that fails; None if several do."""
+        with self._lock:
+            if len(self._failed) != 1:
+                return None
+            ((_, since, is_own),) = self._failed.values()
+            return 0.0 if is_own else max(0.0, since + _ALONE_SECONDS - time.monotonic())
 
     def verdict_seconds(self) -> float | None:
         """After which pause ``is_its_own`` may say something else; None if no table is being tried again for that."""
         with self._lock:
-            pauses = [self._backoffs[table].rest for table, (tries, _) in self._failed.items() if tries < _TRIES]
+            pauses = [self._backoffs[table].rest for table, (tries, *_) in self._failed.items() if tries < _TRIES]
             return min(pauses, default=None)
 
     def record(self, table: TableId, result: TableResult) -> None:
@@ -92,8 +105,8 @@ class TableErrors:
             return
         with self._lock:
             self._errors[table] = (result.error, result.remedy or "")
-            tries, since = self._failed.get(table, (0, time.monotonic()))
-            self._failed[table] = (tries + 1, since)
+            tries, since, _ = self._failed.get(table, (0, time.monotonic(), False))
+            self._failed[table] = (tries + 1, since, result.is_own)
             is_first = table not in self._backoffs
             backoff = self._backoffs.setdefault(table, Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS))
             if is_first and state.phase is Phase.STAGED:

@@ -19,11 +19,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from lakefeed.capture.base import ChangeCapture, Comparable
+from lakefeed.change.table import TableId
 from lakefeed.durable import remove_temporaries
-from lakefeed.errors import JournalError, JournalFullError, LakefeedError, Retry
+from lakefeed.errors import JournalError, JournalFullError, LakefeedError, Retry, SourceSetupError
 from lakefeed.flow.capture_side import CaptureSide
 from lakefeed.flow.copies import TableCopies
 from lakefeed.flow.full_diff import FullDiffs, FullDiffThread
@@ -32,7 +34,8 @@ from lakefeed.flow.listener import Listener
 from lakefeed.flow.maintenance import MaintenanceThread
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.retry import Backoff, TableErrors
-from lakefeed.flow.status import Liveness
+from lakefeed.flow.shape import Shape
+from lakefeed.flow.status import BlockedSource, Liveness
 from lakefeed.flow.table_state import TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableFormat
@@ -69,11 +72,13 @@ class OpenPipeline:
                 remove_temporaries(directory)
             states = self._states = TableStates(root)
             self.errors = TableErrors(states, listener)
+            shape = Shape(tables.columns)
             self.copies = TableCopies(
                 capture,
                 self.journal,
                 states,
                 tables,
+                shape,
                 self.errors,
                 listener,
                 is_applying=lambda table: self.lake.is_applying(table),
@@ -88,7 +93,7 @@ class OpenPipeline:
                 listener,
                 may_trim=lambda: not self.copies.is_planning,
             )
-            self.capture = CaptureSide(capture, self.journal, states, self.copies, listener)
+            self.capture = CaptureSide(capture, self.journal, states, self.copies, shape, listener)
             self.maintenance = MaintenanceThread(states, tables, options.maintenance, options.maintenance_seconds)
             diffs = FullDiffs(root, capture, states, tables, listener) if isinstance(capture, Comparable) else None
             self.full_diff = FullDiffThread(diffs, listener)
@@ -96,6 +101,24 @@ class OpenPipeline:
         except BaseException:
             self.close()
             raise
+
+    def hold_others(self, patterns: Sequence[str]) -> None:
+        """Until the next call, leave lake tables that no pattern matches as they are. Without a pattern all take part.
+
+        SourceSetupError for a pattern that matches none.
+        """
+        self.errors.is_held = lambda _table: bool(patterns)
+        if not patterns:
+            return
+        self.copies.enrol()  # new tables are known from here on; all are held, so none is copied
+        there, chosen = sorted(self._states.all()), set[TableId]()
+        for pattern in patterns:
+            matched = [table for table in there if fnmatchcase(str(table if "." in pattern else table.name), pattern)]
+            if not matched:
+                names = ", ".join(map(str, there)) or "none yet"
+                raise SourceSetupError(f"no lake table matches '{pattern}'", remedy=f"The lake tables are {names}.")
+            chosen.update(matched)
+        self.errors.is_held = lambda table: table not in chosen
 
     def enrol(self) -> float:
         """Prepare and plan new tables. Returns after how many seconds to do that again.
@@ -126,12 +149,17 @@ class OpenPipeline:
 
     def report_now(self) -> None:
         self._reported_at = time.monotonic()
-        error = self.capture.confirm_error or self._enrol_error
+        error = self.capture.confirm_error or self._enrol_error or self.lake.full_error(is_running=True)
         Liveness(
             at=time.time(),
             error=error.message if error else None,
             remedy=error.remedy if error else None,
             tables={str(table): texts for table, texts in self.errors.all().items()},
+            capture_waits=error is None and self.lake.is_full,
+            blocked=tuple(
+                BlockedSource(table=one.second.table, source=one.second.source, error=one.problem, remedy=one.remedy)
+                for one in self.copies.clashes
+            ),
         ).write(self.root)
 
     def close(self) -> None:

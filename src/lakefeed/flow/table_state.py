@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import threading
 import time
 from collections.abc import Mapping
@@ -53,7 +54,8 @@ class TableState:
     ``generation`` names one life of the lake table; it is taken from the clock, so that even a pipeline whose state
     was deleted cannot take an old table's numbers for its own. ``base``: change sets up to it are inside the copied
     rows. ``low`` and ``high``: no chunk was read at an earlier state of the source than the first, or at a later one
-    than the second. ``notices_upto``: notices of change sets up to it have been acted on. ``recorded_at_trim`` and
+    than the second. ``exact_at``: the one state that all were to be read at, by the plan; where ``high`` is the same,
+    they were. ``notices_upto``: notices of change sets up to it have been acted on. ``recorded_at_trim`` and
     ``complete_at_trim``: when the journal was last trimmed, the table's own commits recorded the first, and the table
     was complete up to the second (nothing for it lay between). ``leaving``: the source table is gone, or is not in the
     configuration any more; ``last_change_set``: the one with the last of its changes, once that is known.
@@ -73,6 +75,7 @@ class TableState:
     rows: int = 0
     low: Position | None = None
     high: Position | None = None
+    exact_at: Position | None = None
     notices_upto: int = 0
     recorded_at_trim: int = 0
     complete_at_trim: int = 0
@@ -88,9 +91,8 @@ class TableState:
         data |= {"table": str(self.table), "source": str(self.source), "mode": self.mode.to_json()}
         data |= {"phase": self.phase.value, "chunks": [dict(chunk) for chunk in self.chunks]}
         data["schema"] = self.schema.to_json() if self.schema else None
-        data["low"] = self.low.encode() if self.low else None
-        data["high"] = self.high.encode() if self.high else None
-        return data
+        positions = {"low": self.low, "high": self.high, "exact_at": self.exact_at}
+        return data | {name: one.encode() if one else None for name, one in positions.items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TableState:
@@ -103,8 +105,7 @@ class TableState:
                 "phase": Phase(data["phase"]),
                 "chunks": tuple(data["chunks"]),
                 "schema": TableSchema.from_json(data["schema"]) if data["schema"] else None,
-                "low": decode_position(data["low"]) if data["low"] else None,
-                "high": decode_position(data["high"]) if data["high"] else None,
+                **{name: decode_position(data[name]) for name in ("low", "high", "exact_at") if data.get(name)},
             }
         )
 
@@ -126,7 +127,11 @@ class TableStates:
             try:
                 state = TableState.from_json(json.loads(path.read_bytes()))
             except (ValueError, KeyError, TypeError) as error:
-                raise JournalDamagedError(f"the table state {path} cannot be read: {error}") from error
+                raise JournalDamagedError(
+                    f"the table state {path} cannot be read: {error}",
+                    remedy="Restore it from a backup, or remove it, and the next start copies this one table again: "
+                    f"rm {shlex.quote(str(path))}",
+                ) from error
             self._states[state.table] = state
 
     def all(self) -> dict[TableId, TableState]:
@@ -136,6 +141,10 @@ class TableStates:
     def get(self, table: TableId) -> TableState | None:
         with self.lock:
             return self._states.get(table)
+
+    def fed(self) -> dict[TableId, Route]:
+        """Of each lake table, the route that its rows came by, or are to come by."""
+        return {table: state.route for table, state in self.all().items()}
 
     def in_phase(self, *phases: Phase) -> list[TableState]:
         return [state for state in self.all().values() if state.phase in phases]

@@ -169,7 +169,7 @@ def load_commit(path: Path, root: Path) -> Commit:
     try:
         start, end = (decode_position(body[name]) if body[name] is not None else None for name in ("start", "end"))
     except CheckpointError as error:
-        raise JournalDamagedError(f"{path} has a position that this version cannot read: {error}") from error
+        raise JournalDamagedError(f"{path} has a position that this version cannot read: {error.message}") from error
     if end is None:
         raise JournalDamagedError(f"{path} is damaged: it does not say where it ends")
     return Commit(

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,18 @@ def check_segment(segment: Segment) -> None:
             checksum = zlib.crc32(block, checksum)
     if segment.crc32 is not None and checksum != segment.crc32:
         raise JournalDamagedError(f"{segment.path} fails its checksum; it has changes of {segment.table}")
+
+
+def newest_time(segment: Segment) -> float | None:
+    """When the newest change in a segment was committed in the source, by its footer. None if it was just trimmed."""
+    try:
+        footer = pq.read_metadata(segment.path)
+    except (OSError, pa.ArrowInvalid):
+        return None
+    column = footer.schema.names.index(TIME)
+    groups = (footer.row_group(group).column(column).statistics for group in range(footer.num_row_groups))
+    times: list[datetime] = [one.max for one in groups if one is not None and one.max is not None]
+    return max(times).timestamp() if times else None
 
 
 class SegmentFile:

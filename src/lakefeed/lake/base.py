@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lakefeed.change.position import Position
 from lakefeed.change.segment import Counts, Window
 from lakefeed.change.table import TableId, TableSchema
+from lakefeed.errors import RebuildCause
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 
 if TYPE_CHECKING:
@@ -174,6 +175,9 @@ class TableFormat(Protocol):
     def routes(self, source: TableId) -> tuple[Route, ...]:
         """The lake tables of a source table, at least one. Pure."""
 
+    def columns(self, source: TableId) -> tuple[str, ...]:
+        """Globs of the columns that are taken of a source table; none: all of them. Pure."""
+
     def table(self, route: Route) -> LakeTable:
         """The lake table of a route, whether it exists yet or not; asked again, the same object. Any thread."""
 
@@ -182,14 +186,16 @@ class TableFormat(Protocol):
 class TableResult:
     """One table after a sync: its applied number, what was changed in it, and what stopped it, if anything.
 
-    ``rebuild``: the table can go on only once it has been copied again.
+    ``rebuild``: why the table can go on only once it has been copied again. ``is_own``: by its kind, the error is this
+    table's alone (TableStoppedError); any other may be the lake's.
     """
 
     applied: int
     counts: Counts = field(default_factory=Counts)
     error: str | None = None
     remedy: str | None = None
-    rebuild: bool = False
+    rebuild: RebuildCause | None = None
+    is_own: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from functools import partial
 from lakefeed.change.position import Position
 from lakefeed.change.segment import Counts, Window
 from lakefeed.change.table import TableId
-from lakefeed.errors import LakeError, LakefeedError, LeaseError, RebuildNeededError, SparkSetupError
+from lakefeed.errors import LakeError, LakefeedError, LeaseError, RebuildNeededError, SparkSetupError, TableStoppedError
 from lakefeed.lake.base import Applied, ChangeLog, SyncResult, SyncStatus, TableFormat, TableResult
 from lakefeed.lake.route import Route
 
@@ -31,7 +31,8 @@ class Enrolled:
 
     Which one and of which generation; what was saved when the journal was last trimmed; ``copied_from`` and
     ``exact_at``, the oldest and the newest state that its copy was read at: changes between them may be inside the
-    copied rows; ``ends_at``, the change set with the last changes of a source table that is gone.
+    copied rows; ``is_exact``, all of it was read at the newest one, so that they are; ``ends_at``, the change set with
+    the last changes of a source table that is gone.
     """
 
     route: Route
@@ -40,6 +41,7 @@ class Enrolled:
     settled_effective: int = 0
     copied_from: Position | None = None
     exact_at: Position | None = None
+    is_exact: bool = False
     ends_at: int | None = None
 
     def head(self, head: int) -> int:
@@ -194,7 +196,8 @@ class Engine:
                 changed = partial(self._changes_schema, source, window.after)
                 window = self._log.window(source, window.after, _first(window.after + 1, window.upto, changed))
             if window.segments or window.target.version > version or window.open_stale_reasons(version):
-                return replace(window, exact=not overlaps, recorded=known.applied.number)
+                copied_at = exact_at if overlaps and entry.is_exact else None
+                return replace(window, exact=not overlaps, copied_at=copied_at, recorded=known.applied.number)
             known = Known(entry.generation, known.applied, window.upto)
             self._known[entry.route.table] = known
         return None
@@ -246,7 +249,8 @@ class Engine:
             counts=sum((window.counts for window in done), Counts()),
             error=own.message if own is not None else f"{type(error).__name__}: {error}",
             remedy=own.remedy if own is not None else LakeError.default_remedy,
-            rebuild=isinstance(error, RebuildNeededError),
+            rebuild=error.cause if isinstance(error, RebuildNeededError) else None,
+            is_own=isinstance(error, TableStoppedError),
         )
         return _Outcome(result, tuple(done))
 

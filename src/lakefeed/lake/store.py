@@ -215,6 +215,9 @@ class TableStore(Protocol):
         fails, which then is raised.
         """
 
+    def lost_by(self, path: Sequence[TableSchema]) -> str | None:
+        """What of the owner's (a partition field, a comment) ``evolve`` would lose; None if nothing. No Spark."""
+
     def evolve(self, session: SparkSession, path: Sequence[TableSchema], stamp: Stamp) -> None:
         """Bring the columns from the first schema of ``path`` to the last, in one commit.
 

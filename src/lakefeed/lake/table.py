@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lakefeed.change.segment import Window
 from lakefeed.change.table import TableSchema
-from lakefeed.errors import CommitUnknownError, LakeError, LakefeedError
+from lakefeed.errors import CommitUnknownError, LakeError, LakefeedError, RebuildNeededError, TableStoppedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
@@ -134,6 +134,8 @@ class SparkTable:
         self._mode.check_evolution(self.route.table, before, after, path)
         own = [self._mode.schema(before.schema(path[0])), self._mode.schema(after.schema(path[-1]))]
         refuse_unstorable(own[-1], added=self._mode.added_columns(), reserved=self._store.reserved)
+        if (lost := self._store.lost_by(own)) is not None:
+            self._refuse_loss(lost)
         self._decisions.decide(after, path, generation, stale)
         stamp = replace(stamp, number=None, schema_version=target)
         session = self._session = self._session or self._sessions.child()
@@ -142,6 +144,22 @@ class SparkTable:
         except Exception as error:  # noqa: BLE001  # judged by what the table then records
             return self._outcome(error, stamp)
         return self._store.applied(generation) or replace(applied, schema_version=target)
+
+    def _refuse_loss(self, lost: str) -> None:
+        """The rows would have to be written again under new types, and the table would lose what its owner set.
+
+        A copy keeps that; it costs history, so that a table with history waits for a person.
+        """
+        table = self.route.table
+        problem = f"table {table}: rows must be written again for a new type, and the lake table would lose {lost}"
+        if self._mode.equals_source:
+            raise RebuildNeededError(f"{problem}, which a new copy keeps", table=str(table))
+        raise TableStoppedError(
+            problem,
+            remedy=f"Remove {lost} from the lake table: it then goes on by itself. Or copy it again, and begin a new "
+            f"history: lakefeed rebuild FILE {table} --from-source.",
+            table=str(table),
+        )
 
     def states(self, generation: int) -> tuple[TableVersion, ...]:
         """A state with other columns than the source's is left out: it could not copy another table."""

@@ -126,7 +126,7 @@ class FaultyCapture(ChangeCapture):
     def __init__(self, capture: ChangeCapture, faults: Faults) -> None:
         self._capture = capture
         self._faults = faults
-        self.kind = capture.kind
+        self.kind, self.slot = capture.kind, capture.slot
         self.capabilities = capture.capabilities
 
     def open(self) -> None:

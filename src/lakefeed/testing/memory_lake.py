@@ -62,6 +62,9 @@ class MemoryLake:
     def routes(self, source: TableId) -> tuple[Route, ...]:
         return self._routes.of(source)
 
+    def columns(self, source: TableId) -> tuple[str, ...]:
+        return self._routes.columns(source)
+
     def table(self, route: Route) -> MemoryLakeTable:
         return MemoryLakeTable(self, route)
 

@@ -46,11 +46,17 @@ def paired(lake: Sequence[str], source: Sequence[str], mapping: ColumnMapping, s
     known = [name for name in lake if name in fed]
     whole = {name: fed[name].source for name in known if fed[name].is_live and not fed[name].since}
     ignored = [name for name in mapping.ignored(schema) if name in source]
-    expected = {*ignored, *(one.source for one in mapping.columns if one.is_live and one.column.name in lake)}
+    left_out = [column.name for _, column in schema.left_out if column.name in source]
+    expected = {
+        *ignored,
+        *left_out,
+        *(one.source for one in mapping.columns if one.is_live and one.column.name in lake),
+    }
     return Columns(
         pairs=tuple((name, feeds) for name, feeds in whole.items() if feeds in source),
         chosen=(
             *(f"column {name} of the source is ignored" for name in ignored),
+            *(f"column {name} of the source is left out by its rule" for name in left_out),
             *(
                 f"column {name} is kept, and the source no longer feeds it"
                 if not fed[name].is_live

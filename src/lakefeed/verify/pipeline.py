@@ -27,6 +27,7 @@ from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import Lake
 from lakefeed.lake.mode import Mode
 from lakefeed.lake.reader import StoredRows
+from lakefeed.lake.route import settled
 from lakefeed.lake.schema.decision import Decisions, decisions_file
 from lakefeed.lake.schema.policy import Policy
 from lakefeed.verify.compare import Comparison, Progress, TableShape, compare_table, missing_table, not_compared
@@ -80,11 +81,13 @@ class PipelineVerification:
         except ConfigError as error:
             problems.append(f"{error.message.rstrip('.')}. Remedy: {error.remedy}")
         routes = self.lake.bind(self.name).routes
-        expected = {route.table: route.mode for table in sorted(offered) for route in routes(table)}
+        fed = {table: record.route for table, record in records.items()}
+        expected, clashes = settled((route for table in sorted(offered) for route in routes(table)), fed)
+        problems += [f"{one.problem}. Remedy: {one.remedy}" for one in clashes]
         followed = {table: record for table, record in records.items() if record.phase is not Phase.DROPPED}
         tables = [
-            (mode, not_compared(table, f"the pipeline has not reached the table yet. Remedy: {self.sync}"))
-            for table, mode in expected.items()
+            (route.mode, not_compared(table, f"the pipeline has not reached the table yet. Remedy: {self.sync}"))
+            for table, route in expected.items()
             if table not in followed
         ]
         if not followed and not tables:

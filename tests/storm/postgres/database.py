@@ -16,6 +16,7 @@ from tests.storm.database import (
     Session,
     StatementError,
     Wait,
+    because_of,
 )
 from tests.storm.postgres.model import PostgresModel
 from tests.storm.profile import Profile
@@ -149,10 +150,6 @@ class PostgresStorm(Database):
         return text.startswith(published) or "publication" in text or "replica identity" in text or OURS in text
 
     def waits(self) -> list[Wait]:
-        """A session waits because of us if it would not wait without us.
-
-        That is: each of its blockers is a session of ours, or waits itself because of us.
-        """
         try:
             if self._watcher is None:
                 self._watcher = self.connect("storm watcher")
@@ -162,17 +159,7 @@ class PostgresStorm(Database):
             raise ConnectionLostError(str(error)) from error
         ours = {pid: f"{name}: {query}" for pid, name, query, kind, _ in rows if name.startswith(OURS)}
         self._our_pids |= set(ours)
-        blocked = {pid: set(blockers) for pid, _, _, _, blockers in rows if blockers and pid not in ours}
-        because: dict[int, str] = {}
-        while True:
-            found = {
-                pid: "; ".join(sorted({ours.get(one) or because[one] for one in blockers}))
-                for pid, blockers in blocked.items()
-                if pid not in because and blockers <= ours.keys() | because.keys()
-            }
-            if not found:
-                break
-            because |= found
+        because = because_of(ours, {pid: blockers for pid, _, _, _, blockers in rows if blockers and pid not in ours})
         return [
             Wait(f"{pid} {name or kind}", query, because[pid]) for pid, name, query, kind, _ in rows if pid in because
         ]

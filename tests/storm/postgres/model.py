@@ -1,19 +1,13 @@
-"""What one session knows of its PostgreSQL tables, and every kind of action as the statements that it runs.
-
-A kind of a profile is a line of ``STATEMENTS`` or a method of ``PostgresModel``. Where it has nothing to work on, the
-model inserts rows instead, or makes a table. The model changes only in ``done``, once the statements succeeded.
-"""
+"""PostgreSQL's types and its own kinds of action; those that every database has are ``SqlModel``'s."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from tests.storm.database import Action, Model
+from tests.storm.database import Action
+from tests.storm.model import COMMON, Column, NothingFitsError, SqlModel
 from tests.storm.profile import Profile
 
-# SQL type → the value of row {g}, an integer expression. One expression serves copies, inserts and updates.
 TYPES = {
     "integer": "({g} * 7 - 1000)::integer",
     "smallint": "({g} % 30000)::smallint",
@@ -71,22 +65,13 @@ _LABEL = "SELECT enumlabel FROM pg_enum WHERE enumtypid = ''{s}_mood''::regtype 
 _LOCK = "BEGIN; LOCK TABLE {t} IN %s MODE; SELECT pg_sleep({seconds}); {change}; COMMIT"
 _CHILD = "INSERT INTO {name} (id) SELECT generate_series(1, 20); SELECT pg_sleep(4); UPDATE {name} SET id = id + 1000"
 
-# Kind → the tables that it is for, and its statements, separated by "; ". {t}: a table; {i}: an id of it; {n}: a number
-# that nobody has had; {c}: a column of it; {part}: a partition; {shared}: a key of the shared tables; {s}: the session.
 STATEMENTS = {
-    "insert": ("any", "{insertion}"),
-    "update": ("any", "{change}"),
-    "delete": ("any", "DELETE FROM {t} WHERE id = {i}"),
-    "update_key": ("any", "UPDATE {t} SET id = 1000000 + {n} * 1000 + {shared} WHERE id = {i}"),
+    **COMMON,
     "insert_shared": ("none", ("INSERT INTO shared_account VALUES ({shared}, 1.5, 'x') ON CONFLICT DO NOTHING; "
                       "INSERT INTO shared_event (what) VALUES ('{s} {n}')")),
     "update_shared": ("none", "UPDATE shared_account SET balance = balance + 1, note = note || 1 WHERE id = {shared}"),
     "delete_shared": ("none", ("DELETE FROM shared_account WHERE id = {shared}; "
                       "DELETE FROM shared_event WHERE id % 400 = {shared}")),
-    "transaction": ("any", "BEGIN; {insertion}; {change}; {change}; {change}; COMMIT"),
-    "rolled_back": ("any", "BEGIN; {insertion}; {change}; {change}; ROLLBACK"),
-    "savepoint": ("any", ("BEGIN; {change}; SAVEPOINT a; {change}; {insertion}; ROLLBACK TO a; {change}; SAVEPOINT b; "
-                  "{change}; RELEASE b; COMMIT")),
     "truncate": ("any", "TRUNCATE {t}"),
     "truncate_cascade": ("any", "TRUNCATE shared_event, {t} RESTART IDENTITY CASCADE"),
     "set_default": ("column", "ALTER TABLE {t} ALTER {c} SET DEFAULT {value}"),
@@ -132,163 +117,25 @@ STATEMENTS = {
 }  # fmt: skip
 
 
-class NothingFitsError(Exception):
-    """No table of the session is as the kind of action needs it."""
+class PostgresModel(SqlModel):
+    types, values, retypes, statements = TYPES, VALUES, RETYPES, STATEMENTS
+    default_types = ("integer", "text")
 
-
-@dataclass(slots=True)
-class Column:
-    name: str
-    type: str
-    not_null: bool = False
-    written: bool = True
-    """False for generated columns, and those that keep their default."""
-
-    def value(self, g: str, session: str) -> str:
-        expression = VALUES[self.type].replace("{g}", g).replace("{s}", session)
-        return expression if self.not_null else f"CASE WHEN {g} % 11 <> 3 THEN {expression} END"
-
-
-@dataclass(slots=True)
-class Table:
-    """``next``: the next id to be inserted. ``keyed``: id alone is the key. ``parts``: of a partitioned table."""
-
-    name: str
-    columns: list[Column] = field(default_factory=list)
-    next: int = 1
-    keyed: bool = True
-    parts: list[str] | None = None
-    strikes: int = 0
-    settled: bool = False
-
-    @property
-    def written(self) -> list[Column]:
-        return [column for column in self.columns if column.written]
-
-    def fits(self, need: str) -> bool:
-        return {
-            "any": True,
-            "column": bool(self.written),
-            "plain": self.parts is None,
-            "keyed": self.parts is None and self.keyed,
-            "copied": self.parts is None and self.written == self.columns,
-            "partitioned": self.parts is not None,
-            "parts": bool(self.parts),
-        }[need]
-
-
-class PostgresModel(Model):
     def __init__(self, number: int, profile: Profile, version: int) -> None:
+        super().__init__(number, profile)
         self._version = version
-        self._session = f"s{number}"
-        self._profile = profile
-        self._only_settled = False
-        self._tables: dict[str, Table] = {}
-        self._count = 0
-        self._chance = random.Random(0)
 
-    def action(self, kind: str, chance: random.Random) -> Action:
-        self._chance = chance
-        self._only_settled = kind in self._profile.on_settled
-        self._count += 1
-        for choice in (kind, "insert", "create_table", "update_shared"):
-            try:
-                if choice in STATEMENTS:
-                    return self._stated(choice)
-                found: Action = self._retyped(choice) if choice in RETYPES else getattr(self, choice)()
-                return found
-            except NothingFitsError:
-                self._only_settled = False
-        raise AssertionError("the shared tables always fit")
+    def _series(self, names: str, values: str, table: str, first: int, last: int) -> str:
+        return f"INSERT INTO {table} ({names}) SELECT {values} FROM generate_series({first}, {last}) g"
 
-    def settle(self) -> None:
-        for table in self._tables.values():
-            table.settled = True
+    def _on_conflict(self, column: str) -> str:
+        return f" ON CONFLICT (id) DO UPDATE SET {column} = excluded.{column}"
 
-    def forget(self, table: str) -> None:
-        """The second time: one failure may be a timeout or a deadlock of the application's own."""
-        known = self._tables.get(table)
-        if known is not None:
-            known.strikes += 1
-            if known.strikes >= 2:
-                del self._tables[table]
-
-    # What the kinds choose from
-
-    def _stated(self, kind: str) -> Action:
-        need, templates = STATEMENTS[kind]
-        words = {"s": self._session, "n": self._count, "shared": self._chance.randrange(400)}
-        words["seconds"] = self._chance.randrange(2, 16)
-        if need == "none":
-            return Action([template.format(**words) for template in templates.split("; ")])
-        table = self._table(need)
-        words |= {"t": table.name, "i": self._id(table)}
-        if need == "column":
-            column = self._chance.choice(table.written)
-            words |= {"c": column.name, "value": column.value("17", self._session)}
-        if need == "parts" and table.parts:
-            words["part"] = self._chance.choice(table.parts)
-        made = {"{change}": self._change, "{insertion}": self._insertion}
-        statements = [made[text](table) if text in made else text.format(**words) for text in templates.split("; ")]
-        unkeyed = kind == "drop_key"
-        return Action(statements, table.name, done=lambda: setattr(table, "keyed", table.keyed and not unkeyed))
-
-    def _candidates(self) -> list[Table]:
-        return [table for table in self._tables.values() if table.settled or not self._only_settled]
-
-    def _table(self, need: str = "any") -> Table:
-        found = [table for table in self._candidates() if table.fits(need)]
-        if not found:
-            raise NothingFitsError
-        return self._chance.choice(found)
-
-    def _column(self, fits: Callable[[Column], bool] = lambda column: True) -> tuple[Table, Column]:
-        found = [(table, column) for table in self._candidates() for column in table.written if fits(column)]
-        if not found:
-            raise NothingFitsError
-        return self._chance.choice(found)
-
-    def _new_column(self, kind: str | None = None) -> Column:
-        self._count += 1
-        return Column(f"c{self._count}", kind or self._chance.choice(list(TYPES)))
-
-    def _definition(self, column: Column) -> str:
-        return f"{column.name} {column.type.replace('{s}', self._session)}"
-
-    def _id(self, table: Table) -> int:
-        return self._chance.randrange(max(1, table.next - 40), table.next + 2)
-
-    def _insertion(self, table: Table, rows: int = 5) -> str:
-        names = ", ".join(["id", *(column.name for column in table.written)])
-        values = ", ".join(["g", *(column.value("g", self._session) for column in table.written)])
-        first = table.next
-        table.next += rows  # ids are given out once, whatever becomes of the statement
-        return f"INSERT INTO {table.name} ({names}) SELECT {values} FROM generate_series({first}, {first + rows - 1}) g"
-
-    def _change(self, table: Table) -> str:
-        """An UPDATE of one column in a few rows, which leaves the others' large values alone; sometimes a DELETE."""
-        if not table.written or self._chance.random() < 0.2:
-            return f"DELETE FROM {table.name} WHERE id = {self._id(table)}"
-        column = self._chance.choice(table.written)
-        low, g = self._id(table), self._chance.randrange(1, 1_000_000)
-        value = column.value(self._chance.choice([f"({g} + id)", str(g)]), self._session)
-        return f"UPDATE {table.name} SET {column.name} = {value} WHERE id BETWEEN {low} AND {low + 5}"
-
-    def _alter(self, table: Table, what: str, done: Callable[[], object]) -> Action:
-        return Action([f"ALTER TABLE {table.name} {what}"], table.name, done=done)
+    def _retype(self, column: Column, new: str, using: str) -> str:
+        name = column.name
+        return f"ALTER {name} DROP DEFAULT, ALTER {name} TYPE {new} USING {using.format(c=name)}"
 
     # Rows
-
-    def bulk_insert(self) -> Action:
-        table = self._table()
-        return Action([self._insertion(table, 3000)], table.name)
-
-    def upsert(self) -> Action:
-        table = self._table("keyed")
-        table.next = max(1, table.next - 3)
-        names = [column.name for column in table.written[:1]] or ["id"]
-        conflict = f" ON CONFLICT (id) DO UPDATE SET {names[0]} = excluded.{names[0]}"
-        return Action([self._insertion(table, 6) + conflict], table.name)
 
     def odd_value(self) -> Action:
         """A value that the lake's type does not have: the table is blocked, and the remedy is text_columns."""
@@ -297,26 +144,6 @@ class PostgresModel(Model):
         return Action([f"UPDATE {table.name} SET {column.name} = '{odd}' WHERE id = {self._id(table)}"], table.name)
 
     # Tables
-
-    def _new(self, head: str = "TABLE", key: str = "PRIMARY KEY", tail: str = "") -> tuple[Table, str]:
-        if len(self._tables) >= self._profile.tables_per_session:
-            raise NothingFitsError
-        table = Table(f"{self._session}_t{self._count}", keyed=bool(key))
-        table.columns = [self._new_column() for _ in range(self._chance.randrange(1, 7))]
-        columns = "".join(f", {self._definition(column)}" for column in table.columns)
-        return table, f"CREATE {head} {table.name} (id bigint {key}{columns}){tail}"
-
-    def _created(self, table: Table, *statements: str) -> Action:
-        statements = (*statements, self._insertion(table, self._chance.choice([1, 20, 200])))
-        if self._chance.random() < 0.3:
-            statements = ("BEGIN", *statements, "COMMIT")
-        return Action(statements, table.name, done=lambda: self._tables.update({table.name: table}))
-
-    def create_table(self) -> Action:
-        return self._created(*self._new())
-
-    def create_keyless(self) -> Action:
-        return self._created(*self._new(key=""))
 
     def create_unlogged(self) -> Action:
         return self._created(*self._new(head="UNLOGGED TABLE"))
@@ -327,56 +154,7 @@ class PostgresModel(Model):
         first = f"CREATE TABLE {table.name}_0 PARTITION OF {table.name} FOR VALUES FROM (0) TO (100)"
         return self._created(table, create, first, f"CREATE TABLE {table.name}_rest PARTITION OF {table.name} DEFAULT")
 
-    def drop_table(self) -> Action:
-        table = self._table()
-        drop = f"DROP TABLE {table.name} CASCADE"
-        return Action([drop], table.name, done=lambda: self._tables.pop(table.name, None))
-
-    def recreate_table(self) -> Action:
-        old = self._table("plain")
-        table = Table(old.name, [self._new_column(), self._new_column()])
-        columns = ", ".join(map(self._definition, table.columns))
-        create = f"CREATE TABLE {table.name} (id bigint PRIMARY KEY, {columns})"
-        return self._created(table, f"DROP TABLE {table.name} CASCADE", create)
-
-    def rename_table(self, need: str = "plain") -> Action:
-        table = self._table(need)
-        name = f"{self._session}_r{self._count}"
-
-        def done() -> None:
-            self._tables.pop(table.name, None)
-            table.name, table.settled = name, False
-            self._tables[name] = table
-
-        return self._alter(table, f"RENAME TO {name}", done)
-
-    def rename_partitioned(self) -> Action:
-        """PostgreSQL's stream goes on with the old name: the rename does not reach what it remembers of partitions."""
-        return self.rename_table("partitioned")
-
     # Columns
-
-    def _add(self, column: Column, definition: str = "", *after: str, one_string: bool = False) -> Action:
-        table = self._table()
-        add = f"ALTER TABLE {table.name} ADD COLUMN {self._definition(column)} {definition}"
-        statements = [add, *(text.replace("{t}", table.name) for text in after)]
-        if one_string:  # both are in the log before anybody can ask the catalog
-            statements = ["; ".join(statements)]
-        return Action(statements, table.name, done=lambda: table.columns.append(column))
-
-    def add_column(self) -> Action:
-        return self._add(self._new_column())
-
-    def add_column_and_update(self) -> Action:
-        column = self._new_column()
-        update = f"UPDATE {{t}} SET {column.name} = {column.value('id', self._session)} WHERE id % 3 = 0"
-        return self._add(column, "", update, one_string=True)
-
-    def add_column_default(self) -> Action:
-        column = self._new_column(self._chance.choice(["integer", "text"]))
-        column.not_null = self._chance.random() < 0.5
-        default = "5" if column.type == "integer" else "'it''s'"
-        return self._add(column, f"DEFAULT {default}{' NOT NULL' if column.not_null else ''}")
 
     def add_column_default_dropped(self) -> Action:
         column = self._new_column("integer")
@@ -409,18 +187,9 @@ class PostgresModel(Model):
         table, column = self._chance.choice(found)
         return self._alter(table, f"ALTER {column.name} DROP EXPRESSION IF EXISTS", lambda: None)
 
-    def drop_column(self) -> Action:
-        table, column = self._column()
-        return self._alter(table, f"DROP COLUMN {column.name}", lambda: table.columns.remove(column))
-
-    def rename_column(self) -> Action:
-        table, column = self._column()
-        name = f"n{self._count}"
-        return self._alter(table, f"RENAME {column.name} TO {name}", lambda: setattr(column, "name", name))
-
     def set_not_null(self) -> Action:
         table, column = self._column(lambda column: not column.not_null)
-        filled = replace(column, not_null=True).value("8", self._session)
+        filled = self._value(replace(column, not_null=True), "8")
         fill = f"UPDATE {table.name} SET {column.name} = {filled} WHERE {column.name} IS NULL"
         alter = f"ALTER TABLE {table.name} ALTER {column.name} SET NOT NULL"
         done = lambda: setattr(column, "not_null", True)  # noqa: E731 reads best beside its statements
@@ -429,13 +198,6 @@ class PostgresModel(Model):
     def drop_not_null(self) -> Action:
         table, column = self._column(lambda column: column.not_null)
         return self._alter(table, f"ALTER {column.name} DROP NOT NULL", lambda: setattr(column, "not_null", False))
-
-    def _retyped(self, kind: str) -> Action:
-        choices = RETYPES[kind]
-        table, column = self._column(lambda column: column.type in choices)
-        name, (new, using) = column.name, choices[column.type]
-        what = f"ALTER {name} DROP DEFAULT, ALTER {name} TYPE {new} USING {using.format(c=name)}"
-        return self._alter(table, what, lambda: setattr(column, "type", new))
 
     # Partitions
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +12,9 @@ from lakefeed.app.command.argument import ConfigFile, JsonFlag
 from lakefeed.app.output import show_object, show_text
 from lakefeed.capture.registry import SOURCES, source_config
 from lakefeed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lakefeed.capture.base import Finding
 
 FOUND_SOMETHING = 1
 
@@ -24,7 +28,7 @@ pipeline: shop              # names the pipeline and its state: a-z, 0-9, '-' an
 lake:
   path: ./lake              # tables at <path>/<schema>/<table>
   format: delta             # or iceberg
-  mode: mirror              # the current rows, exactly; mirror, temporal or append: docs/modes.md
+  mode: mirror              # the current rows, exactly; or temporal (every version), or append (every change)
 
 sync:
   interval_seconds: 1       # pause between two cycles of `lakefeed run`
@@ -73,7 +77,13 @@ def init(
     return 0
 
 
-def check(file: ConfigFile, as_json: JsonFlag = False) -> int:
+def check(
+    file: ConfigFile,
+    as_sql: Annotated[
+        bool, typer.Option("--sql", help="Print the statements as one script that a database administrator can run.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> int:
     """Find what would keep the pipeline from working, and print the remedy for each. Changes nothing."""
     from lakefeed.app.build import build_pipeline
     from lakefeed.app.config import load_config
@@ -94,12 +104,32 @@ def check(file: ConfigFile, as_json: JsonFlag = False) -> int:
             for finding in findings
         ]
         show_object({"ready": ready, "findings": objects})
+    elif as_sql:
+        show_text(sql_script(config.pipeline, findings))
     else:
         for finding in findings:
             about = f"{finding.table}: " if finding.table and str(finding.table) not in finding.problem else ""
             show_text(f"{finding.level.value.capitalize()}: {about}{finding.problem}\nRemedy: {finding.remedy}\n")
         show_text(f"{config.pipeline} is ready." if ready else f"{config.pipeline} is not ready.")
     return 0 if ready else FOUND_SOMETHING
+
+
+def sql_script(pipeline: str, findings: Sequence[Finding]) -> str:
+    """The statements of the findings as one script. What is no SQL, and what is only advised, stands in comments."""
+    from lakefeed.capture.base import Level, Statement
+
+    lines = [f"-- What the pipeline {pipeline} needs, for an administrator of the source database to run there."]
+    said: set[str] = set()
+    for finding in findings:
+        is_error, is_sql = finding.level is Level.ERROR, isinstance(finding.remedy, Statement)
+        lines += ["", *(f"-- {line}" for line in f"{finding.level.value.capitalize()}: {finding.problem}".splitlines())]
+        if is_error and is_sql and finding.remedy not in said:
+            lines.append(finding.remedy)
+            said.add(finding.remedy)
+        elif not (is_error and is_sql):
+            about = "Advised" if is_sql else "Not in SQL"
+            lines += [f"-- {about}: {line}" for line in finding.remedy.splitlines()]
+    return "\n".join(lines if findings else [*lines, "-- Nothing is missing."])
 
 
 def uninstall(file: ConfigFile, as_json: JsonFlag = False) -> int:

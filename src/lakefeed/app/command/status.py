@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,20 +16,42 @@ if TYPE_CHECKING:
     from lakefeed.journal.commit import Commit
 
 
-def status(file: ConfigFile, as_json: JsonFlag = False) -> int:
+FOUND_SOMETHING = 1
+_WATCH_SECONDS = 2.0
+
+
+def status(
+    file: ConfigFile,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every two seconds, until Ctrl-C.")] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with 1 unless healthy or idle: for monitoring.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> int:
     """Show how a pipeline stands: verdict, lag, and each table.
 
     The verdict is healthy, idle (running, nothing to do), stalled (something needs you) or stopped (no process runs
-    it).
+    it). The age of a table says how long ago its newest change was committed in the source.
     """
     from lakefeed.app.build import build_pipeline
     from lakefeed.app.config import load_config
 
     config = load_config(file)
-    found = build_pipeline(config).status()
-    if as_json:
-        show_object(status_object(found))
-        return 0
+    pipeline = build_pipeline(config)
+    while True:
+        found = pipeline.status()
+        if watch and not as_json and sys.stdout.isatty():
+            show_text("\x1b[2J\x1b[H")  # clear the screen
+        if as_json:
+            show_object(found.to_dict())
+        else:
+            _show(config.pipeline, found)
+        if not watch:
+            return FOUND_SOMETHING if exit_code and found.verdict not in ("healthy", "idle") else 0
+        time.sleep(_WATCH_SECONDS)
+
+
+def _show(name: str, found: PipelineStatus) -> None:
     lag, tables = found.lag, sorted(found.tables.items())
     waiting = "unknown"
     if lag.rows is not None:
@@ -38,50 +60,28 @@ def status(file: ConfigFile, as_json: JsonFlag = False) -> int:
         waiting = f"{lag.bytes:,} bytes of its log" if lag.bytes else "nothing"
     if (lag.rows or lag.bytes) and lag.seconds:
         waiting += f", the oldest {seconds_text(lag.seconds)} old"
-    show_text(f"{config.pipeline}: {found.verdict}. {_sentence(found.reason)}")
+    show_text(f"{name}: {found.verdict}. {_sentence(found.reason)}")
+    if found.remedy:
+        show_text(f"Remedy: {found.remedy}")
     show_text(f"Journal: {counted(found.journal_head, 'change set')}. Waiting in the source: {waiting}.")
     if lag.source:
         show_text(f"Source: {', '.join(f'{name} {value}' for name, value in lag.source.items() if value is not None)}.")
     if tables:
         show_text("")
-        show_table(
-            ("table", "state", "applied", "rows"),
-            [(name, table.state, table.applied, table.rows) for name, table in tables],
-        )
-    for name, table in tables:
+        followed = [(name, one.state, one.applied, one.rows, _ago(one.age_seconds)) for name, one in tables]
+        blocked = [(f"{one.table} of {one.source}", "blocked", None, None, None) for one in found.blocked]
+        show_table(("table", "state", "applied", "rows", "newest change"), [*followed, *blocked])
+    for clash in found.blocked:
+        show_text(f"\n{clash.table} of {clash.source}: {_sentence(clash.error)}\nRemedy: {clash.remedy}")
+    for table_name, table in tables:
         if table.error:
-            show_text(f"\n{name}: {_sentence(table.error)}\nRemedy: {table.remedy}")
+            show_text(f"\n{table_name}: {_sentence(table.error)}\nRemedy: {table.remedy}")
         elif table.reason:
-            show_text(f"\n{name} is {table.state}: {_sentence(table.reason)}")
+            show_text(f"\n{table_name} is {table.state}: {_sentence(table.reason)}")
         elif table.compared:
             ago = seconds_text(max(0.0, time.time() - table.compared.at))
             result = f"{table.compared.deleted:,} deleted, {table.compared.changed:,} different"
-            show_text(f"\n{name}: compared with the source {ago} ago: {result}.")
-    return 0
-
-
-def status_object(found: PipelineStatus) -> dict[str, Any]:
-    """What ``status --json`` prints."""
-    lag, tables = found.lag, sorted(found.tables.items())
-    return {
-        "verdict": found.verdict,
-        "reason": found.reason,
-        "journal_head": found.journal_head,
-        "lag": {"rows": lag.rows, "bytes": lag.bytes, "seconds": lag.seconds},
-        "source": dict(lag.source),
-        "tables": {
-            str(table): {
-                "state": state.state,
-                "applied": state.applied,
-                "rows": state.rows,
-                "error": state.error,
-                "remedy": state.remedy,
-                "reason": state.reason,
-                "compared": asdict(state.compared) if state.compared else None,
-            }
-            for table, state in tables
-        },
-    }
+            show_text(f"\n{table_name}: compared with the source {ago} ago: {result}.")
 
 
 def journal(
@@ -123,6 +123,10 @@ def journal(
         ]  # fmt: skip
         show_table(("change set", "written", "position", "rows", "bytes", "tables"), rows)
     return 0
+
+
+def _ago(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds_text(seconds)} ago"
 
 
 def _sentence(text: str) -> str:

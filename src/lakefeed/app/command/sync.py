@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lakefeed.app.command.argument import ConfigFile, JsonFlag
-from lakefeed.app.output import seconds_text, show_note, show_object, show_table, show_text
+from lakefeed.app.output import counted, is_quiet, seconds_text, show_note, show_object, show_table, show_text
 
 if TYPE_CHECKING:
     from lakefeed.flow.pipeline import Pipeline
@@ -18,21 +18,29 @@ if TYPE_CHECKING:
 FAILURE = 3
 
 
-def sync(file: ConfigFile, as_json: JsonFlag = False) -> int:
+def sync(
+    file: ConfigFile,
+    tables: Annotated[
+        list[str] | None,
+        typer.Option("--tables", metavar="PATTERN", help="Copy and apply only these lake tables; may be repeated."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> int:
     """Bring the lake up to date once, then exit: copy new tables, capture what has changed, apply it.
 
-    Ctrl-C ends it at once; nothing is lost, and the next sync continues.
+    Ctrl-C ends it at once; nothing is lost, and the next sync continues. With --tables the changes of the other tables
+    are captured, too, and wait in the journal for the next sync.
     """
     from lakefeed.app.build import build_pipeline
     from lakefeed.app.config import load_config
-    from lakefeed.app.progress import progress
+    from lakefeed.app.progress import progress, table_error_text
     from lakefeed.app.supervise import interruptible
 
     config = load_config(file)
-    with progress(quiet=as_json) as listener:
+    with progress(quiet=as_json, cycles=False) as listener:
         pipeline = build_pipeline(config, listener=listener)
         try:
-            result = interruptible(pipeline.sync_once)
+            result = interruptible(lambda: pipeline.sync_once(tables=tables or ()))
         except Exception:
             pipeline.close()  # not after Ctrl-C: that would wait for the sync to end
             raise
@@ -40,14 +48,18 @@ def sync(file: ConfigFile, as_json: JsonFlag = False) -> int:
     if as_json:
         show_object(cycle_object(result, pipeline))
         return FAILURE if result.errors else 0
-    tables, counts = sorted(pipeline.status().tables.items()), result.counts
-    if tables:
-        show_table(("table", "applied", "rows"), [(name, table.applied, table.rows) for name, table in tables])
+    found, counts = sorted(pipeline.status().tables.items()), result.counts
+    if found:
+        show_table(("table", "applied", "rows"), [(name, table.applied, table.rows) for name, table in found])
         show_text("")
     what = f"{counts.inserted:,} inserted, {counts.updated:,} updated, {counts.deleted:,} deleted"
-    show_text(f"{what if counts.total else 'Nothing new'}, in {seconds_text(result.seconds)}.")
+    nothing = "Nothing applied" if result.errors else "Nothing new"
+    show_text(f"{what if counts.total else nothing}, in {seconds_text(result.seconds)}.")
     for table, failed in result.errors.items():
-        show_note(f"Error: {table}: {failed.error}\nRemedy: {failed.remedy}")
+        if table not in listener.reported:
+            show_note(table_error_text(table, failed.error or "", failed.remedy or ""))
+    if result.errors:
+        show_note(f"{counted(len(result.errors), 'table')} not up to date: {', '.join(map(str, result.errors))}.")
     return FAILURE if result.errors else 0
 
 
@@ -60,15 +72,7 @@ def cycle_object(result: CycleResult, pipeline: Pipeline) -> dict[str, Any]:
     for table, failed in result.errors.items():
         tables.setdefault(str(table), {"applied": None, "rows": None})
         tables[str(table)] |= {"error": failed.error, "remedy": failed.remedy}
-    counts = result.counts
-    return {
-        "change_sets": result.change_sets,
-        "rows": {"inserted": counts.inserted, "updated": counts.updated, "deleted": counts.deleted},
-        "tables": tables,
-        "last_position": result.last_position.encode() if result.last_position else None,
-        "last_seq": result.last_seq,
-        "seconds": round(result.seconds, 3),
-    }
+    return result.to_dict() | {"tables": tables}
 
 
 def run(
@@ -89,11 +93,12 @@ def run(
 
     config = load_config(file)
     with progress(quiet=as_json) as listener:
-        if not as_json:
+        is_silent = as_json or is_quiet()
+        if not is_silent:
             show_note(f"Running {config.pipeline}; Ctrl-C stops it.")
         objects = CycleObjects(lambda result: show_object(cycle_object(result, pipeline)))
         with build_pipeline(config, listener=objects if as_json else listener) as pipeline:
-            stopping = (lambda: None) if as_json else (lambda: show_note("Stopping after the step under way …"))
+            stopping = (lambda: None) if is_silent else (lambda: show_note("Stopping after the step under way …"))
             Supervised(pipeline, on_stop=stopping).run(for_seconds)
     if pipeline.hanging:
         if not as_json:
@@ -101,6 +106,6 @@ def run(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # an orderly exit would wait for their threads
-    if not as_json:
+    if not is_silent:
         show_text("Stopped cleanly.")
     return 0

@@ -57,7 +57,7 @@ def verify(file: ConfigFile, as_json: JsonFlag = False) -> int:
         for difference in one.differences:
             show_text(f"{one.table}: {difference}")
         for choice in one.chosen:
-            show_text(f"{one.table}: {choice}, as its evolution says; not compared")
+            show_text(f"{one.table}: {choice}; not compared")
     for problem in found.problems:
         show_text(f"Error: {problem}")
     for table, why in found.not_followed.items():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pymysql
+
 from lakefeed.capture.base import Finding, Level
 from lakefeed.capture.log import Choose
 from lakefeed.capture.mysql.columns import ZeroDates
 from lakefeed.capture.mysql.database import Connection, Database, quoted
 from lakefeed.capture.mysql.dialect import MysqlSession, read_columns, unknown_charset
-from lakefeed.errors import ConfigError
+from lakefeed.capture.mysql.history import GTID_MODE, wait_for_commits
+from lakefeed.errors import ConfigError, SourceSetupError
 
 _REFUSED_BY_DELTA = " ,;{}()\n\t="
 _LEAST_SECONDS = 86_400
@@ -56,24 +59,30 @@ def _of_server(database: Database, connection: Connection) -> Iterator[Finding]:
     rows = connection.run(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
     settings: dict[str, str] = {str(name): str(value).upper() for name, value in rows}
     flavour, version = database.flavour, connection.version
+    name, _, host = str(connection.value("SELECT CURRENT_USER()")).rpartition("@")
+    account = f"'{name}'@'{host}'"
     if version[:2] < _OLDEST[flavour]:
         needed = ".".join(map(str, _OLDEST[flavour]))
         yield error(f"the server is {'.'.join(map(str, version))}; {needed} or newer is needed", "Upgrade the server.")
     if settings.get("log_bin") != "ON":
         yield error("the server writes no binlog", "Set log_bin = bin in the server's file, and restart it.")
-    for name, wanted in (("binlog_format", "ROW"), ("binlog_row_image", "FULL"), ("binlog_row_metadata", "FULL")):
-        if settings.get(name, wanted) != wanted:
-            problem = f"{name} is {settings[name]}; capture needs {wanted}"
-            yield error(problem, f"SET GLOBAL {name} = '{wanted}'; and the same in the server's file.")
+    for setting, wanted in (("binlog_format", "ROW"), ("binlog_row_image", "FULL"), ("binlog_row_metadata", "FULL")):
+        if settings.get(setting, wanted) != wanted:
+            problem = f"{setting} is {settings[setting]}; capture needs {wanted}"
+            yield error(problem, f"SET GLOBAL {setting} = '{wanted}'; and the same in the server's file.")
     if settings.get("binlog_row_value_options", ""):
         problem = "binlog_row_value_options is PARTIAL_JSON: the log leaves out parts of JSON values"
         yield error(problem, "SET GLOBAL binlog_row_value_options = ''; and the same in the server's file.")
     if flavour == "mysql" and settings.get("gtid_mode") != "ON":
-        yield error(
-            f"gtid_mode is {settings.get('gtid_mode')}; Lakefeed follows a MySQL server by its GTIDs",
-            "SET GLOBAL enforce_gtid_consistency = ON; SET GLOBAL gtid_mode = OFF_PERMISSIVE; "
-            "SET GLOBAL gtid_mode = ON_PERMISSIVE; SET GLOBAL gtid_mode = ON; and the same in the server's file.",
-        )
+        problem = "gtid_mode is not ON: Lakefeed follows the server by file and offset, and not to a promoted replica"
+        yield warning(problem, GTID_MODE)
+        try:
+            wait_for_commits(connection)
+        except SourceSetupError as refused:
+            yield error(refused.message, refused.remedy)
+        except pymysql.err.OperationalError:
+            remedy = f"GRANT SELECT ON performance_schema.metadata_locks TO {account};"
+            yield error("the account cannot see metadata locks, which tell whether a commit is over", remedy)
     if settings.get("server_id") == "0":
         yield error("server_id is 0: the server sends its log to nobody", "SET GLOBAL server_id = 1;")
     kept = int(settings.get("binlog_expire_logs_seconds", "0") or 0)
@@ -81,12 +90,10 @@ def _of_server(database: Database, connection: Connection) -> Iterator[Finding]:
     if 0 < kept < _LEAST_SECONDS:
         problem = f"the binlog is kept for {kept / 3600:.0f} h: a pipeline that is stopped for longer copies all again"
         yield warning(problem, "SET GLOBAL binlog_expire_logs_seconds = 604800; and the same in the server's file.")
-    user = str(connection.value("SELECT CURRENT_USER()"))
-    name, _, host = user.rpartition("@")
     granted = " ".join(str(row[0]).upper() for row in connection.run("SHOW GRANTS"))
     for right in ("REPLICATION SLAVE", "BINLOG MONITOR" if flavour == "mariadb" else "REPLICATION CLIENT"):
         if right not in granted and "ALL PRIVILEGES ON *.*" not in granted:
-            yield error(f"the account {user} has no right {right}", f"GRANT {right} ON *.* TO '{name}'@'{host}';")
+            yield error(f"the account {account} has no right {right}", f"GRANT {right} ON *.* TO {account};")
     if not database.is_local and database.ssl_mode in ("DISABLED", "REQUIRED"):
         problem = f"ssl-mode={database.ssl_mode} does not verify the server"
         yield warning(problem, "Add ssl-mode=VERIFY_IDENTITY and ssl-ca=… to source.dsn.")

@@ -103,17 +103,26 @@ class Database:
         if self.ssl_mode == "DISABLED":
             given["ssl_disabled"] = True
         else:
-            context = ssl.create_default_context(cafile=options.get("ssl-ca"))
+            try:
+                context = ssl.create_default_context(cafile=options.get("ssl-ca"))
+                if "ssl-cert" in options:
+                    context.load_cert_chain(options["ssl-cert"], options.get("ssl-key"))
+            except OSError as error:
+                raise _wrong(f"ssl-ca, ssl-cert or ssl-key cannot be read ({error})") from error
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # the authority that a server makes for itself is not
             context.check_hostname = self.ssl_mode == "VERIFY_IDENTITY"
             context.verify_mode = ssl.CERT_NONE if self.ssl_mode == "REQUIRED" else ssl.CERT_REQUIRED
-            if "ssl-cert" in options:
-                context.load_cert_chain(options["ssl-cert"], options.get("ssl-key"))
             given["ssl"] = context
+        if self.ssl_mode in ("DISABLED", "REQUIRED"):
+            given["auth_plugin_map"] = dict.fromkeys(("mysql_clear_password", "dialog"), _Refusal)
         with self.errors():
-            driver = pymysql.connect(
-                **given, charset="utf8mb4", autocommit=True, connect_timeout=_CONNECT_SECONDS,
-                read_timeout=timeouts.answer, write_timeout=timeouts.answer,
-            )  # fmt: skip
+            try:
+                driver = pymysql.connect(
+                    **given, charset="utf8mb4", autocommit=True, connect_timeout=_CONNECT_SECONDS,
+                    read_timeout=timeouts.answer, write_timeout=timeouts.answer,
+                )  # fmt: skip
+            except RuntimeError as error:  # a package is missing that the account's kind of password needs
+                raise SourceSetupError(f"{self}: {error}", remedy="pip install 'lakefeed[mysql]' pynacl") from error
             connection = Connection(self, driver)
             try:
                 is_mariadb = "MariaDB" in connection.driver.get_server_info()
@@ -150,10 +159,14 @@ class Database:
         """Errors of the driver inside the block come out as Lakefeed's."""
         try:
             yield
-        except (pymysql.err.Error, OSError, ssl.SSLError) as error:
+        except (pymysql.err.Error, OSError) as error:
             raise self.mapped(error) from error
 
     def mapped(self, error: Exception) -> LakefeedError:
+        cause = getattr(error, "original_exception", error)
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            remedy = "Add the server's authority to source.dsn (ssl-ca=…), or use the name that its certificate has."
+            return SourceSetupError(f"{self}: its certificate does not verify: {cause.verify_message}", remedy=remedy)
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         text = str(error.args[1]) if len(error.args) > 1 else str(error) or type(error).__name__
         message = f"{self}: {text}"
@@ -163,6 +176,16 @@ class Database:
             )
         is_lost = isinstance(error, OSError) or 2000 <= code < 2100 or isinstance(error, pymysql.err.InterfaceError)
         return SourceUnavailableError(message) if is_lost or code in _UNAVAILABLE else SourceError(message)
+
+
+class _Refusal:
+    """In place of an authentication that sends the password as it is: only a server that was verified gets that."""
+
+    def __init__(self, driver: Any) -> None:
+        """The driver makes one for each login."""
+
+    def authenticate(self, packet: Any) -> None:  # noqa: ARG002
+        raise pymysql.err.OperationalError(2059, "the server asks for the password in clear text, and is not verified")
 
 
 class Connection:

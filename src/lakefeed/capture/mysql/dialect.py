@@ -33,19 +33,26 @@ from lakefeed.capture.dialect import (
 )
 from lakefeed.capture.mysql.columns import CODECS, Flavour, Kind, ZeroDates, kind_of
 from lakefeed.capture.mysql.database import READING, Connection, Database, listed, literal, quoted
+from lakefeed.capture.mysql.history import (
+    VISIBLE_SECONDS,
+    Gtid,
+    executed,
+    owned,
+    snapshot_position,
+    wait_for_commits,
+)
 from lakefeed.capture.mysql.packets import read_rows
-from lakefeed.change.mysql import MariadbGtid, MysqlGtid
+from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
 from lakefeed.change.position import decode_position
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.change.watermark import KeyValue
-from lakefeed.errors import SourceError, SourceSetupError, SourceUnavailableError
+from lakefeed.errors import SourceUnavailableError
 
 SYSTEM = ("mysql", "sys", "information_schema", "performance_schema")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CHANGED = (1412, 1054, 1146)
 """The table's definition has changed; no such column; no such table."""
 _NO_PROCESS = 1227
-_VISIBLE_SECONDS = 10.0
 _RUN_ROWS = 20_000
 
 _TABLES = f"""
@@ -205,36 +212,45 @@ class MysqlSession(Session):
         begin = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
         with self._database.errors():
             try:
-                low = None
-                if origin is not None:
-                    delivered, until = origin.get("delivered"), time.monotonic() + _VISIBLE_SECONDS
-                    low = executed(self.connection)
-                    while delivered is not None and not low >= (least := decode_position(str(delivered))):
-                        if time.monotonic() > until:
-                            problem = f"it has not got to {least} yet; is it a replica that lags?"
-                            raise SourceUnavailableError(f"{self._database}: {problem}")
-                        time.sleep(0.01)
-                        low = executed(self.connection)
+                low = None if origin is None else self._visible(origin.get("delivered"))
                 self.connection.run(begin)
                 self._in_snapshot = True
                 if low is None:
                     yield None
                 elif isinstance(low, MariadbGtid):
                     at = snapshot_position(self.connection)
-                    until = time.monotonic() + _VISIBLE_SECONDS
+                    until = time.monotonic() + VISIBLE_SECONDS
                     while not at >= low and time.monotonic() < until:  # commits that are on their way
                         time.sleep(0.01)
                         self.connection.run("ROLLBACK")
                         self.connection.run(begin)
                         at = snapshot_position(self.connection)
                     yield Bracket(at, at)
+                elif isinstance(low, MysqlBinlog):
+                    yield Bracket(low, executed(self.connection, low))
                 else:
-                    now = owned(self.connection), executed(self.connection)
-                    yield Bracket(low, low.union(now[0]).union(now[1]))
+                    under_way, now = owned(self.connection), executed(self.connection, low)
+                    assert isinstance(now, MysqlGtid)  # noqa: S101  # as low is
+                    yield Bracket(low, low.union(under_way).union(now))
             finally:
                 self._in_snapshot = False
                 with suppress(pymysql.err.Error, OSError):  # nothing was written
                     self.connection.run("ROLLBACK")
+
+    def _visible(self, delivered: str | None) -> Gtid:
+        """The transactions that are visible now, with all that were ``delivered``."""
+        least = None if delivered is None else decode_position(delivered)
+        assert least is None or isinstance(least, Gtid)  # noqa: S101  # of this source
+        until, low = time.monotonic() + VISIBLE_SECONDS, executed(self.connection, least)
+        if isinstance(low, MysqlBinlog):
+            wait_for_commits(self.connection)
+        while least is not None and not low >= least:
+            if time.monotonic() > until:
+                problem = f"it has not got to {least} yet; is it a replica that lags?"
+                raise SourceUnavailableError(f"{self._database}: {problem}")
+            time.sleep(0.01)
+            low = executed(self.connection, least)
+        return low
 
     def cancel(self) -> None:
         self.connection.kill()
@@ -278,39 +294,6 @@ def read_identity(connection: Connection) -> str:
         return f"mysql:{connection.value('SELECT @@server_uuid')}"
     host, port, directory, server = connection.run("SELECT @@hostname, @@port, @@datadir, @@server_id")[0]
     return f"mariadb:{host}:{port}{directory}:{server}"
-
-
-def executed(connection: Connection) -> Any:
-    """All transactions that are visible; of MariaDB, that are in the binlog."""
-    if connection.database.flavour == "mariadb":
-        return MariadbGtid(str(connection.value("SELECT @@gtid_binlog_pos")))
-    if str(connection.value("SELECT @@gtid_mode")).upper() != "ON":
-        raise SourceSetupError(
-            "gtid_mode is not ON; Lakefeed follows a MySQL server by its GTIDs",
-            remedy="SET GLOBAL enforce_gtid_consistency = ON; SET GLOBAL gtid_mode = OFF_PERMISSIVE; "
-            "SET GLOBAL gtid_mode = ON_PERMISSIVE; SET GLOBAL gtid_mode = ON; and the same in the server's file.",
-        )
-    return MysqlGtid("".join(str(connection.value("SELECT @@GLOBAL.gtid_executed")).split()))
-
-
-def owned(connection: Connection) -> MysqlGtid:
-    """Transactions that are being committed: their rows may be visible already."""
-    text = str(connection.value("SELECT @@GLOBAL.gtid_owned") or "")
-    items = []
-    for part in "".join(text.split()).split(","):
-        server, *numbers = part.split(":")
-        items += [f"{server}:{number.partition('#')[0]}" for number in numbers]
-    return MysqlGtid(",".join(items))
-
-
-def snapshot_position(connection: Connection) -> MariadbGtid:
-    """MariaDB: where in the binlog the snapshot of this transaction is, exactly."""
-    status = dict(connection.run("SHOW STATUS LIKE 'binlog_snapshot_%'"))
-    file, offset = status.get("Binlog_snapshot_file", ""), status.get("Binlog_snapshot_position", "0")
-    found = connection.value(f"SELECT BINLOG_GTID_POS({literal(file)}, {int(offset)})")
-    if found is None:
-        raise SourceError(f"the server does not know the GTID of {file}:{offset}", remedy="Set log_bin = ON.")
-    return MariadbGtid(str(found))
 
 
 class MysqlVerifyReader:

@@ -16,17 +16,18 @@ import pyarrow as pa
 
 from lakefeed.capture.dialect import DescribedTable, Session
 from lakefeed.capture.log import Announced, Choose
-from lakefeed.capture.mysql.binlog import Gtid, Resolved
+from lakefeed.capture.mysql.binlog import Resolved
 from lakefeed.capture.mysql.columns import Kind
 from lakefeed.capture.mysql.database import Database
-from lakefeed.capture.mysql.dialect import MysqlDialect, SourceColumn, column_of, executed, read_columns
+from lakefeed.capture.mysql.dialect import MysqlDialect, SourceColumn, column_of, read_columns
+from lakefeed.capture.mysql.history import Gtid, executed
 from lakefeed.capture.mysql.rows import Layout, TableMap
 from lakefeed.capture.mysql.statement import Effect, Statement
 from lakefeed.capture.schema import DeliveredSchemas, Stated
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.table import Column, TableId, TableSchema
 
-_METADATA = "SET GLOBAL binlog_row_metadata = 'FULL'; then run `lakefeed rebuild {table}`."
+_METADATA = "SET GLOBAL binlog_row_metadata = 'FULL'; then run `lakefeed rebuild FILE {table} --from-source`."
 _LOGGED_AS = {**dict.fromkeys(("uuid", "inet4", "inet6"), ("binary",)), "vector": ("varbinary", "binary")}
 _PRINTED = ("decimal", "time", "datetime", "timestamp")
 _SIZE = re.compile(r"\((\d+)")
@@ -35,9 +36,12 @@ _SIZE = re.compile(r"\((\d+)")
 class MysqlFacts(DeliveredSchemas[Gtid]):
     """See ``SchemaFacts``. ``resolve`` and ``apply`` belong to the stream's thread and ask nobody."""
 
-    def __init__(self, dialect: MysqlDialect, captured: Callable[[], Sequence[TableId]]) -> None:
+    def __init__(
+        self, dialect: MysqlDialect, captured: Callable[[], Sequence[TableId]], found: Callable[[], Gtid | None]
+    ) -> None:
         super().__init__()
         self._captured: Callable[[], Sequence[TableId]] | None = captured
+        self._found = found
         self._dialect = dialect
         self._database = Database(dialect.dsn, dialect.flavour)
         self._newest: dict[TableId, tuple[SourceColumn, ...]] = {}
@@ -79,8 +83,9 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
         with self._database.connection() as connection:
             there = self._schemas(read_columns(connection, wanted))
             for table in [one for one in self._known if one not in there and not self.is_due_later(one)]:
-                self.later(executed(connection), TableDropped(table))
-            self.observe([self._stated(schema) for schema in there.values()], lambda: executed(connection))
+                self.later(executed(connection, self._found()), TableDropped(table))
+            stated = [self._stated(schema) for schema in there.values()]
+            self.observe(stated, lambda: executed(connection, self._found()))
         return tuple(there[table] for table in tables if table in there)
 
     def resolve(self, found: TableMap) -> Resolved:
@@ -98,7 +103,9 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
             kind, hint = column.kind, hints.get(column.name)
             if kind is None:
                 reason = f"the log has its column {column.name} in a form that is not understood"
-                return _blocked(table, reason, f"ALTER TABLE {table} FORCE; then run `lakefeed rebuild {table}`.")
+                return _blocked(
+                    table, reason, f"ALTER TABLE {table} FORCE; then run `lakefeed rebuild FILE {table} --from-source`."
+                )
             if hint is not None and kind.name in _LOGGED_AS.get(hint.name, ()):
                 kind = hint
             elif hint is not None and kind.name == hint.name and not kind.charset:
@@ -142,12 +149,17 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
                 if again:
                     reason = f"the column {min(again)} was dropped and added again"
                     notices.append(RecopyNeeded(table, reason))
+        elif effect is Effect.XA_COMMIT:  # whose rows were never seen
+            reason = "a distributed transaction (XA) was committed that was prepared before capture began"
+            notices = [RecopyNeeded(one, reason) for one in list(self._known)]
         elif effect is Effect.CHANGE:
             words = set(statement.words)
             for table in list(self._known):
                 if table.name.lower() in words:
                     reason = "a statement changed it that the log has as text and not as rows"
-                    remedy = f"SET GLOBAL binlog_format = 'ROW'; then run `lakefeed rebuild {table}`."
+                    remedy = (
+                        f"SET GLOBAL binlog_format = 'ROW'; then run `lakefeed rebuild FILE {table} --from-source`."
+                    )
                     notices.append(TableBlocked(table, reason, remedy))
                 elif table.schema == statement.database:
                     reason = "a statement that the log has as text may have changed it, through a trigger or a key"

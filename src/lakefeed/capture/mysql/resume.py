@@ -3,12 +3,14 @@ own has the confirmed position, so that a server is never written to and never f
 
 GTIDs tell whether a server has the history that the position belongs to. A replica that was promoted has, so the
 pipeline goes on there without a copy; a server whose GTIDs do not cover the position, and one that has purged what
-comes after it, is refused.
+comes after it, is refused. A position by file belongs to one server. Whether that one's log was reset is told by the
+time at which a file was made.
 """
 
 from __future__ import annotations
 
-import re
+import hashlib
+import socket
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -17,27 +19,38 @@ from typing import Any
 
 from lakefeed.capture.base import Lag
 from lakefeed.capture.log import ResumePoint
-from lakefeed.capture.mysql.binlog import BinlogPiece, Gtid
-from lakefeed.capture.mysql.database import Database
-from lakefeed.capture.mysql.dialect import executed, read_columns, read_identity
-from lakefeed.capture.mysql.stream import BinlogReader, log_end, server_id
+from lakefeed.capture.mysql.binlog import BinlogPiece
+from lakefeed.capture.mysql.database import Connection, Database
+from lakefeed.capture.mysql.dialect import read_columns, read_identity
+from lakefeed.capture.mysql.history import Gtid, executed, log_begin, log_end, log_files
+from lakefeed.capture.mysql.stream import BinlogReader, made_at
+from lakefeed.capture.mysql.xa import PreparedTransactions
 from lakefeed.capture.reader import BackgroundReader
-from lakefeed.change.mysql import MariadbGtid, MysqlGtid
+from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
 from lakefeed.change.position import decode_position
 from lakefeed.change.table import TableId
 from lakefeed.durable import make_directory, pack, replace_file, unpack
-from lakefeed.errors import PositionLostError, SourceChangedError, SourceSetupError, StateError
+from lakefeed.errors import LakefeedError, PositionLostError, SourceChangedError, SourceSetupError, StateError
 
 _NAME = "binlog.resume.json"
 _AGAIN = "move the pipeline's state directory away: every table is copied again"
-_LIST = re.compile(r"\[(.*)\]")
+
+
+def server_id(pipeline: str, place: str) -> int:
+    """A number that no server has (they are small) and no other pipeline: two readers of one id end each other."""
+    digest = hashlib.sha256(f"{socket.gethostname()}\0{place}\0{pipeline}".encode()).digest()
+    return 0x8000_0000 | int.from_bytes(digest[:4], "big") & 0x7FFF_FFFF
 
 
 class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
     """See ``ResumePoint``. Without a ``directory`` the position is kept in memory."""
 
-    def __init__(self, database: Database, pipeline: str, directory: Path | None = None) -> None:
+    def __init__(
+        self, database: Database, pipeline: str, prepared: PreparedTransactions, directory: Path | None = None
+    ) -> None:
         self._database = database
+        self._prepared = prepared
+        self._reader: BinlogReader | None = None
         self._pipeline = pipeline
         self._file = None if directory is None else directory / _NAME
         self._kept: dict[str, Any] | None = None
@@ -62,12 +75,12 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
                     raise SourceSetupError(f"there is no table {table}", remedy=remedy)
             kept = self._load()
             if kept is None:
-                at: Gtid = executed(connection)
+                at, newest = executed(connection), log_end(connection).file
                 kept = {
                     "identity": f"{self._database.flavour} {uuid.uuid4()}",
                     "server": read_identity(connection),
                     "position": at.encode(),
-                    "file": log_end(connection)[0],
+                    "log": [newest, made_at(self._database, newest)],
                     "tables": [],
                 }
             names = sorted({*kept["tables"], *map(str, tables)})
@@ -89,64 +102,93 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
     def require(self, position: Gtid) -> None:
         kept = self._load() or {}
         with self._database.connection() as connection:
-            now: Gtid = executed(connection)
             server = read_identity(connection)
             is_same = server == kept.get("server", server)
-            newest = log_end(connection)[0]
-            if is_same and newest < kept.get("file", 0):
+            self._require_history(connection, kept, position, is_same=is_same)
+            begin, purged = self._begin(position), log_begin(connection, position)
+            if not purged <= begin:
                 raise PositionLostError(
-                    f"the binlog was reset: its newest file is number {newest}, and {kept['file']} was seen before",
-                    remedy=f"Restore the server's log, or {_AGAIN}.",
-                )
-            if not position <= now:
-                missing = (
-                    position.without(now)
-                    if isinstance(position, MysqlGtid) and isinstance(now, MysqlGtid)
-                    else f"{position} (it has {now})"
-                )
-                raise PositionLostError(
-                    f"{self._database} does not have the transactions that were captured up to {position}; it lacks "
-                    f"{missing}",
-                    remedy=f"Point source.dsn at the server that has them, or {_AGAIN}.",
-                )
-            if not is_same:  # its GTIDs cover ours, so it goes on; unless they prove nothing
-                own = int(connection.value("SELECT @@server_id"))
-                if isinstance(position, MysqlGtid):
-                    proves = bool(position.intervals)
-                else:  # a MariaDB GTID names its server by server_id alone
-                    proves = bool(position.domains) and all(one != own for _, one, _ in position.domains)
-                if not proves:
-                    raise SourceChangedError(
-                        f"{self._database} is another server than before, and its GTIDs do not prove the same history"
-                    )
-            if isinstance(position, MysqlGtid):
-                purged: Gtid = MysqlGtid("".join(str(connection.value("SELECT @@GLOBAL.gtid_purged")).split()))
-            else:
-                first = connection.run("SHOW BINARY LOGS")[0][0]
-                events = connection.run(f"SHOW BINLOG EVENTS IN '{first}' LIMIT 5")
-                lists = [match[1] for row in events if (match := _LIST.search(str(row[5]))) and row[2] == "Gtid_list"]
-                purged = MariadbGtid(lists[0] if lists else "")
-            if not purged <= position:
-                raise PositionLostError(
-                    f"the binlog after {position} was purged; the server has forgotten {purged}",
+                    f"the binlog after {begin} was purged; the server has forgotten what lies before {purged}",
                     remedy=f"Restore the server's log and keep it longer (binlog_expire_logs_seconds), or {_AGAIN}.",
                 )
-            if kept and (not is_same or newest > kept["file"]):
-                self._save({**kept, "server": server, "file": newest})
+            newest = log_end(connection).file
+            if kept and (not is_same or [newest] != kept["log"][:1]):
+                self._save({**kept, "server": server, "log": [newest, made_at(self._database, newest)]})
+
+    def _require_history(self, connection: Connection, kept: dict[str, Any], position: Gtid, *, is_same: bool) -> None:
+        """The server has the log that the position is from."""
+        now, newest = executed(connection, position), log_end(connection)
+        if is_same and kept:
+            name, made = kept["log"]
+            there = name in dict(log_files(connection))
+            if (there and made_at(self._database, name) != made) or MysqlBinlog(name, 0) > newest:
+                raise PositionLostError(
+                    f"the binlog was reset: its file {name} is not the one that was read before, or is gone",
+                    remedy=f"Restore the server's log, or {_AGAIN}.",
+                )
+        if not is_same and isinstance(position, MysqlBinlog):
+            raise SourceChangedError(
+                f"{self._database} is another server than before, and {position} is a position in the files of that one"
+            )
+        if not position <= now:
+            missing = f"{position} (it has {now})"
+            if isinstance(position, MysqlGtid) and isinstance(now, MysqlGtid):
+                missing = position.without(now)
+            raise PositionLostError(
+                f"{self._database} does not have the transactions that were captured up to {position}; it lacks "
+                f"{missing}",
+                remedy=f"Point source.dsn at the server that has them, or {_AGAIN}.",
+            )
+        if not is_same:  # its GTIDs cover ours, so it goes on; unless they prove nothing
+            if isinstance(position, MariadbGtid):  # which names its server by server_id alone
+                own = int(connection.value("SELECT @@server_id"))
+                proves = bool(position.domains) and all(one != own for _, one, _ in position.domains)
+            else:
+                proves = isinstance(position, MysqlGtid) and bool(position.intervals)
+            if not proves:
+                raise SourceChangedError(
+                    f"{self._database} is another server than before, and its GTIDs do not prove the same history"
+                )
+
+    def _begin(self, after: Gtid) -> Gtid:
+        """Where a stream begins that delivers what comes after ``after``: before distributed transactions that were
+        open there."""
+        oldest = (self._load() or {}).get("oldest")
+        found = after if oldest is None else _position({"position": oldest})
+        return min(after, found)
 
     def start(self, after: Gtid) -> BackgroundReader[Gtid, BinlogPiece]:
+        begin = self._begin(after)
+        self._prepared.start(begin if begin != after else None)
         own_id = server_id(self._pipeline, str(self._file or id(self)))
-        return BackgroundReader(str(self._database), BinlogReader(self._database, own_id, after, self.confirm))
+
+        def refused(answer: str) -> LakefeedError:
+            """The server gives one code for every reason: what is wrong with the position is found by asking again."""
+            try:
+                self.require(after)
+            except LakefeedError as error:
+                return error
+            return SourceSetupError(
+                f"{self._database} ended the stream of the replica {own_id}: {answer}",
+                remedy=f"If another reader has the server_id {own_id}, stop it: SHOW PROCESSLIST has it. If "
+                f"the log is damaged, {_AGAIN}.",
+            )
+
+        self._reader = BinlogReader(self._database, own_id, after, begin=begin, confirm=self.confirm, refused=refused)
+        return BackgroundReader(str(self._database), self._reader)
 
     def confirm(self, position: Gtid) -> None:
         kept = self._load()
-        if kept is not None and position > _position(kept):
-            self._save({**kept, "position": position.encode()})
+        if kept is None or not position > _position(kept):
+            return
+        oldest = self._prepared.oldest(position)
+        made = self._reader.made if self._reader is not None else {}
+        kept = {**kept, "position": position.encode(), "oldest": oldest.encode() if oldest != position else None}
+        self._save({**kept, "log": list(made.items())[-1]} if made else kept)
 
     def end(self) -> Gtid:
         with self._database.connection() as connection:
-            found: Gtid = executed(connection)
-            return found
+            return executed(connection, self.find())
 
     def lag(self, confirmed_at: float | None) -> Lag:
         kept = self._load()
@@ -182,5 +224,5 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
 
 def _position(kept: Mapping[str, Any]) -> Gtid:
     found = decode_position(kept["position"])
-    assert isinstance(found, MysqlGtid | MariadbGtid)  # noqa: S101  # it wrote it itself
+    assert isinstance(found, Gtid)  # noqa: S101  # it wrote it itself
     return found

@@ -7,6 +7,7 @@ array operations for each step, however many rows there are.
 
 from __future__ import annotations
 
+import re
 import socket
 import uuid
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from pymysql.charset import charset_by_id
 
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.log import Rows
-from lakefeed.capture.mysql.binary_json import json_text
+from lakefeed.capture.mysql.binary_json import json_texts
 from lakefeed.capture.mysql.columns import (
     CODECS,
     INTEGERS,
@@ -54,6 +55,9 @@ _CHARACTER = (254, 253, 15, 252)
 _META_BYTES = {246: 2, 254: 2, 253: 2, 15: 2, 252: 1, 245: 1, 255: 1, 242: 1, 16: 2, 4: 1, 5: 1, 17: 1, 18: 1, 19: 1}
 _BLOBS = {252: "blob", 245: "json", 255: "geometry", 242: "vector"}
 _FRACTIONS = {17: ("timestamp", 4), 18: ("datetime", 5), 19: ("time", 3)}
+_YEAR = 13
+_SIGNED = frozenset(_NUMERIC)
+_SIGNED_OR_YEAR = _SIGNED | {_YEAR}
 _KNOWN = {*_NUMERIC, *_CHARACTER, *_BLOBS, *_FRACTIONS, 13, 10, 16, 247, 248}
 
 
@@ -101,9 +105,16 @@ class _Reader:
         return found
 
 
+def counts_years(version: bytes) -> bool:
+    """Whether a server of this version tells the sign of year columns, too: MariaDB and MySQL 8.0.33 do, MySQL 8.0.15
+    does not. In between nobody looked: there ``read_table_map`` finds it out."""
+    numbers = tuple(int(one) for one in re.findall(rb"\d+", version)[:3])
+    return b"MariaDB" in version or numbers >= (8, 0, 16)
+
+
 def read_table_map(body: bytes, *, counts_years: bool = False) -> TableMap:
-    """The event without its header and table id. DecodeError for whatever it should not be. ``counts_years``: MariaDB
-    tells of year columns, too, whether they have a sign."""
+    """The event without its header and table id. DecodeError for whatever it should not be. ``counts_years``: the
+    signs are those of year columns, too, if that makes sense: a year has none."""
     reader = _Reader(body)
     schema = reader.take(reader.take(1)[0] + 1)[:-1].decode(errors="replace")
     name = reader.take(reader.take(1)[0] + 1)[:-1].decode(errors="replace")
@@ -119,8 +130,12 @@ def read_table_map(body: bytes, *, counts_years: bool = False) -> TableMap:
     for index, code in enumerate(codes):
         if code == 254 and meta[index][0] in (247, 248):  # enum and set hide behind a char
             codes[index] = meta[index][0]
-    signs = iter(np.unpackbits(np.frombuffer(extras.get(1, b""), np.uint8)).tolist())
-    unsigned = [bool(next(signs, 0)) if code in _NUMERIC or (counts_years and code == 13) else False for code in codes]
+    bits_of_signs = np.unpackbits(np.frombuffer(extras.get(1, b""), np.uint8)).tolist()
+    for signed in (_SIGNED_OR_YEAR, _SIGNED) if counts_years else (_SIGNED,):
+        signs = iter(bits_of_signs)
+        unsigned = [bool(next(signs, 0)) if code in signed else False for code in codes]
+        if signed is _SIGNED or all(one for one, code in zip(unsigned, codes, strict=True) if code == _YEAR):
+            break
     charsets = _charsets(extras.get(2), extras.get(3), [code in _CHARACTER for code in codes])
     member_sets = _charsets(extras.get(10), extras.get(11), [code in (247, 248) for code in codes])
     members = {247: _members(extras.get(6, b"")), 248: _members(extras.get(5, b""))}
@@ -246,17 +261,20 @@ def decode_lanes(data: Bytes, lanes: Lanes, zero_dates: ZeroDates, *, before_ima
     is_old, is_new = is_update & (nth % 2 == 0), is_update & (nth % 2 == 1)
     if is_old.sum() != is_new.sum():
         raise DecodeError("an update has an old row and no new one")
-    arrays = []
-    for column, kind, field in zip(layout.columns, layout.kinds, fields, strict=True):
+
+    def array(index: int, rows: Field) -> Any:
+        column = layout.columns[index]
         try:
-            arrays.append(_array(field, kind, column, zero_dates))
+            return _array(rows, layout.kinds[index], column, zero_dates)
         except MisfitError as error:
             raise error.of(column.name) from error
+
     key = [layout.schema.names.index(name) for name in layout.schema.key]
+    keys = {index: array(index, fields[index]) for index in key}
     moved = np.full(int(is_old.sum()), not key)
     olds, news = np.flatnonzero(is_old), np.flatnonzero(is_new)
     for index in key:
-        same: Any = pc.equal(arrays[index].take(pa.array(olds)), arrays[index].take(pa.array(news)))
+        same: Any = pc.equal(keys[index].take(pa.array(olds)), keys[index].take(pa.array(news)))
         moved |= ~same.fill_null(False).to_numpy(zero_copy_only=False)
     codes = np.select([operation == WRITE, operation == DELETE], [int(Operation.INSERT), int(Operation.DELETE)],
                       int(Operation.UPDATE)).astype(np.int8)  # fmt: skip
@@ -275,15 +293,18 @@ def decode_lanes(data: Bytes, lanes: Lanes, zero_dates: ZeroDates, *, before_ima
         chosen, codes, order = chosen[sorting], codes[sorting], order[sorting]
     else:
         codes, order = codes[keep], order[keep]
-    if len(chosen) != len(lane) or before_images:
-        arrays = [one.take(pa.array(chosen)) for one in arrays]
-    gone = codes == int(Operation.DELETE)
-    if key and np.any(gone):
-        stays: Any = pa.array(~gone)
-        arrays = [
-            one if index in key else pc.if_else(stays, one, pa.scalar(None, one.type))
-            for index, one in enumerate(arrays)
-        ]
+    # A row that is gone has its key alone, and most old rows are not wanted: what is not wanted is not decoded.
+    stays = (codes != int(Operation.DELETE)) | (not key)
+    arrays = []
+    for index, field in enumerate(fields):
+        if index in keys:
+            arrays.append(keys[index].take(pa.array(chosen)))
+        elif before_images:
+            every = array(index, field).take(pa.array(chosen))
+            arrays.append(pc.if_else(pa.array(stays), every, pa.scalar(None, every.type)))
+        else:
+            valid = field.valid[chosen] & stays
+            arrays.append(array(index, Field(data, field.starts[chosen], field.lengths[chosen], valid)))
     return Rows(layout.schema, arrays, codes, order, transactions[chosen])
 
 
@@ -378,9 +399,9 @@ def _array(field: Field, kind: Kind, column: WireColumn, zero_dates: ZeroDates) 
         return padded_binary(field, kind.size)
     if name == "geometry":
         return without_srid(field)
-    raw = field.binary()
     if name == "json":
-        return pa.array([None if one is None else json_text(one) for one in raw.to_pylist()], pa.string())
+        return json_texts(field)
+    raw = field.binary()
     if name in _ADDRESSES:
         width, printed = _ADDRESSES[name]
         values = [None if one is None else one.ljust(width, b"\0") for one in raw.to_pylist()]

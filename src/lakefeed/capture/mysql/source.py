@@ -1,12 +1,14 @@
 """``Mysql``: what a user writes to capture a MySQL or MariaDB server, by its binlog.
 
 Guarantees and limits, beyond the contract of ChangeCapture:
-- A change set ends at a commit; its position is the set of all GTIDs up to there. A server without GTIDs is refused.
+- A change set ends at a commit; its position is the set of all GTIDs up to there. MySQL without GTIDs is followed by
+  file and offset.
 - Nothing is written to the source. What the server keeps of its log is its own setting: ``check`` compares.
 - A copy of MariaDB is exact at its position; one of MySQL has a bracket, and the journal makes it exact.
 - A promoted replica is the same source, if its GTIDs cover what was captured.
-- Blocked, with the statement that repairs it: a table that a distributed transaction (XA), a statement event or rows
-  with columns left out have changed. An event that is not understood stops the stream.
+- Rows of a distributed transaction (XA) are delivered with its XA COMMIT.
+- Blocked, with the statement that repairs it: a table that a statement event or rows with columns or parts of JSON left
+  out have changed. An event that is not understood stops the stream.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ from lakefeed.capture.mysql.columns import Flavour, ZeroDates
 from lakefeed.capture.mysql.database import Database
 from lakefeed.capture.mysql.dialect import MysqlDialect
 from lakefeed.capture.mysql.facts import MysqlFacts
+from lakefeed.capture.mysql.history import Gtid
 from lakefeed.capture.mysql.resume import MysqlResumePoint
-from lakefeed.change.mysql import MariadbGtid, MysqlGtid
+from lakefeed.capture.mysql.xa import PreparedTransactions
+from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
 from lakefeed.errors import ConfigError
 
 
@@ -62,15 +66,16 @@ class Mysql:
     def bind(self, pipeline: str) -> ChangeCapture:
         zero_dates = ZeroDates(self.zero_dates)
         dialect, database = MysqlDialect(self.dsn, self.kind, zero_dates), Database(self.dsn, self.kind)
-        resume = MysqlResumePoint(database, pipeline, None if self.state is None else Path(self.state))
-        facts = MysqlFacts(dialect, resume.tables)
+        prepared = PreparedTransactions()
+        resume = MysqlResumePoint(database, pipeline, prepared, None if self.state is None else Path(self.state))
+        facts = MysqlFacts(dialect, resume.tables, resume.find)
         decoder = partial(
-            BinlogDecoder, facts.resolve, facts.apply, facts.is_captured, zero_dates=zero_dates,
+            BinlogDecoder, facts.resolve, facts.apply, facts.is_captured, prepared, zero_dates=zero_dates,
             before_images=self.before_images,
         )  # fmt: skip
-        kind: type[MysqlGtid] | type[MariadbGtid] = MysqlGtid if self.kind == "mysql" else MariadbGtid
+        kinds: tuple[type[Gtid], ...] = (MysqlGtid, MysqlBinlog) if self.kind == "mysql" else (MariadbGtid,)
         return LogCapture(
-            kind,
+            kinds,
             Capabilities(
                 deletes=True,
                 before_images=self.before_images,

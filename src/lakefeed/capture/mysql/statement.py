@@ -27,6 +27,8 @@ class Effect(Enum):
     ROLLBACK = "rollback"
     ROLLBACK_TO = "rollback to a savepoint"
     XA_START = "xa start"
+    XA_COMMIT = "xa commit"
+    XA_ROLLBACK = "xa rollback"
     DROP = "drop"
     DROP_DATABASE = "drop database"
     TRUNCATE = "truncate"
@@ -35,6 +37,11 @@ class Effect(Enum):
     ALTER = "alter"
     CHANGE = "change rows"
     OTHER = "other"
+
+
+_XA = {
+    "START": Effect.XA_START, "BEGIN": Effect.XA_START, "COMMIT": Effect.XA_COMMIT, "ROLLBACK": Effect.XA_ROLLBACK,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,7 @@ def read_statement(sql: str, schema: str) -> Statement:  # noqa: C901  # one kin
     if first == "ROLLBACK":
         return Statement(Effect.ROLLBACK_TO if "TO" in plain else Effect.ROLLBACK)
     if first == "XA":
-        return Statement(Effect.XA_START if second in ("START", "BEGIN") else Effect.OTHER)
+        return Statement(_XA.get(second, Effect.OTHER))
     if first == "DROP" and second in ("DATABASE", "SCHEMA"):
         at = start + (4 if plain[start + 2 : start + 4] == ["IF", "EXISTS"] else 2)
         return Statement(Effect.DROP_DATABASE, database=tokens[at][0] if at < len(tokens) else "")

@@ -11,8 +11,7 @@ Guarantees and limits, beyond the contract of ChangeCapture:
 - The resume point is the ``store``. Without a durable one it is the position that ``live`` is given.
 - Threads: the stream (``live``, ``confirm``) has connections of its own, and so have ``discover``, ``prepare``,
   ``snapshot`` and ``keys``: they never wait for a poll, and the next cycle takes in what they prepared. ``_lock``
-  guards what both sides write: the confirmed watermark and the wanted tables.
-"""
+  guards what both sides write: the confirmed watermark and the wanted tables."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan
+from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan, of_kind, opened
 from lakefeed.capture.dialect import Dialect, Session
 from lakefeed.capture.poll.poller import DifferencesDirectory, refuse_timeless, resume_mark
 from lakefeed.capture.poll.selection import TableSelection
@@ -39,7 +38,7 @@ from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.change.watermark import Mark, Watermark
-from lakefeed.errors import CheckpointError, DecodeError, SourceChangedError, SourceSetupError, StateError
+from lakefeed.errors import CheckpointError, DecodeError, SourceChangedError
 
 BUSY_SECONDS = 5.0
 """How long a drain goes on with a source that always has more, at least."""
@@ -47,10 +46,8 @@ BUSY_SECONDS = 5.0
 
 class Polling(ChangeCapture):
     """One database, one pipeline. ``rules`` are by table pattern; see ``TableRule`` and ``TableSelection``.
-
     ``differences`` is the directory where full comparisons leave what they found (see ``differences``). A pipeline
-    says where, by ``keep_state``.
-    """
+    says where, by ``keep_state``."""
 
     kind = Watermark.kind
 
@@ -60,10 +57,9 @@ class Polling(ChangeCapture):
     ) -> None:  # fmt: skip
         self._dialect = connector
         rules = dict(rules or {})
-        finds_deletes = bool(rules) and all(rule.deletes is not None for rule in rules.values())
         self.capabilities = Capabilities(
-            deletes=finds_deletes, before_images=False, transactions=False, schema_changes=True,
-            exact_snapshot=False, snapshot_resume=True, every_change=False, current_chunks=True,
+            deletes=bool(rules) and all(rule.deletes is not None for rule in rules.values()), transactions=False,
+            schema_changes=True, snapshot_resume=True, every_change=False, current_chunks=True,
         )  # fmt: skip
         self._selection = TableSelection(connector, tables, rules)
         self._store: WatermarkStore = store if store is not None else MemoryWatermarkStore()
@@ -99,15 +95,15 @@ class Polling(ChangeCapture):
             connections.close()
 
     def identity(self) -> str | None:
-        connections = self._opened()
+        connections = opened(self._connections)
         return connections.identity if self._confirmed is not None else None
 
     def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:
-        self._opened()
+        opened(self._connections)
         if position is None and self._confirmed is None:
             return Continuity.FRESH
         with self._lock:
-            self._confirmed = self._confirmed if position is None else _own(position)
+            self._confirmed = self._confirmed if position is None else of_kind(position, Watermark)
             self._wanted = {**dict.fromkeys(tables), **self._wanted}
         return Continuity.RESUMED
 
@@ -115,7 +111,7 @@ class Polling(ChangeCapture):
         self._stream.known |= {schema.table: schema for schema in schemas}
 
     def discover(self) -> tuple[TableSchema, ...]:
-        with self._opened().use(fresh=True) as session:
+        with opened(self._connections).use(fresh=True) as session:
             return tuple(polled.schema for polled in self._selection.polled(session, self._stream.known).values())
 
     def wants(self, table: TableId) -> bool:
@@ -123,7 +119,7 @@ class Polling(ChangeCapture):
 
     def prepare(self, tables: Sequence[TableId]) -> Watermark:
         stream, marks = self._stream, dict[str, Mark]()
-        with self._opened().use(fresh=True) as session:
+        with opened(self._connections).use(fresh=True) as session:
             horizon = session.horizon()
             for table in tables:
                 polled = self._described(session, table)
@@ -144,7 +140,7 @@ class Polling(ChangeCapture):
             return self._save({table: mark for table, mark in marks.items() if table not in known})
 
     def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
-        with self._opened().use(fresh=True) as session:
+        with opened(self._connections).use(fresh=True) as session:
             return self._plan(session, self._described(session, table), chunk_rows)
 
     def keep_state(self, directory: Path) -> None:
@@ -179,7 +175,7 @@ class Polling(ChangeCapture):
 
     def live(self, after: Position | None, *, wait_seconds: float = 1.0) -> Iterator[ChangeSet]:
         with self._lock:
-            start = (self._confirmed or Watermark()) if after is None else _own(after)
+            start = (self._confirmed or Watermark()) if after is None else of_kind(after, Watermark)
             if self._confirmed is None:
                 self._confirmed = start
         self._seek(start)
@@ -187,11 +183,9 @@ class Polling(ChangeCapture):
 
     def _change_sets(self, wait_seconds: float) -> Iterator[ChangeSet]:
         """What the next cycle finds; a heartbeat if it finds nothing in time; the end once the capture is closed.
-
         Without a wait, a heartbeat means that a poll of each table that began after the last heartbeat (or ``live``)
         has read it to its end: a slow one is waited for. Where every cycle finds something, because the tables are
-        written to all the time, the heartbeat comes once that is so and some seconds have passed.
-        """
+        written to all the time, the heartbeat comes once that is so and some seconds have passed."""
         stream, pace, began = self._stream, self._pace, time.monotonic()
         until = began + wait_seconds
         while not self._closed.is_set():
@@ -208,10 +202,9 @@ class Polling(ChangeCapture):
                 if self._closed.is_set():
                     return  # what was interrupted by that says nothing of the source
                 self._polled_at = time.monotonic() if change_set is None else 0.0
-            is_over = stream.is_read if wait_seconds == 0 else time.monotonic() >= until
             if change_set is not None:
                 yield change_set
-            elif is_over:
+            elif stream.is_read if wait_seconds == 0 else time.monotonic() >= until:
                 yield ChangeSet(stream.position, stream.position)
                 stream.begin_round()
                 began = time.monotonic()
@@ -220,8 +213,8 @@ class Polling(ChangeCapture):
             until = time.monotonic() + wait_seconds
 
     def confirm(self, position: Position) -> None:
-        self._opened()
-        marks = _own(position).marks
+        opened(self._connections)
+        marks = of_kind(position, Watermark).marks
         try:
             with self._lock:
                 known = self._marks()
@@ -246,7 +239,7 @@ class Polling(ChangeCapture):
         return self._selection.check()
 
     def uninstall(self) -> tuple[str, ...]:
-        self._opened()
+        opened(self._connections)
         with self._lock:
             removed = self._store.remove()
             self._confirmed, self._wanted = None, {}
@@ -256,15 +249,15 @@ class Polling(ChangeCapture):
     def _seek(self, start: Watermark) -> None:
         """Tables that the position has, that were prepared, or that the flow expects; without any, all there are. One
         without a mark goes on from where it was prepared, else it is read from its beginning."""
-        opened = self._opened()
-        with opened.use() as session:
+        connections = opened(self._connections)
+        with connections.use() as session:
             chosen = self._selection.polled(session, self._stream.known).keys()
         marks = dict(start.marks)
         with self._lock:
             wanted = dict(self._wanted)
         tables = sorted({table for table in chosen if str(table) in marks or table in wanted} or chosen)
         froms = {table: marks.get(str(table)) or wanted.get(table) or Mark.start() for table in tables}
-        self._stream.seek(opened, start, froms)
+        self._stream.seek(connections, start, froms)
         if self._closed.is_set():  # meanwhile, by another thread
             self._stream.close()
 
@@ -274,7 +267,7 @@ class Polling(ChangeCapture):
 
     def _save(self, marks: Mapping[str, Mark]) -> Watermark:
         """Under the lock. A store of no tables still gets the identity. Returns what is confirmed."""
-        self._store.save(self._opened().identity or "", marks)
+        self._store.save(opened(self._connections).identity or "", marks)
         self._confirmed = Watermark.of({**self._marks(), **marks})
         return self._confirmed
 
@@ -289,22 +282,7 @@ class Polling(ChangeCapture):
         return SnapshotPlan(polled.schema, chunks, rows)
 
     def _described(self, session: Session, table: TableId, known: TableSchema | None = None) -> PolledTable:
-        source = session.describe([table]).get(table)
-        if source is None:
-            raise SourceSetupError(f"there is no table {table}", remedy="Correct source.tables, or create the table.")
-        return self._selection.table(source, known or self._stream.known.get(table))
-
-    def _opened(self) -> Connections:
-        connections = self._connections
-        if connections is None:
-            raise StateError("the capture is not open", remedy="Call open first.")
-        return connections
-
-
-def _own(position: Position) -> Watermark:
-    if not isinstance(position, Watermark):
-        raise SourceChangedError(f"{position.encode()} is a position of another kind of source, not of polling")
-    return position
+        return self._selection.table(session.described(table), known or self._stream.known.get(table))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,10 +312,10 @@ class PolledChunkReader(TableChunkReader):
         for batch in super().__iter__():
             if chunk.names == chunk.schema.key:  # the keys alone say no time
                 yield batch
-                continue
-            if batch.num_rows:
-                self._newest = max(self._newest, int(chunk.polled.times(batch, expect_order=False).max()))
-            yield pa.RecordBatch.from_arrays(batch.columns[: len(own)], schema=own)
+            else:
+                times = chunk.polled.times(batch, expect_order=False)
+                self._newest = int(times.max(initial=self._newest))
+                yield pa.RecordBatch.from_arrays(batch.columns[: len(own)], schema=own)
 
     @property
     def low(self) -> Watermark:
@@ -348,6 +326,5 @@ class PolledChunkReader(TableChunkReader):
         """Once all rows are read."""
         marks, name = dict(self.low.marks), str(self._chunk.table)
         before = marks.get(name, Mark.start())
-        if self._newest > before.instant_us:
-            marks[name] = Mark(self._newest, (), before.era)
-        return Watermark.of(marks)
+        is_newer = self._newest > before.instant_us
+        return Watermark.of({**marks, name: Mark(self._newest, (), before.era)} if is_newer else marks)

@@ -1,8 +1,6 @@
-"""The section ``source`` of a configuration file: what every kind of source has, polling first of all.
-
-A source's own section derives from SourceConfig in ``capture/<source>/config.py`` and is named in ``capture.registry``.
-These modules import pydantic and nothing of their database: `lakefeed init` and the JSON schema need no driver.
-"""
+"""The section ``source`` of a configuration file: what every kind of source has, polling first of all. A source's own
+section derives from SourceConfig in ``capture/<source>/config.py`` and is named in ``capture.registry``. These modules
+import pydantic and nothing of their database: `lakefeed init` and the JSON schema need no driver."""
 
 from __future__ import annotations
 
@@ -64,12 +62,10 @@ class PollRuleConfig(Section):
 
 
 class SourceConfig(Section, ABC):
-    """The database to read. ``kind`` and ``capture`` are Literals in a source's own section.
-
-    ``template`` is the section as ``lakefeed init`` writes it, ``first_key`` the key of it that everybody has to set.
-    ``only_for`` names, for keys that not every way to capture has, those that do: elsewhere the key would have no
-    effect, and its reader would think that it has one.
-    """
+    """The database to read. ``kind`` and ``capture`` are Literals in a source's own section. ``template`` is the
+    section as ``lakefeed init`` writes it, ``first_key`` the key of it that everybody has to set. ``only_for`` names,
+    for keys that not every way to capture has, those that do: elsewhere the key would have no effect, and its reader
+    would think that it has one."""
 
     template: ClassVar[str]
     first_key: ClassVar[str]
@@ -115,10 +111,8 @@ class SourceConfig(Section, ABC):
         """ConfigError for a key that the chosen ``capture`` does not have."""
         for key, captures in self.only_for.items():
             if key in self.model_fields_set and self.capture not in captures:
-                raise ConfigError(
-                    f"source.{key} is for capture: {captures[0]}, and capture is {self.capture}",
-                    remedy=f"Set source.capture: {captures[0]}, or remove {key}.",
-                )
+                problem = f"source.{key} is for capture: {captures[0]}, and capture is {self.capture}"
+                raise ConfigError(problem, remedy=f"Set source.capture: {captures[0]}, or remove {key}.")
 
     def polling(self) -> dict[str, Any]:
         """The arguments ``tables``, ``rules`` and ``pace`` of a polling Source. ConfigError for a rule with two ways to
@@ -126,10 +120,9 @@ class SourceConfig(Section, ABC):
         rules = {}
         for pattern, rule in self.rules.items():
             if rule.soft_delete is not None and rule.full_diff is not None:
-                raise ConfigError(
-                    f"source.rules.{pattern} has soft_delete and full_diff, which are two ways to find deletes",
-                    remedy="Remove one of them; `lakefeed diff` also compares tables with soft_delete.",
-                )
+                problem = f"source.rules.{pattern} has soft_delete and full_diff, which are two ways to find deletes"
+                remedy = "Remove one of them; `lakefeed diff` also compares tables with soft_delete."
+                raise ConfigError(problem, remedy=remedy)
             soft = SoftDelete(rule.soft_delete) if rule.soft_delete is not None else None
             deletes = FullDiff(**rule.full_diff.model_dump()) if rule.full_diff is not None else soft
             given = rule.model_dump(exclude={"soft_delete", "full_diff", "null_updated_at"})

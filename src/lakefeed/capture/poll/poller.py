@@ -10,8 +10,7 @@ So a late commit is never behind the mark, nothing waits for the lag, and after 
 settled are delivered a second time. Rows after the mark are kept for that comparison: some batches for each table.
 
 An event is the row as a poll found it. What happened to the row between two polls is not seen: the transaction id of an
-event names the poll, so that nobody takes it for a transaction of the source.
-"""
+event names the poll, so that nobody takes it for a transaction of the source."""
 
 from __future__ import annotations
 
@@ -31,12 +30,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lakefeed.capture.builder import Batches, Spill
 from lakefeed.capture.dialect import Horizon, Session, key_rows
 from lakefeed.capture.fit import MisfitError
+from lakefeed.capture.log import Rows, Transaction
 from lakefeed.capture.poll.source import NullPolicy
 from lakefeed.capture.poll.table import Instants, PolledTable, TableReads
 from lakefeed.capture.snapshot import combined
-from lakefeed.change.batch import ABSENT, CHANGED, FOUND, METADATA, TIME, ChangeBatch, Operation, change_schema
+from lakefeed.change.batch import CHANGED, FOUND, Operation
 from lakefeed.change.change_set import RecopyNeeded, TableNotice
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
@@ -132,11 +133,9 @@ class TablePoller:
         self.mark, self.unsettled = Mark.start(self.mark.era + 1), None
 
     def _after_mark(self, session: Session) -> tuple[pa.RecordBatch, bool]:
-        """Batch after batch until one has something new, and whether that was all there is.
-
-        While the horizon stands still (a transaction is open), what has been delivered already is passed over, so that
-        it does not fill the batch; up to a number of batches, since all of it is kept in memory. Then new rows wait.
-        """
+        """Batch after batch until one has something new, and whether that was all there is. While the horizon stands
+        still (a transaction is open), what has been delivered already is passed over, so that it does not fill the
+        batch; up to a number of batches, since all of it is kept in memory. Then new rows wait."""
         table, limit = self.table, self.table.rule.batch_rows
         reads, schema = TableReads(table, session), table.arrow(table.read_names)
         found: list[pa.RecordBatch] = []
@@ -159,35 +158,34 @@ class DifferencesDirectory:
         <root>/<schema.table>/<number>/*.parquet     the key columns, and ``_lakefeed_found``: deleted or changed
 
     A directory appears by one rename, complete. Its number is its time in milliseconds. How far it has been delivered
-    is part of the position, so that it is delivered to the end, once, over crashes; then it is removed.
-    """
+    is part of the position, so that it is delivered to the end, once, over crashes; then it is removed."""
 
     def __init__(self, root: Path, table: TableId) -> None:
         self.path = root / quote(str(table), safe=" .")
 
     def next(self, after: Mark | None) -> tuple[pa.RecordBatch, Mark] | None:
         """The first keys that have not been delivered, and the mark that says that they have been."""
-        for number, path in self._numbered():
-            if after is not None and number < after.instant_us:
-                continue
-            offset = _offset(after, number)
-            rows = pq.read_table(path, partitioning=None).combine_chunks()
-            part = rows.slice(offset, SLICE_ROWS).to_batches()
-            if part:
-                return part[0], Mark(number, (offset + part[0].num_rows,))
+        for number, path, offset in self._numbered(after):
+            if offset is not None:
+                part = pq.read_table(path, partitioning=None).combine_chunks().slice(offset, SLICE_ROWS).to_batches()
+                if part:
+                    return part[0], Mark(number, (offset + part[0].num_rows,))
         return None
 
     def forget(self, confirmed: Mark) -> None:
         """Remove what is durable elsewhere, up to ``confirmed``."""
-        for number, path in self._numbered():
-            rows = sum(pq.read_metadata(file).num_rows for file in path.glob("*.parquet"))
-            is_over = number == confirmed.instant_us and _offset(confirmed, number) >= rows
-            if number < confirmed.instant_us or is_over:
+        for _, path, offset in self._numbered(confirmed):
+            if offset is None or 0 < sum(pq.read_metadata(file).num_rows for file in path.glob("*.parquet")) <= offset:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _numbered(self) -> Iterator[tuple[int, Path]]:
-        if self.path.is_dir():
-            yield from sorted((int(path.name), path) for path in self.path.iterdir() if path.name.isdigit())
+    def _numbered(self, mark: Mark | None) -> Iterator[tuple[int, Path, int | None]]:
+        """Each directory, and how many of its keys are delivered at ``mark``; None: all."""
+        there = self.path.iterdir() if self.path.is_dir() else ()
+        for number, path in sorted((int(path.name), path) for path in there if path.name.isdigit()):
+            delivered: int | None = 0
+            if mark is not None and number <= mark.instant_us:
+                delivered = None if number < mark.instant_us else int(mark.key[0])
+            yield number, path, delivered
 
 
 def mark_name(table: TableId) -> str:
@@ -196,11 +194,9 @@ def mark_name(table: TableId) -> str:
 
 
 def looked_up(session: Session, table: PolledTable, found: pa.RecordBatch, now_us: int) -> list[Events]:
-    """What the source itself has under the keys that a comparison found, in one consistent read.
-
-    The comparison ran beside the source's writers. So a key that is not there is a delete, whatever was found; one that
-    is there is delivered as it is now if it was found to be different, and is nothing if it was found to be missing.
-    """
+    """What the source itself has under the keys that a comparison found, in one consistent read. The comparison ran
+    beside the source's writers. So a key that is not there is a delete, whatever was found; one that is there is
+    delivered as it is now if it was found to be different, and is nothing if it was found to be missing."""
     # In the types of the source: Spark, which wrote the keys, has others for some (times in nanoseconds).
     keys = found.select(list(table.key)).cast(table.arrow(table.key))
     rows = TableReads(table, session).by_key(key_rows(keys, table.key))
@@ -219,17 +215,10 @@ def looked_up(session: Session, table: PolledTable, found: pa.RecordBatch, now_u
     return events
 
 
-def _offset(mark: Mark | None, number: int) -> int:
-    """How many keys of directory ``number`` are delivered."""
-    return int(mark.key[0]) if mark is not None and mark.key and mark.instant_us == number else 0
-
-
 def classified(table: PolledTable, rows: pa.RecordBatch, times: Instants) -> Events:
     """A deleted row is a delete; created and updated at the same instant is an insert; everything else an update.
-
     Whoever applies them must not rely on the difference: a row that was inserted and updated between two polls is an
-    update of a row that the lake has never seen. Of a deleted row only the key is delivered.
-    """
+    update of a row that the lake has never seen. Of a deleted row only the key is delivered."""
     deleted, inserted = table.are_deleted(rows), table.are_inserts(rows)
     operations = np.select([deleted, inserted], [Operation.DELETE, Operation.INSERT], Operation.UPDATE)
     delivered: Any = rows.select(list(table.schema.names))
@@ -240,7 +229,7 @@ def classified(table: PolledTable, rows: pa.RecordBatch, times: Instants) -> Eve
     return Events(table.schema, delivered, operations.astype(np.int8), times)
 
 
-def change_batches(found: Sequence[Events], end: Position, polled_us: int) -> tuple[ChangeBatch, ...]:
+def change_batches(found: Sequence[Events], end: Position, polled_us: int) -> Batches:
     """All events as one run: numbered by time over all tables, each table's in its own order."""
     # What is late within a table must not be numbered before what it follows there, in the same piece or another.
     latest: dict[TableId, np.int64] = {}
@@ -255,29 +244,18 @@ def change_batches(found: Sequence[Events], end: Position, polled_us: int) -> tu
     numbers = np.empty(len(everything), np.int64)
     numbers[np.argsort(everything, kind="stable")] = np.arange(len(everything))
 
-    position, poll = end.encode(), datetime.fromtimestamp(polled_us / 1e6, UTC).isoformat(timespec="milliseconds")
-    batches, counts = [], [len(events.times) for events in found]
-    for events, count, own in zip(found, counts, np.split(numbers, np.cumsum(counts)), strict=False):
-        first = np.zeros(count, np.int32)
-        values: list[Any] = [
-            *events.rows.columns,
-            pa.array(events.operations),
-            pa.array(own),
-            pa.DictionaryArray.from_arrays(first, pa.array([position])),
-            pa.array(events.times).cast(METADATA.field(TIME).type),
-            pa.DictionaryArray.from_arrays(first, pa.array([f"poll {poll}"])),
-            pa.nulls(count, METADATA.field(ABSENT).type),
-        ]
-        data = pa.RecordBatch.from_arrays(values, schema=change_schema(events.schema))
-        batches.append(ChangeBatch(events.schema, data))
-    return tuple(batches)
+    poll = datetime.fromtimestamp(polled_us / 1e6, UTC).isoformat(timespec="milliseconds")
+    batches = Batches(Spill(), transactions=[Transaction(end, polled_us, f"poll {poll}")])
+    counts = [len(events.times) for events in found]
+    for events, own in zip(found, np.split(numbers, np.cumsum(counts)), strict=False):
+        first = np.zeros(len(own), np.int32)
+        batches.append(Rows(events.schema, events.rows.columns, events.operations, own, first, times=events.times))
+    return batches
 
 
 def unchanged(rows: pa.RecordBatch, before: pa.RecordBatch | None, key: Sequence[str]) -> Any:
-    """A boolean array: which of ``rows`` are in ``before``, equal in every column.
-
-    By content and not by time alone: a row that changed twice within one time stamp is delivered twice.
-    """
+    """A boolean array: which of ``rows`` are in ``before``, equal in every column. By content and not by time alone: a
+    row that changed twice within one time stamp is delivered twice."""
     if before is None or before.num_rows == 0 or not rows.schema.equals(before.schema):
         return pa.array([False] * rows.num_rows, pa.bool_())
     index: Any = pc.index_in(key_texts(rows, key), value_set=key_texts(before, key))
@@ -337,12 +315,9 @@ def refuse_timeless(session: Session, table: PolledTable, before: int = 0) -> in
     """How many rows no poll would find. TableStoppedError if the rule forbids them, else a warning of a new number."""
     count = TableReads(table, session).count_timeless()
     if count and table.rule.null_updated_at is not NullPolicy.IGNORE:
-        names = ", ".join((table.updated_at, *table.key))
-        raise TableStoppedError(
-            f"{table.id}: {count} rows have NULL in {names}, and would never be seen",
-            table=str(table.id),
-            remedy=f"Give them values, or set null_updated_at to created_at or ignore in the rule of {table.id}.",
-        )
+        problem = f"{count} rows have NULL in {', '.join((table.updated_at, *table.key))}, and would never be seen"
+        remedy = f"Give them values, or set null_updated_at to created_at or ignore in the rule of {table.id}."
+        raise TableStoppedError(f"{table.id}: {problem}", table=str(table.id), remedy=remedy)
     if count not in (0, before):
         log.warning("%s: %d rows have no %s; their changes are not seen", table.id, count, table.updated_at)
     return count

@@ -15,7 +15,7 @@ from lakefeed.capture.dialect import DescribedTable, Dialect, Session
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.poll.source import NullPolicy, SoftDelete, TableRule
 from lakefeed.capture.poll.table import PolledTable, TableReads, given
-from lakefeed.capture.select import is_literal, is_wanted, match_tables
+from lakefeed.capture.select import TablePatterns, is_literal, refused_name
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import ConfigError, LakefeedError, Retry
 
@@ -25,7 +25,6 @@ UPDATED = {"updated_at", "updated_on", "updated", "modified_at", "modified_on", 
 CREATED = {"created_at", "created_on", "created", "inserted_at"}
 
 _FUTURE_US = 60_000_000
-_REFUSED_BY_DELTA = " ,;{}()\n\t="
 
 
 class TableSelection:
@@ -33,68 +32,56 @@ class TableSelection:
 
     def __init__(self, dialect: Dialect, patterns: Sequence[str], rules: Mapping[str, TableRule]) -> None:
         self._dialect = dialect
-        self._names: dict[str, Any] = {"default_schema": dialect.default_schema, "folds_case": dialect.folds_case}
-        self._patterns = tuple(patterns)
+        names: dict[str, Any] = {"default_schema": dialect.default_schema, "folds_case": dialect.folds_case}
+        self._patterns, self._rule_patterns = TablePatterns(patterns, **names), TablePatterns(rules, **names)
         self._rules = dict(rules)
         self._warned: set[TableId] = set()
         self._seen: frozenset[TableId] = frozenset()
 
     def wants(self, table: TableId) -> bool:
-        return is_wanted(self._patterns, table, **self._names)
+        return bool(self._patterns.matching(table))
 
     def rule(self, table: TableId) -> TableRule:
-        matching = [pattern for pattern in self._rules if self._matches(pattern, table)]
-        best = [pattern for pattern in matching if is_literal(pattern)] or matching
+        best = self._rule_patterns.matching(table)
         return self._rules[best[0]] if best else TableRule()
 
     def table(self, source: DescribedTable, known: TableSchema | None = None, mixed: Iterable[str] = ()) -> PolledTable:
         """How a table is polled by its rule. ConfigError, naming table and column, for whatever is not in the catalog.
-
         ``known`` is what it was delivered with last: a column that was text there, although its declared type was
-        another and still is that one, stays text. So do ``mixed`` columns, which hold values of several types.
-        """
+        another and still is that one, stays text. So do ``mixed`` columns, which hold values of several types."""
         table, rule = source.id, self.rule(source.id)
         soft = rule.deletes.column if isinstance(rule.deletes, SoftDelete) else None
         for name in given(*rule.key, *rule.columns, rule.created_at, rule.updated_at, soft):
             source.schema.column(name)  # ConfigError with the table, the column and those that there are
         key = tuple(rule.key) or source.schema.key
         if not key:
-            raise ConfigError(
-                f"table {table} has no primary key, so its rows cannot be told apart",
-                remedy=f"Name columns that are unique together: rules: {{{table}: {{key: […]}}}}.",
-            )
+            remedy = f"Name columns that are unique together: rules: {{{table}: {{key: […]}}}}."
+            raise ConfigError(f"table {table} has no primary key, so its rows cannot be told apart", remedy=remedy)
         for name in source.unordered.keys() & set(key):
             raise ConfigError(f"table {table}: the key column '{name}' cannot be ordered: {source.unordered[name]}")
         updated_at = rule.updated_at or _guessed(source, UPDATED)
         created_at = rule.created_at or _guessed(source, CREATED)
         if updated_at is None:
-            raise ConfigError(
-                f"table {table}: no column is unmistakably the time of the last update",
-                remedy=f"Name it: rules: {{{table}: {{updated_at: …}}}}; there are {', '.join(source.schema.names)}.",
-            )
+            remedy = f"Name it: rules: {{{table}: {{updated_at: …}}}}; there are {', '.join(source.schema.names)}."
+            raise ConfigError(f"table {table}: no column is unmistakably the time of the last update", remedy=remedy)
         for name in given(updated_at, rule.created_at):
             if not is_stamp(kind := source.schema.column(name).type):
-                raise ConfigError(
-                    f"table {table}: the column '{name}' ({kind}) cannot say when a row changed; it must be a "
-                    "timestamp, an ISO 8601 text or a whole number since 1970"
-                )
+                must = "it must be a timestamp, an ISO 8601 text or a whole number since 1970"
+                raise ConfigError(f"table {table}: the column '{name}' ({kind}) cannot say when a row changed; {must}")
         if rule.null_updated_at is NullPolicy.CREATED_AT and created_at is None:
             raise ConfigError(f"table {table}: null_updated_at is created_at, but no column is named as created_at")
 
-        texts, wanted = set(mixed), {*rule.columns, *key} if rule.columns else set(source.schema.names)
         declared = {column.name: column for column in source.schema.columns}
-        for column in known.columns if known is not None else ():
-            now = declared.get(column.name)
-            if now is not None and pa.types.is_string(column.type) and now.source_type == column.source_type:
-                texts.add(column.name)
+        before = [column for column in known.columns if pa.types.is_string(column.type)] if known is not None else []
+        were = {(column.name, column.source_type) for column in before}
+        texts = {*mixed, *(name for name, one in declared.items() if (name, one.source_type) in were)}
         columns = tuple(
             replace(one, type=pa.string() if name in texts else one.type, nullable=one.nullable and name not in key)
             for name, one in declared.items()
-            if name in wanted
+            if not rule.columns or name in (*rule.columns, *key)
         )
         schema, stamp = TableSchema(source.id, columns, key), declared[updated_at].type
-        is_guess = rule.updated_at is None
-        made = PolledTable(self._dialect, source, rule, schema, updated_at, created_at, is_guess=is_guess)
+        made = PolledTable(self._dialect, source, rule, schema, updated_at, created_at)
         if soft is not None:
             kind = declared[soft].type
             is_flag = pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and kind != stamp)
@@ -102,17 +89,13 @@ class TableSelection:
         for other, why in ((made.stand_in, "stands in for it"), (made.soft_time, "says when a row was deleted")):
             kind = declared[other or updated_at].type
             if kind != stamp and not (pa.types.is_timestamp(kind) and pa.types.is_timestamp(stamp)):
-                raise ConfigError(
-                    f"table {table}: the column '{other}' ({kind}) {why}, "
-                    f"and must be stored as '{updated_at}' ({stamp}) is"
-                )
+                need = f"and must be stored as '{updated_at}' ({stamp}) is"
+                raise ConfigError(f"table {table}: the column '{other}' ({kind}) {why}, {need}")
         return made
 
     def polled(self, session: Session, known: Collection[TableId]) -> dict[TableId, PolledTable]:
-        """Those that can be polled. One that only a wildcard matches and that cannot be is left out.
-
-        So is one of the ``known``, which were polled before: a notice blocks it, and it must not hold up the others.
-        """
+        """Those that can be polled. One that only a wildcard matches and that cannot be is left out. So is one of the
+        ``known``, which were polled before: a notice blocks it, and it must not hold up the others."""
         found = self._examine(session)
         for table, error in found.items():
             if isinstance(error, ConfigError):
@@ -133,8 +116,7 @@ class TableSelection:
             found: list[Finding] = []
             for table, polled in examined.items():
                 if isinstance(polled, PolledTable):
-                    own = self._problems(session, polled)
-                    problems = [(level, f"{table}: {what}", remedy) for level, what, remedy in own]
+                    problems = [(one, f"{table}: {what}", how) for one, what, how in self._problems(session, polled)]
                 elif self._is_named(table):
                     problems = [(Level.ERROR, polled.message, polled.remedy)]
                 else:
@@ -143,21 +125,18 @@ class TableSelection:
             return tuple(found)
 
     def _examine(self, session: Session) -> dict[TableId, PolledTable | ConfigError]:
-        """What the patterns match, checked against the catalog: how it is polled, or why it cannot be.
-
-        ConfigError for a pattern, or a rule, that matches no table and never did.
-        """
+        """What the patterns match, checked against the catalog: how it is polled, or why it cannot be. ConfigError for
+        a pattern, or a rule, that matches no table and never did."""
         there = session.tables()
-        for pattern in filter(is_literal, (*self._patterns, *self._rules)):
-            for table, refusal in there.items():
-                if refusal is not None and self._matches(pattern, table):
+        for table, refusal in there.items():
+            for pattern in (*self._patterns.matching(table), *self._rule_patterns.matching(table)):
+                if refusal is not None and is_literal(pattern):
                     raise ConfigError(f"'{pattern}' cannot be polled: {refusal.reason}", remedy=refusal.remedy)
-        free = [table for table, refusal in there.items() if refusal is None]
-        chosen = match_tables(self._patterns, free, seen=self._seen, **self._names)
+        chosen = self._patterns.choose((table for table, refusal in there.items() if refusal is None), self._seen)
         self._seen |= set(chosen)
-        for pattern in self._rules:
-            if not any(self._matches(pattern, table) for table in self._seen):
-                raise ConfigError(f"rules: '{pattern}' matches none of the tables that are polled")
+        used = {pattern for table in self._seen for pattern in self._rule_patterns.matching(table)}
+        for pattern in (one for one in self._rules if one not in used):
+            raise ConfigError(f"rules: '{pattern}' matches none of the tables that are polled")
         found: dict[TableId, PolledTable | ConfigError] = {}
         for table, source in session.describe(chosen).items():
             try:
@@ -170,7 +149,7 @@ class TableSelection:
         """What stands in the way of one table, what was guessed, and what polling cannot see."""
         name, updated_at, kind = table.id, table.updated_at, table.column(table.updated_at).type
         reads = TableReads(table, session)
-        if table.is_guess:
+        if table.rule.updated_at is None:
             problem = f"'{updated_at}' is taken for the time of the last update, by its name"
             yield Level.WARNING, problem, f"Say so: rules: {{{name}: {{updated_at: {updated_at}}}}}."
         if table.rule.deletes is None:
@@ -180,9 +159,8 @@ class TableSelection:
             problem = f"'{updated_at}' has no time zone and is taken for UTC; late commits are missed if it is not"
             yield Level.WARNING, problem, f"Write it in UTC, or make '{updated_at}' a timestamp with time zone."
         for column in table.schema.names:
-            if any(letter in _REFUSED_BY_DELTA for letter in column) or column.lower().startswith("_lakefeed"):
-                problem = f"lake tables refuse the column name '{column}'"
-                yield Level.ERROR, problem, "Rename it, or leave it out: columns."
+            if (refused := refused_name(column)) is not None:
+                yield Level.ERROR, refused[0], "Rename it, or leave it out: columns."
         try:
             if count := reads.count_timeless():
                 stops = table.rule.null_updated_at is not NullPolicy.IGNORE
@@ -203,10 +181,7 @@ class TableSelection:
 
     def _is_named(self, table: TableId) -> bool:
         """Written down on purpose, so that what is wrong with it is an error and not a reason to leave it out."""
-        return is_wanted([*filter(is_literal, self._patterns), *self._rules], table, **self._names)
-
-    def _matches(self, pattern: str, table: TableId) -> bool:
-        return is_wanted([pattern], table, **self._names)
+        return bool(self._rule_patterns.matching(table)) or any(map(is_literal, self._patterns.matching(table)))
 
 
 def _guessed(source: DescribedTable, names: set[str]) -> str | None:

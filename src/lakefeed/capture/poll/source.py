@@ -1,7 +1,5 @@
-"""What a user writes to follow a database with nothing but SELECT: the source, and how its tables are polled.
-
-Everything has a default; the catalog fills in what is left out. Nothing here imports Arrow or a driver before ``bind``.
-"""
+"""What a user writes to follow a database with nothing but SELECT: the source, and how its tables are polled. All has a
+default; the catalog fills in what is left out. Nothing here imports Arrow or a driver before ``bind``."""
 
 from __future__ import annotations
 
@@ -38,11 +36,9 @@ class SoftDelete:
 @dataclass(frozen=True, slots=True)
 class FullDiff:
     """Deleted rows are found by comparing all keys with the lake's, on Spark, every ``every_seconds``.
-
     ``max_deleted_share`` of the lake's rows may be found missing at once; more is refused, since a source that lost its
     rows looks the same. With ``compare_rows`` whole rows are compared, which also finds changes that left
-    ``updated_at`` as it was, and rows that the lake lacks.
-    """
+    ``updated_at`` as it was, and rows that the lake lacks."""
 
     _: KW_ONLY
     every_seconds: float = 86_400.0
@@ -58,15 +54,12 @@ class FullDiff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRule:
-    """How one table is polled.
-
-    ``updated_at``, ``created_at`` and ``key`` name columns; None and () mean: find them. ``columns`` are those to
-    deliver; () means all. The key is always delivered; the columns that polling itself needs are always read.
-    ``where`` is an SQL condition on every read of the table. ``batch_rows`` is how many rows one poll reads at most.
-    ``safety_lag_seconds`` is how long after its time stamp a row may become visible without being missed; it must be
-    longer than the stamp's own resolution (one second for SQLite's CURRENT_TIMESTAMP). Rows are delivered at once
-    all the same, and read again until the lag is over.
-    """
+    """How one table is polled. ``updated_at``, ``created_at`` and ``key`` name columns; None and () mean: find them.
+    ``columns`` are those to deliver; () means all. The key is always delivered; the columns that polling itself needs
+    are always read. ``where`` is an SQL condition on every read of the table. ``batch_rows`` is how many rows one poll
+    reads at most. ``safety_lag_seconds`` is how long after its time stamp a row may become visible without being
+    missed; it must be longer than the stamp's own resolution (one second for SQLite's CURRENT_TIMESTAMP). Rows are
+    delivered at once all the same, and read again until the lag is over."""
 
     created_at: str | None = None
     updated_at: str | None = None
@@ -154,11 +147,9 @@ class SqlitePolling(_PolledDatabase):
 
 @dataclass(frozen=True)
 class PostgresPolling(_PolledDatabase):
-    """A PostgreSQL database or replica, for a role that may SELECT.
-
-    ``dsn`` is a libpq connection string or URI and is not shown by ``repr``. ``text_columns`` are patterns over
-    ``schema.table.column``: those columns are kept as PostgreSQL prints them.
-    """
+    """A PostgreSQL database or replica, for a role that may SELECT. ``dsn`` is a libpq connection string or URI and is
+    not shown by ``repr``. ``text_columns`` are patterns over ``schema.table.column``: those columns are kept as
+    PostgreSQL prints them."""
 
     dsn: str = field(repr=False)
     tables: Sequence[str] = field(default=("public.*",), kw_only=True)

@@ -1,9 +1,4 @@
-"""Where an embedder's polling keeps its watermarks, one for each table. A pipeline needs none: its journal has them.
-
-Contract of WatermarkStore: what ``save`` returned from is what ``load`` gives, also in another process where the store
-is durable; saving one table leaves the others as they are. A store that cannot be read is an error and never "nothing
-was saved": the difference is a whole table.
-"""
+"""Where an embedder's polling keeps its watermarks, one for each table. A pipeline needs none: its journal has them."""
 
 from __future__ import annotations
 
@@ -22,8 +17,10 @@ _ABANDONED_SECONDS = 3600.0
 
 
 class WatermarkStore(Protocol):
-    """See the module. Tables go by name, ``schema.table``. One writer. Errors are CheckpointErrors, or JournalFullError
-    on a full disk, which is retried."""
+    """What ``save`` returned from is what ``load`` gives, also in another process where the store is durable; saving
+    one table leaves the others as they are. A store that cannot be read is an error and never "nothing was saved": the
+    difference is a whole table. Tables go by name, ``schema.table``. One writer. Errors are CheckpointErrors, or
+    JournalFullError on a full disk, which is retried."""
 
     def identity(self) -> str | None:
         """Names the database that the watermarks belong to; None if nothing was saved."""
@@ -81,15 +78,10 @@ class FileWatermarkStore(MemoryWatermarkStore):
             self._identity, self._marks = body["identity"], dict(Watermark.parse(body["watermark"]).marks)
         except FileNotFoundError:
             return
-        except OSError as error:
-            raise CheckpointDamagedError(f"{self._path} cannot be read: {error.strerror}") from error
-        except JournalDamagedError as error:
-            raise CheckpointDamagedError(error.message) from error
-        except (KeyError, TypeError, CheckpointError) as error:
-            raise CheckpointDamagedError(f"{self._path} is damaged: {error}") from error
+        except (OSError, JournalDamagedError, KeyError, TypeError, CheckpointError) as error:
+            raise CheckpointDamagedError(f"{self._path} cannot be used: {error}") from error
 
     def save(self, identity: str, marks: Mapping[str, Mark]) -> None:
-        """JournalFullError if the disk is full, which is tried again; CheckpointError for any other refusal."""
         watermark = Watermark.of({**self._marks, **marks})
         try:
             make_directory(self._path.parent)

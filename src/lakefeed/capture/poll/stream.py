@@ -4,8 +4,7 @@ Steps of one cycle:
   1. the catalog: tables that were prepared since, definitions that changed, tables that are gone
   2. the horizon, before any row is read
   3. every table that is not still being read is polled, several at a time, each on a connection of its own
-  4. what has ended within the patience becomes one change set; a slow table's rows are in a later one
-"""
+  4. what has ended within the patience becomes one change set; a slow table's rows are in a later one"""
 
 from __future__ import annotations
 
@@ -20,8 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from lakefeed.capture.base import opened
 from lakefeed.capture.dialect import DescribedTable, Dialect, Session
-from lakefeed.capture.fit import MisfitError
+from lakefeed.capture.fit import MisfitError, became_text
 from lakefeed.capture.poll.poller import Events, PollResult, TablePoller, change_batches, mark_name
 from lakefeed.capture.poll.selection import TableSelection
 from lakefeed.capture.poll.source import Pace
@@ -38,11 +38,9 @@ _CLOSE_SECONDS = 2.0
 
 
 class Connections:
-    """Sessions to one database, kept for the next use. Any thread may use one, several at a time.
-
-    All lead to the database ``identity``, by default the one that the first session finds: behind one name there may be
-    another one later. ``start`` has ``parallel`` threads.
-    """
+    """Sessions to one database, kept for the next use. Any thread may use one, several at a time. All lead to the
+    database ``identity``, by default the one that the first session finds: behind one name there may be another one
+    later. ``start`` has ``parallel`` threads."""
 
     def __init__(self, dialect: Dialect, identity: str | None = None, parallel: int = 1) -> None:
         self._dialect = dialect
@@ -55,19 +53,22 @@ class Connections:
 
     @contextmanager
     def use(self, *, fresh: bool = False) -> Iterator[Session]:
-        """One that nobody else uses meanwhile; a ``fresh`` one is not kept. StateError once all are closed.
-
-        As long as all others are fresh, the one that is not is always the same: a session may remember (``horizon``).
-        """
+        """One that nobody else uses meanwhile; a ``fresh`` one is not kept. StateError once all are closed. As long as
+        all others are fresh, the one that is not is always the same: a session may remember (``horizon``)."""
         with self._changed:
-            session = self._idle.pop() if self._idle and not fresh else None
-        session = session or self._connected()
+            idle = self._idle.pop() if self._idle and not fresh else None
+        session = idle or self._dialect.connect()
         with self._changed:
             self._used.add(session)
         is_usable = False  # after an error it may be in the middle of anything
         try:
             if self._is_closed:
                 raise StateError("the capture was closed", remedy="Call open first.")
+            if idle is None:
+                found = session.identity()
+                if self.identity not in (None, found):
+                    raise SourceChangedError(f"{found} answers now, and not {self.identity}, which was opened")
+                self.identity = found
             yield session
             is_usable = True
         finally:
@@ -97,35 +98,19 @@ class Connections:
         with self._changed:
             self._is_closed = True
             idle, self._idle, used = self._idle, [], list(self._used)
-        until = time.monotonic() + _CLOSE_SECONDS
-        threads = [threading.Thread(target=_cancel, args=[session], daemon=True) for session in used]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
+
+        def cancel(session: Session) -> None:
+            with suppress(Exception):  # it is being closed: what it says of that does not matter
+                session.cancel()
+
+        for session in used:  # each beside the others: one that hangs keeps nobody waiting
+            threading.Thread(target=cancel, args=[session], daemon=True).start()
         with self._changed:
-            self._changed.wait_for(lambda: not self._used, _CLOSE_SECONDS)
+            self._changed.wait_for(lambda: not self._used, 2 * _CLOSE_SECONDS)
             left = list(self._used)
         for session in [*idle, *left]:
             with suppress(Exception):
                 session.close()
-
-    def _connected(self) -> Session:
-        session = self._dialect.connect()
-        try:
-            found = session.identity()
-            if self.identity not in (None, found):
-                raise SourceChangedError(f"{found} answers now, and not {self.identity}, which was opened")
-        except BaseException:
-            session.close()
-            raise
-        self.identity = found
-        return session
-
-
-def _cancel(session: Session) -> None:
-    with suppress(Exception):  # it is being closed: what it says of that does not matter
-        session.cancel()
 
 
 @dataclass(slots=True)
@@ -148,18 +133,16 @@ class _Poll(NamedTuple):
 
 class PollStream:
     """Belongs to the stream's thread, except for ``arrived``, ``close``, and reading ``pollers``: any thread.
-
     ``position`` is the last change set's end. ``arrived`` are tables that were prepared: the next cycle takes them in,
     unless they are polled already and not stale. ``known`` are the schemas that tables were delivered with last.
     ``stale``: tables that go on from a new mark once they are prepared again, because changes were missed or they were
-    stopped. One whose definition changed is not among them: a lake table may go on without a copy.
-    """
+    stopped. One whose definition changed is not among them: a lake table may go on without a copy."""
 
     def __init__(self, dialect: Dialect, selection: TableSelection, differences: Path | None, pace: Pace) -> None:
         self._dialect = dialect
         self._selection = selection
         self._pace = pace
-        self._opened: Connections | None = None
+        self._catalog: Connections | None = None
         self._readers: Connections | None = None
         self._polls: dict[TableId, _Poll] = {}
         self._blocked: set[TableId] = set()
@@ -173,14 +156,14 @@ class PollStream:
         self.stale: frozenset[TableId] = frozenset()
         self.position = Watermark()
 
-    def seek(self, opened: Connections, position: Watermark, tables: dict[TableId, Mark]) -> None:
+    def seek(self, catalog: Connections, position: Watermark, tables: dict[TableId, Mark]) -> None:
         """Go on after ``position`` with ``tables``, each from its mark on."""
         self.close()
-        self._opened, self._readers = opened, Connections(self._dialect, opened.identity, self._pace.parallel)
+        self._catalog, self._readers = catalog, Connections(self._dialect, catalog.identity, self._pace.parallel)
         self.position = position
         self.pollers, self._polls, self._blocked = {}, {}, self._blocked - tables.keys()
         self.begin_round()
-        with opened.use() as session:
+        with catalog.use() as session:
             for table, source in session.describe(list(tables)).items():
                 self._add(source, tables[table])
 
@@ -196,10 +179,8 @@ class PollStream:
 
     def cut(self) -> ChangeSet | None:
         """One cycle. None: nothing has changed, and nothing has moved."""
-        opened, readers, cycle = self._opened, self._readers, _Cycle()
-        if opened is None or readers is None:
-            raise StateError("the capture is not open", remedy="Call open first.")
-        with opened.use() as session:
+        catalog, readers, cycle = opened(self._catalog), opened(self._readers), _Cycle()
+        with catalog.use() as session:
             self._read_catalog(session, cycle)  # 1
             horizon = session.horizon()  # 2
         if self._unread is None:
@@ -213,7 +194,7 @@ class PollStream:
             if poll.result.done():
                 del self._polls[table]
                 if self.pollers.get(table) is poll.poller:  # neither dropped nor begun again while it was read
-                    self._take(opened, table, poll, cycle)
+                    self._take(catalog, table, poll, cycle)
         start, end = self.position, Watermark.of({**dict(self.position.marks), **cycle.marks})
         rows = sum(len(events.times) for events in cycle.events)
         self.position = end
@@ -275,7 +256,7 @@ class PollStream:
                     notice = recopy_notice(known, schema, partial(reads.is_filled, mark=poller.mark))
                     self._reshape(poller, notice, cycle)
 
-    def _take(self, opened: Connections, table: TableId, poll: _Poll, cycle: _Cycle) -> None:
+    def _take(self, catalog: Connections, table: TableId, poll: _Poll, cycle: _Cycle) -> None:
         """The result of one poll. The table's own error stops that table; the database's is the caller's."""
         poller = poll.poller
         try:
@@ -285,14 +266,12 @@ class PollStream:
             if isinstance(caught, MisfitError) and caught.remedy is None:
                 column = caught.column
                 if column in old.schema.names and column not in old.ordering:
-                    # Values of several types make a column text for good, so that nothing is rounded, cut or nulled.
                     poller.table = self._selection.table(old.source, self.known[table], [column])
-                    reason = f"values that the declared type does not fit make it text: {column}"
-                    self._reshape(poller, RecopyNeeded(table, reason, (column,)), cycle)
+                    self._reshape(poller, became_text(table, [column]), cycle)
                     return
             if error.retry is Retry.BACKOFF or isinstance(error, StateError | SourceChangedError):
                 raise
-            with opened.use() as session:
+            with catalog.use() as session:
                 is_same = session.describe([table]).get(table) == old.source
             if is_same:
                 self._block(table, error, cycle)

@@ -2,8 +2,7 @@
 """PolledTable: a table and how it is polled, every name checked against the catalog; its times; and its SQL.
 
 Text is ordered by the database as text, so all stamps of a column must be written in one form: ``PolledTable.times``
-finds out that they are not. All of the SQL is SELECT, for every database alike.
-"""
+finds out that they are not. All of the SQL is SELECT, for every database alike."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ _LOOKUP_ROWS = 500
 Instants = npt.NDArray[np.int64]
 
 _ISO = (
-    r"^(?P<day>\d{4}-\d{2}-\d{2})(?:[T ](?P<minute>\d{2}:\d{2})(?::(?P<second>\d{2})(?:[.,](?P<part>\d{1,6}))?)?)?"
+    r"^(?P<day>\d{4}-\d{2}-\d{2})(?:[T ](?P<time>\d{2}:\d{2}(?::\d{2}(?:[.,]\d{1,6})?)?))?"
     r"\s*(?P<zone>Z|z|[+-]\d{2}(?::?\d{2})?)?$"
 )
 
@@ -47,7 +46,6 @@ class PolledTable:
     created_at: str | None = None
     soft_time: str | None = None
     soft_flag: str | None = None
-    is_guess: bool = False
 
     @property
     def id(self) -> TableId:
@@ -89,10 +87,8 @@ class PolledTable:
         found = self._instants(self._time_values(rows), self.updated_at)
         times: Instants = pc.fill_null(found, 0).to_numpy(zero_copy_only=False).astype(np.int64)
         if expect_order and not np.all(times[1:] >= times[:-1]):
-            raise self._stopped(
-                f"the values of {self.updated_at} are not written in one form, so that their order as stored is not "
-                "the order of time"
-            )
+            form = f"the values of {self.updated_at} are not written in one form"
+            raise self._stopped(f"{form}, so that their order as stored is not the order of time")
         return times
 
     def are_inserts(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
@@ -142,32 +138,27 @@ class PolledTable:
             raise self._stopped(f"a value of {name} is no time that can be read: {reason}") from error
 
     def _stopped(self, problem: str) -> TableStoppedError:
-        return TableStoppedError(
-            f"{self.id}: {problem}", table=str(self.id), remedy="Correct the values in the source, then sync again."
-        )
+        remedy = "Correct the values in the source, then sync again."
+        return TableStoppedError(f"{self.id}: {problem}", table=str(self.id), remedy=remedy)
 
 
 def recopy_notice(old: TableSchema, new: TableSchema, is_filled: Callable[[str], bool]) -> RecopyNeeded | None:
-    """What a change of the definition means for the rows that the lake has already; None: nothing.
-
-    Polling sees no statement, only the catalog before and after; rows that a change filled without touching
-    ``updated_at`` would never be read again. ``is_filled``: a row has a value in that column.
-    """
-    reasons: list[str] = []
-    columns: list[str] = []
+    """What a change of the definition means for the rows that the lake has already; None: nothing. Polling sees no
+    statement, only the catalog before and after; rows that a change filled without touching ``updated_at`` would never
+    be read again. ``is_filled``: a row has a value in that column."""
+    reasons: list[tuple[str, str | None]] = []  # and in which column; None for the key
     for change in diff(old, new):
         match change:
             case ChangeKey(before, after):
-                reasons.append(f"its key changed from ({', '.join(before)}) to ({', '.join(after)})")
+                reasons.append((f"its key changed from ({', '.join(before)}) to ({', '.join(after)})", None))
             case RetypeColumn(name, was, now):
-                reasons.append(f"the type of {name} changed from {was} to {now}")
-                columns.append(name)
+                reasons.append((f"the type of {name} changed from {was} to {now}", name))
             case AddColumn(column) if column.name in new.key:
                 return RecopyNeeded(new.table, "the table was created again")
             case AddColumn(column) if is_filled(column.name):
-                reasons.append(f"rows have values in the new column {column.name}")
-                columns.append(column.name)
-    return RecopyNeeded(new.table, reasons[0], tuple(columns)) if reasons else None
+                reasons.append((f"rows have values in the new column {column.name}", column.name))
+    columns = tuple(name for _, name in reasons if name is not None)
+    return RecopyNeeded(new.table, reasons[0][0], columns) if reasons else None
 
 
 def given(*names: str | None) -> tuple[str, ...]:
@@ -182,17 +173,22 @@ def _mask(values: Any) -> npt.NDArray[np.bool_]:
 
 
 def instants(values: Any) -> Any:
-    """A whole column of stamps as microseconds since 1970 (UTC), int64, NULL where ``values`` is.
-
-    A timestamp is itself; without a time zone it is taken for UTC. A string is ISO 8601: date, 'T' or blank, time, up
-    to 6 digits of a second, 'Z' or an offset or none. An integer is a time since 1970 in seconds, milliseconds or
-    microseconds, by its size; so is a string of digits. ValueError for a value that is no time.
-    """
+    """A whole column of stamps as microseconds since 1970 (UTC), int64, NULL where ``values`` is. A timestamp is
+    itself; without a time zone it is taken for UTC. A string is ISO 8601: date, 'T' or blank, time, up to 6 digits of a
+    second, 'Z' or an offset or none. An integer is a time since 1970 in seconds, milliseconds or microseconds, by its
+    size; so is a string of digits. ValueError for a value that is no time."""
     if pa.types.is_timestamp(values.type):
         return values.cast(pa.timestamp("us", tz=values.type.tz)).cast(pa.int64())
     if pa.types.is_string(values.type):
         if not pc.all(pc.match_substring_regex(values, r"^-?\d{1,17}$"), min_count=1).as_py():
-            return _from_text(values)
+            parts = pc.extract_regex(values, _ISO)
+            wrong = pc.and_(pc.is_null(parts), pc.is_valid(values))
+            if pc.any(wrong).as_py():
+                raise ValueError(f"{values.filter(wrong)[0].as_py()!r} is not a time")
+            day, hours, zone = (pc.struct_field(parts, [index]) for index in range(3))
+            hours, zone = pc.replace_substring_regex(hours, "^$", "00:00"), pc.replace_substring_regex(zone, "^$", "Z")
+            text = pc.utf8_upper(pc.replace_substring(pc.binary_join_element_wise(day, "T", hours, zone, ""), ",", "."))
+            return text.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
         values = values.cast(pa.int64())  # SQLite: a number in a column declared DATETIME
     size = pc.max(pc.abs(values)).as_py() or 0
     for below, factor in ((10**11, 1_000_000), (10**14, 1_000), (10**17, 1)):
@@ -201,32 +197,11 @@ def instants(values: Any) -> Any:
     raise ValueError(f"{size} is not a time in seconds, milliseconds or microseconds since 1970")
 
 
-def _from_text(values: Any) -> Any:
-    def part(index: int, default: str) -> Any:
-        found = pc.struct_field(parts, [index])
-        return pc.if_else(pc.equal(found, pa.scalar("")), default, found)
-
-    parts = pc.extract_regex(values, _ISO)
-    wrong = pc.and_(pc.is_null(parts), pc.is_valid(values))
-    if pc.any(wrong).as_py():
-        raise ValueError(f"{values.filter(wrong)[0].as_py()!r} is not a time")
-    text = pc.binary_join_element_wise(part(0, ""), "T", part(1, "00:00"), ":", part(2, "00"), "")
-    whole = text.cast(pa.timestamp("us")).cast(pa.int64())
-    micros = pc.utf8_rpad(part(3, "0"), 6, "0").cast(pa.int64())
-    zone = part(4, "+00")
-    digits = pc.utf8_rpad(pc.replace_substring_regex(zone, r"[^0-9]", ""), 4, "0").cast(pa.int64())
-    minutes = pc.subtract(digits, pc.multiply(pc.divide(digits, 100), 40))  # of 0530: 330
-    offset = pc.multiply(minutes, pc.if_else(pc.starts_with(zone, "-"), -60_000_000, 60_000_000))
-    return pc.subtract(pc.add(whole, micros), offset)
-
-
 class TableReads:
-    """What polling reads of one table in one session.
-
-    The predicate is compound everywhere: (time, key…) after (time, key…) of the last row that was read, so that rows
-    of one time are read once each, over batches and restarts. A soft delete that does not touch ``updated_at`` has a
-    time of its own; a row's time is the later of the two, and each of the two branches of the query can use its index.
-    """
+    """What polling reads of one table in one session. The predicate is compound everywhere: (time, key…) after (time,
+    key…) of the last row that was read, so that rows of one time are read once each, over batches and restarts. A soft
+    delete that does not touch ``updated_at`` has a time of its own; a row's time is the later of the two, and each of
+    the two branches of the query can use its index."""
 
     def __init__(self, table: PolledTable, session: Session) -> None:
         self._table, self._dialect, self._session = table, table.dialect, session
@@ -253,10 +228,9 @@ class TableReads:
             at = self._name(table.soft_time)
             live = branch(updated, f"({at} IS NULL OR {at} <= {updated})")
             gone = branch(at, f"({updated} IS NULL OR {at} > {updated})")
-            query.sql = (
-                f"SELECT * FROM (SELECT * FROM ({live}) AS a UNION ALL SELECT * FROM ({gone}) AS b) AS q"
-                f" ORDER BY {', '.join([self._times(outer)[1], *map(outer, table.key)])} LIMIT {limit}"
-            )
+            order = ", ".join([self._times(outer)[1], *map(outer, table.key)])
+            both = f"SELECT * FROM ({live}) AS a UNION ALL SELECT * FROM ({gone}) AS b"
+            query.sql = f"SELECT * FROM ({both}) AS q ORDER BY {order} LIMIT {limit}"
         schema = table.arrow(table.read_names)
         read = list(self._session.read(query, schema))
         return combined(read, schema), sum(batch.nbytes for batch in read)

@@ -1,7 +1,7 @@
 """What the catalog says about tables and partitions, as it is now. Each question is one query for all tables.
 
-A partitioned table is published as one table. Partitions that leave, come with rows in them or are emptied on their own
-say nothing in the stream: that is found by comparing two readings of the catalog (``unseen``).
+A partitioned table is published as one. Of partitions that leave, come with rows or are emptied on their own the stream
+says nothing: that is found by comparing two readings of the catalog (``unseen``).
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 import pyarrow as pa
 
+from lakefeed.capture.base import Statement
 from lakefeed.capture.dialect import Refusal
 from lakefeed.capture.postgres.database import BEGIN, Connection, quoted, wait_while
 from lakefeed.capture.postgres.values import SourceType, arrow_type
@@ -28,8 +30,9 @@ if TYPE_CHECKING:
 # the lake: inside a transaction two rows may have the same.
 _TABLES = """
 SELECT c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.relpersistence::text, c.relkind::text,
-       k.names, k.primary_key, k.generated, c.relfilenode::int8, c.relnatts::int4, pg_current_snapshot()::text,
-       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '')
+       k.names, k.primary_key, k.generated,
+       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> ''),
+       c.relfilenode::int8, c.relnatts::int4, pg_current_snapshot()::text
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN LATERAL (
        SELECT array_agg(name ORDER BY place) FILTER (WHERE identifies) AS names,
@@ -114,8 +117,7 @@ SELECT l.transactionid::text FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.p
                        AND b.pid <> pg_backend_pid())
        ELSE coalesce(a.state, '') NOT LIKE 'idle in transaction%' END"""
 
-FULL, INDEX, NOTHING, DEFAULT = "f", "i", "n", "d"
-PARTITIONED, _LOGGED = "p", "p"
+FULL, INDEX, NOTHING, DEFAULT, PARTITIONED, _LOGGED = "f", "i", "n", "d", "p", "p"
 _READS_GENERATED, _FIRST_OWN_TYPE = 180_000, 16_384
 _REFUSING = "once it is published, PostgreSQL would refuse its UPDATEs and DELETEs"
 
@@ -195,7 +197,8 @@ class SourceTable:
         """Why its changes cannot be captured, and the statement that repairs it."""
 
         def altered(names: Iterable[str], how: str) -> str:
-            return " ".join(f"ALTER TABLE {one} {how};" for one in names)
+            text = " ".join(f"ALTER TABLE {one} {how};" for one in names)
+            return text if "…" in text else Statement(text)
 
         name = sql_name(self.id)
         unlogged = [leaf.name for leaf in self.leaves if leaf.persistence != _LOGGED]
@@ -247,13 +250,12 @@ class SourceTable:
         return TableSchema(self.id, tuple(columns), () if self.generated_key else self.key)
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogFacts:
+class CatalogFacts(NamedTuple):
     """What was read about relations that the stream describes, by oid, and when; None for one that is gone.
     ``types`` are those of the messages, by oid and modifier."""
 
-    tables: Mapping[int, tuple[Snapshot, SourceTable | None]] = field(default_factory=dict)
-    types: Mapping[tuple[int, int], SourceType] = field(default_factory=dict)
+    tables: Mapping[int, tuple[Snapshot, SourceTable | None]] = MappingProxyType({})
+    types: Mapping[tuple[int, int], SourceType] = MappingProxyType({})
 
 
 def sql_name(table: TableId) -> str:
@@ -279,7 +281,7 @@ def read_tables(connection: Connection, oids: Sequence[int] | None = None) -> di
     for root, oid, schema, name, *more in connection.execute(_LEAVES, (partitioned,)) if partitioned else ():
         leaves.setdefault(root, []).append(Leaf(oid, f"{quoted(schema)}.{quoted(name)}", *more))
     tables = {}
-    for oid, schema, name, identity, persistence, kind, names, primary_key, in_key, file, width, at, generated in found:
+    for oid, schema, name, identity, persistence, kind, names, primary_key, in_key, generated, file, width, at in found:
         table, key = TableId(schema, name), () if identity == NOTHING else tuple(names or ())
         tables[table] = SourceTable(
             oid, table, identity, persistence, kind, key, (), tuple(primary_key or ()), bool(in_key and key),

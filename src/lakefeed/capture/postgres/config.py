@@ -37,9 +37,7 @@ source:
     dsn: Text = Field(repr=False, description="libpq connection string or URI; a password is better in PGPASSWORD.")
     capture: Literal["log", "poll"] = Field(default="log", description="How changes are found.")
     tables: list[Text] = Field(
-        default_factory=lambda: ["public.*"],
-        min_length=1,
-        description="Glob patterns of tables, schema.table or table.",
+        default=["public.*"], min_length=1, description="Glob patterns of tables, schema.table or table."
     )
     text_columns: list[Text] = Field(
         default_factory=list, description="Patterns of schema.table.column that are kept as PostgreSQL prints them."

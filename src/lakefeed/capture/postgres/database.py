@@ -1,9 +1,8 @@
 """Connections to a PostgreSQL database, and the one place where its errors become Lakefeed's.
 
-Every session has the settings of SESSION, so that values are printed the same way everywhere: in the stream, in a copy,
-on the driver and in a Spark task. Every session also has limits (``Timeouts``): nothing of ours waits for a lock
-without an end, and a server that answers nothing is left. Passwords come from the connection string, PGPASSWORD or a
-password file, and are never part of a message.
+Every session has the settings of SESSION, so that values are printed the same way in the stream and in a copy, and
+limits (``Timeouts``): nothing of ours waits for a lock without an end, and a server that answers nothing is left.
+Passwords come from the connection string, PGPASSWORD or a password file, and are never part of a message.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ _REFUSED = (
     "password", "authentication", "pg_hba.conf", "does not exist", "permission denied", "certificate",
     "does not support SSL",  # and not "SSL" alone: the loss of a connection begins so, too
 )  # fmt: skip
-BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-"""Every transaction of ours is like that."""
+BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"  # every transaction of ours is like that
 _CONNECT_SECONDS = 10
 _DEFAULTS = {
     "connect_timeout": _CONNECT_SECONDS, "keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5,
@@ -58,9 +56,7 @@ _LONGEST_NAME = 63
 
 class Timeouts(NamedTuple):
     """Of one session, in seconds; 0 is no limit, on purpose. The server's or role's own settings do not count.
-
-    ``answer`` is how long the client waits for any answer to a statement, also from a server that is frozen.
-    """
+    ``answer`` is how long the client waits for any answer to a statement, also from a server that is frozen."""
 
     lock: float = 2.0
     statement: float = 60.0
@@ -169,10 +165,8 @@ class Database:
             try:
                 connection.database, connection.answer_seconds = self, timeouts.answer
                 names = _LIMITS if connection.info.server_version >= _TRANSACTION_TIMEOUT else _LIMITS[:-1]
-                limits = (
-                    f"; SET {name} = '{limit * 1000:.0f}ms'" for name, limit in zip(names, timeouts, strict=False)
-                )
-                run(connection, SESSION + "".join(limits))
+                limits = [f"SET {one} = '{most * 1000:.0f}ms'" for one, most in zip(names, timeouts, strict=False)]
+                run(connection, "; ".join([SESSION, *limits]))
             except BaseException:
                 connection.close()
                 raise
@@ -199,18 +193,26 @@ class Database:
         if isinstance(error, _SETUP):
             return SourceSetupError(message)
         if isinstance(error, psycopg.OperationalError) and is_libpqs and any(word in text for word in _REFUSED):
-            return SourceSetupError(message, remedy="Correct the connection string, or give the role the right.")
+            return SourceSetupError(message, remedy=_refusal_remedy(error))
         if isinstance(error, psycopg.OperationalError) or (type(error) is psycopg.DatabaseError and is_libpqs):
             return SourceUnavailableError(message)
         return SourceError(message)
+
+
+def _refusal_remedy(error: psycopg.Error) -> str:
+    """What to do about a refused connection, by what libpq knows of the attempt."""
+    if error.pgconn is not None and error.pgconn.needs_password:
+        return "The server asks for a password: export PGPASSWORD=…, or add password=${NAME} to source.dsn."
+    if error.pgconn is not None and error.pgconn.used_password:
+        return "Correct what the message names: the password in PGPASSWORD or source.dsn, the user or the database."
+    return "Correct host, port, user or dbname in source.dsn, or let this role in (pg_hba.conf)."
 
 
 class Connections:
     """Short connections of one capture, all under one name. Any thread."""
 
     def __init__(self, database: Database, name: str) -> None:
-        self.database, self._name = database, name
-        self._open = WeakSet[Connection]()
+        self.database, self._name, self._open = database, name, WeakSet[Connection]()
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
@@ -226,8 +228,7 @@ class Connections:
 
 
 def run(connection: Connection, sql: str) -> psycopg.pq.abc.PGresult:
-    """Run statements in the simple query protocol, the only one that a replication connection knows; the result of the
-    last one. psycopg.Error if one fails."""
+    """Run statements in the simple query protocol, the only one that a replication connection knows; see ``finish``."""
     connection.pgconn.send_query(sql.encode())
     return finish(connection)
 
@@ -259,10 +260,8 @@ def quoted(name: str) -> str:
 
 class Names:
     """The objects that one pipeline has in the source. Slot and publication have one name, in lower case with
-    underscores, as slots must.
-
-    A pipeline whose own name is not like that gets a digest behind it, so that no two pipelines can share a slot.
-    """
+    underscores, as slots must. A pipeline whose own name is not like that gets a digest behind it, so that no two
+    pipelines can share a slot."""
 
     def __init__(self, pipeline: str) -> None:
         clean = re.sub("[^a-z0-9_]", "_", pipeline)

@@ -1,19 +1,16 @@
 # ruff: noqa: S608 (names in SQL are quoted; values are psycopg literals)
 """PostgresDialect: a PostgreSQL database or replica, for a role that may do nothing but SELECT.
 
-Rows come through COPY in binary form and give the same Arrow values as the log's (``values``). The snapshot of a log
-source is read under the exported snapshot that its plan recorded (``SnapshotOrigin``), as long as that is alive; then
-every chunk is exact at its position. Without it, a chunk reads under a snapshot of its own and has a bracket.
-
-PostgresVerifyReader takes names from here, but values by plain SELECT as psycopg converts them: what the COPY decoder
-makes of them is what ``lakefeed verify`` proves.
+Rows come through COPY in binary form and give the same Arrow values as the log's (``values``). A copy for a log source
+is read under the exported snapshot that its plan recorded (``SnapshotOrigin``), as long as that is alive: then every
+chunk is exact at its position. Without it, a chunk reads under a snapshot of its own and has a bracket.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -25,7 +22,7 @@ from psycopg import sql
 from lakefeed.capture import dialect
 from lakefeed.capture.dialect import Bracket, Cuts, DescribedTable, Dialect, Horizon, Ordering, Query, Refusal, Session
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.postgres.catalog import SourceTable, one_reading, read_tables, sql_name, with_columns
+from lakefeed.capture.postgres.catalog import SourceTable, read_tables, sql_name, with_columns
 from lakefeed.capture.postgres.database import BEGIN, READING, Connection, Database, quoted, run
 from lakefeed.capture.postgres.slot import SnapshotOrigin, bracketed, import_snapshot, shows
 from lakefeed.capture.postgres.values import SourceType, copied_columns, form_of
@@ -33,14 +30,12 @@ from lakefeed.capture.postgres.wire import read_copy
 from lakefeed.change.table import Column, TableId
 from lakefeed.change.watermark import KeyValue
 
-_NAME = "lakefeed_poll"
+_NAME, _VERIFY, _RUN_ROWS = "lakefeed_poll", "lakefeed_verify", 50_000
 _UNREADABLE = Refusal("this role may not read it")
 COUNTED_BYTES = 64 << 20  # larger tables are not counted: the catalog's estimate and a sample are good enough
 # For each chunk. Rows of one block are often neighbours by key, so a few blocks would give uneven chunks.
 _SAMPLED_BLOCKS, _BLOCK_BYTES = 50, 8192
-_PIECE_BYTES, _PIECE_ROWS = 4 << 20, 16_384
-_POLLS_KEPT = 4_096
-_VERIFY, _RUN_ROWS = "lakefeed_verify", 50_000
+_PIECE_BYTES, _PIECE_ROWS, _POLLS_KEPT = 4 << 20, 16_384, 4_096
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # A transaction without an id has written nothing. It may yet write, under the time of its beginning; after a minute it
@@ -108,9 +103,10 @@ class PostgresSession(Session):
         self._database, self._connection, self._text_columns = database, connection, text_columns
         self._polls: deque[tuple[int, int]] = deque(maxlen=_POLLS_KEPT)
 
-    @property
-    def _is_idle(self) -> bool:
-        return bool(self._connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE)
+    def _reading(self) -> AbstractContextManager[Any]:
+        """The consistent read that is open, or one of its own."""
+        is_idle = self._connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        return self.consistent() if is_idle else nullcontext()
 
     def identity(self) -> str:
         """System identifier and database. A replica is the same database: it has the same rows."""
@@ -127,8 +123,7 @@ class PostgresSession(Session):
         return {table: None if source.oid in may else _UNREADABLE for table, source in there.items()}
 
     def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
-        # Inside a consistent read, the catalog is read in that.
-        with self._database.errors(), one_reading(self._connection) if self._is_idle else nullcontext():
+        with self._reading(), self._database.errors():
             there = read_tables(self._connection)
             wanted = [replace(there[table], key=there[table].primary_key) for table in tables if table in there]
             return described(self._connection, with_columns(self._connection, wanted), self._text_columns)
@@ -145,7 +140,7 @@ class PostgresSession(Session):
         return Horizon(now, max((at for at, limit in self._polls if limit <= oldest), default=None))
 
     def read(self, query: Query, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        with self.consistent() if self._is_idle else nullcontext(), self._database.errors():
+        with self._reading(), self._database.errors():
             # From here on the transaction has a lock on the table, so that what the server states stays true.
             result = run(self._connection, f"SELECT * FROM ({query.sql}) AS r LIMIT 0")
             stated = [SourceType(result.ftype(index), result.fmod(index)) for index in range(len(schema))]
@@ -193,9 +188,9 @@ class PostgresSession(Session):
         listed = ", ".join(f"t.{quoted(column.name)}" for column in key)
         number, total = "_lakefeed_number", "_lakefeed_total"  # names that no captured table may have
         query = Query(
-            f"SELECT {', '.join(f'n.{quoted(column.name)}' for column in key)} FROM (SELECT {listed},"
-            f" row_number() OVER (ORDER BY {listed}) AS {number}, count(*) OVER () AS {total} FROM {sample}) AS n"
-            f" WHERE n.{number} % greatest(1, n.{total} / {chunks}) = 0 AND n.{number} < n.{total} ORDER BY n.{number}"
+            f"SELECT {listed} FROM (SELECT {listed}, row_number() OVER (ORDER BY {listed}) AS {number},"
+            f" count(*) OVER () AS {total} FROM {sample}) AS t"
+            f" WHERE {number} % greatest(1, {total} / {chunks}) = 0 AND {number} < {total} ORDER BY {number}"
         )
         schema = pa.schema([pa.field(column.name, column.type) for column in key])
         found = [cut for batch in self.read(query, schema) for cut in dialect.key_rows(batch, schema.names)]
@@ -214,8 +209,7 @@ class PostgresSession(Session):
 def described(
     connection: Connection, tables: Sequence[SourceTable], text_columns: Sequence[str]
 ) -> dict[TableId, DescribedTable]:
-    """The tables as queries see them, with the keys that ``tables`` have, and how values are ordered of types whose
-    operators are not in pg_catalog."""
+    """The tables as queries see them, with how values are ordered of types whose operators are not in pg_catalog."""
     operators: dict[int, dict[int, str]] = {}
     kinds = list({column.type.oid for table in tables for column in table.columns})
     for kind, strategy, operator in connection.execute(_ORDERINGS, (kinds,)):
@@ -230,8 +224,8 @@ def described(
 
 
 class PostgresVerifyReader:
-    """See ``capture.registry.VerifyReader``. Rows of children that inherit from the table are not its own. A cursor of
-    the server gives the rows, so that memory stays bounded."""
+    """See ``capture.registry.VerifyReader``. Rows of children that inherit from the table are not its own. Values come
+    by plain SELECT from a cursor, as psycopg converts them: what the COPY decoder makes of them is to be proven."""
 
     def __init__(self, dsn: str, table: TableId) -> None:
         self._database, self._dialect, self._table = Database(dsn), PostgresDialect(dsn), table

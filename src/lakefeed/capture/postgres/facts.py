@@ -1,12 +1,10 @@
 """TableFacts: from what the stream and the catalog say about a table to its layout, and what they do not say.
 
-The stream gives names, types and the replica identity as they were at that position of the log; column numbers, NOT
-NULL and the primary key come from the catalog, which was read later. ``match_columns`` tells nearly always which column
-is which; where it cannot, that is reported, and the table is copied again.
-
-The stream describes a table only before a row of it, and says nothing of a table that is not published. So a table that
-was dropped, or changed with no row since, or whose changes or partitions the stream leaves out, also while no process
-ran, is found by reading the catalog (``discover``).
+The stream gives names, types and the replica identity as of that position of the log; column numbers, NOT NULL and the
+primary key come from the catalog, which was read later. ``match_columns`` tells nearly always which column is which;
+where it cannot, the table is copied again. The stream describes a table only before a row of it. So one that was
+dropped, or changed with no row since, or whose changes or partitions the stream leaves out, also while no process ran,
+is found by reading the catalog (``discover``).
 """
 
 from __future__ import annotations
@@ -32,14 +30,13 @@ from lakefeed.change.change_set import RecopyNeeded, TableDropped
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId, TableSchema
 
+# A commit that nobody waits for (synchronous_commit = off) is visible 3 * wal_writer_delay before it is streamed.
 _FLUSH_SECONDS = 1.0
-"""A commit that nobody waits for (``synchronous_commit = off``) is visible up to 3 * wal_writer_delay before it is in
-the log that the stream reads."""
 
 
 class _Captured(NamedTuple):
-    """A captured table at the last reading: what puts it into the publication, None if its changes were not published
-    then, and how it was, None if it was not there, or not read by this process yet: then its fingerprint counts."""
+    """A captured table at the last reading: its number in the publication, None if its changes were not published; and
+    how it was, None if it was not there, or not read by this process yet: then its fingerprint counts."""
 
     member: int | None
     source: SourceTable | None
@@ -98,16 +95,20 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         last = self._last(table, relation.id)
         names = [column.name for column in relation.columns]
         if source is None and last is not None and tuple(names) == last.names:
-            return Resolved(Layout(relation.id, last))  # dropped since; its last rows are still to come
+            return Resolved(Layout(last))  # dropped since; its last rows are still to come
         numbers, stale_reason = match_columns(names, last, source)
         by_number = {column.number: column for column in source.attributes} if source is not None else {}
         columns = []
         for column, number in zip(relation.columns, numbers, strict=True):
-            known = by_number.get(number)
             kind = facts.types.get((column.type, column.modifier), SourceType(column.type, column.modifier))
-            not_null, missing = (known.not_null, known.missing) if known else (False, None)
-            columns.append(SourceColumn(number, column.name, not_null, kind, missing=missing))
-        key = _key(relation, source)
+            known = by_number.get(number, SourceColumn(number, column.name, not_null=False, type=kind))
+            columns.append(SourceColumn(number, column.name, known.not_null, kind, missing=known.missing))
+        of_catalog = source.key if source is not None else ()
+        key = tuple(column.name for column in relation.columns if column.in_identity)
+        if relation.identity == FULL:  # marks every column, so the key is the catalog's (T2)
+            key = of_catalog if set(of_catalog) <= set(names) else ()
+        elif set(of_catalog) == set(key):  # which has its order
+            key = of_catalog
         stated = SourceTable(relation.id, table, relation.identity, "p", "r", key, tuple(columns))
         schema = stated.schema(self._text_columns)
         # The stream says what the identity of a partitioned table is, but rows are logged by that of their partition.
@@ -118,7 +119,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             is_newer = max(numbers, default=0) > catalog.width_of(last.fingerprint)
             if was == now != _shape(schema) and not is_newer:  # of before the copy was planned: what is known stays so
                 notice = RecopyNeeded(table, "its columns changed while it was being copied")
-                return Resolved(Layout(relation.id, schema, whole), Announced(notices=(notice,)))
+                return Resolved(Layout(schema, whole), Announced(notices=(notice,)))
         refusal = source.refusal if source is not None else None
         delivered, announced = self.change(Stated(relation.id, schema, refusal, stale_reason, _not_known(source)))
         if announced.schemas and source is not None and last is not None and last.fingerprint:
@@ -130,12 +131,11 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
                 delivered = replace(delivered, fingerprint=catalog.fingerprint(source))
                 self.deliver(relation.id, delivered)
                 announced = replace(announced, schemas=(delivered,))
-        return Resolved(Layout(relation.id, delivered, whole), announced)
+        return Resolved(Layout(delivered, whole), announced)
 
     def expect(self, tables: Sequence[TableId]) -> None:
-        """The pipeline has ``tables``, beside those that it is known to have. One whose changes the publication leaves
-        out has missed some; one may be gone. What is known of a table from before a connection was lost stays:
-        ``discover`` compares with that."""
+        """One of ``tables`` whose changes the publication leaves out has missed some; one may be gone. What is known of
+        a table from before a connection was lost stays: ``discover`` compares with that."""
         with self._connections.connection() as connection:
             with one_reading(connection):
                 there = read_tables(connection)
@@ -185,11 +185,16 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
     def _compare(self, connection: Connection, there: Mapping[TableId, SourceTable], coverage: Coverage) -> None:
         """Find captured tables that are gone, whose changes the publication leaves out, or whose partitions left; and
         take out of the publication what must not be there any more."""
-        self._find_renamed(there)
+        # PostgreSQL sends no new description of a partitioned table that was renamed (seen with 15 and 18): changes
+        # arrive under the old name for as long as the connection lives. So once that is reported as dropped, the stream
+        # begins again; until then the new name is not offered, since its copy might be from before that.
+        partitioned = {source.oid for source in there.values() if source.kind == catalog.PARTITIONED}
+        with self._lock:
+            gone = {one.life: table for table, one in self._known.items() if table not in there}
+            self._renamed |= {life: table for life, table in gone.items() if life in partitioned}
         self._find_dropped(connection, there)
         for table, before in self._captured.items():
-            source = there[table]
-            gap = coverage.gap(table)
+            source, gap = there[table], coverage.gap(table)
             now = _Captured(coverage.member(table) if gap is None else None, source)
             if gap is None and before.member not in (None, now.member):
                 gap = "it was taken out of the publication and put back"
@@ -215,15 +220,6 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         for table in [table for table in self._captured if table not in there]:
             del self._captured[table]
             self.later(_flushed(connection), TableDropped(table))
-
-    def _find_renamed(self, there: Mapping[TableId, SourceTable]) -> None:
-        """PostgreSQL sends no new description of a partitioned table that was renamed (seen with 15 and 18): changes
-        arrive under the old name for as long as the connection lives. So once that is reported as dropped, the stream
-        begins again; until then the new name is not offered, since its copy might be from before that."""
-        partitioned = {source.oid for source in there.values() if source.kind == catalog.PARTITIONED}
-        with self._lock:
-            gone = {one.life: table for table, one in self._known.items() if table not in there}
-            self._renamed |= {life: table for life, table in gone.items() if life in partitioned}
 
     def due(self, reached: PostgresLsn) -> Sequence[Announced]:
         if self._ahead:
@@ -293,15 +289,6 @@ def _guessed(names: Sequence[str], source: SourceTable) -> tuple[int, ...]:
 def _shape(schema: TableSchema) -> tuple[Any, ...]:
     """What the stream and the catalog both say of a table."""
     return tuple((one.id, one.name, one.type, one.source_type) for one in schema.columns), schema.key
-
-
-def _key(relation: Relation, source: SourceTable | None) -> tuple[str, ...]:
-    names = [column.name for column in relation.columns]
-    if relation.identity == FULL:  # marks every column, so the key is the catalog's (T2)
-        return source.key if source is not None and set(source.key) <= set(names) else ()
-    marked = {column.name for column in relation.columns if column.in_identity}
-    in_order = source.key if source is not None and set(source.key) == marked else ()
-    return in_order or tuple(name for name in names if name in marked)
 
 
 def _not_known(source: SourceTable | None) -> dict[str, str]:

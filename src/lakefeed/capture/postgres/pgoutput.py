@@ -1,21 +1,17 @@
 """pgoutput, protocol version 1: runs of messages → rows as Arrow columns. Pure and total: values or DecodeError.
 
 Format: PostgreSQL documentation, "Logical Replication Message Formats". Integers are big-endian. A run is many messages
-in one buffer, seen as arrays; all row messages of a table are decoded together, column by column. What the catalog has
-to say about a relation comes with the piece that describes it: the decoder asks nobody.
+in one buffer, seen as arrays; all row messages of a table are decoded together, column by column.
 
 A tuple is a column count (int16), then for each column a kind: ``n`` NULL, ``u`` unchanged TOAST (not sent), ``t`` text
-with a length (int32) and that many bytes. ``b``, binary, is sent only where the server cannot print a row of the
-transaction (``walsender``). Rules:
+with a length (int32) and its bytes, ``b`` binary, only where the server cannot print a row (``walsender``). Rules:
 - An update that changes the key is two rows, delete of the old key and insert of the new one; so is every update of a
   table without a key, whose rows have no other identity than all their values.
-- An unchanged TOAST value is not sent. It is taken from the old image where there is one (REPLICA IDENTITY FULL), and
-  listed as absent otherwise; it is never NULL. In the insert of a changed key, too: the delete before it says under
-  which key the lake has the value.
+- An unchanged TOAST value is taken from the old image where there is one (REPLICA IDENTITY FULL), and listed as absent
+  otherwise; it is never NULL. In the insert of a changed key, too: the delete before it has the key of that value.
 - A key is all or nothing: a row with a part of its key missing is a DecodeError.
 - Rows in binary form are not decoded: their table is copied again, or blocked for the sake of a row that is too large.
-- A before image is the old row of an update or delete, and only a full one (REPLICA IDENTITY FULL, the mark O). There
-  PostgreSQL logs large values with it, so it is whole.
+- A before image is the old row of an update or delete, and only a full one (the mark O), which has large values, too.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -41,16 +37,14 @@ from lakefeed.errors import DecodeError
 
 _BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE, _RELATION, _TRUNCATE = (ord(letter) for letter in "BCIUDRT")
 _KNOWN = np.isin(np.arange(256), list(b"BCIUDRTYOM"))  # with types, origins and logical messages, which say nothing
-CHANGES = list(b"BIUDT")
-"""Messages that every reading of the log has. Descriptions are sent once in a connection."""
+CHANGES = list(b"BIUDT")  # messages that every reading of the log has; descriptions are sent once in a connection
 _NULL, _UNCHANGED, _TEXT, _BINARY = (ord(letter) for letter in "nutb")
 _NEW, _KEY, _OLD = ord("N"), ord("K"), ord("O")
 _TUPLE = 6  # kind, relation id (4), N or K or O
 _PLACES = 3  # of the order that one row message has: before image, delete, and insert or update
 _ABSENT = pa.list_(pa.string())
 PIECE_BYTES = 4 << 20
-_PIECE_MESSAGES = 12_000
-"""Messages are decoded so many at a time: fewer cost more each, more leave the processor's caches."""
+_PIECE_MESSAGES = 12_000  # decoded at a time: fewer cost more each, more leave the processor's caches
 LARGE_BYTES = 64 << 20
 """A row from this size on, in binary form, may be what cannot be printed: eight times as long at most, as bits are."""
 
@@ -59,23 +53,20 @@ class _BinaryError(DecodeError):
     """Rows came in binary form."""
 
 
-@dataclass(frozen=True, slots=True)
-class RelationColumn:
+class RelationColumn(NamedTuple):
     name: str
     type: int
     modifier: int
     in_identity: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Relation:
+class Relation(NamedTuple):
     """A table as the stream describes it before its first row, and again after each change of it."""
 
     id: int
     schema: str
     name: str
-    identity: str
-    """``d`` default (primary key), ``n`` nothing, ``f`` full row, ``i`` an index."""
+    identity: str  # d default (primary key), n nothing, f full row, i an index
     columns: tuple[RelationColumn, ...]
 
 
@@ -129,13 +120,10 @@ def without(run: Messages, given: int) -> tuple[Messages, int]:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the rows of one relation become rows of a table. ``schema.columns`` are the columns of the relation message,
-    in its order. An empty key: rows match as a whole.
+    """How rows of a relation become rows of a table. ``schema.columns`` are those of its message, in that order.
+    An empty key: rows match as a whole. ``whole_old_rows``: an old row that is said to be full is. Not so where a
+    partition has another replica identity."""
 
-    ``whole_old_rows``: an old row that is said to be full is. Not so where a partition has another replica identity.
-    """
-
-    relation: int
     schema: TableSchema
     whole_old_rows: bool = True
 
@@ -145,27 +133,24 @@ class Layout:
         return frozenset(index for index, name in enumerate(self.schema.names) if name in self.schema.key)
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(NamedTuple):
     """What a relation message means. No layout: the table is not captured."""
 
     layout: Layout | None
-    announced: Announced = field(default_factory=Announced)
-
-
-Resolve = Callable[[Relation, CatalogFacts], Resolved]
+    announced: Announced = Announced()
 
 
 @dataclass(frozen=True, slots=True)
 class WalPiece:
-    """What has come of the log: messages, and what the catalog says about the relations that they describe.
-
-    ``idle_at``: the server has nothing more up to here.
-    """
+    """What has come of the log: a run of messages, and what the catalog says about the relations that they describe.
+    ``messages`` are all that the server has sent. ``idle_at``: its last word was that it has nothing more up to there;
+    it said so at ``sent_us`` (its clock, microseconds since 1970)."""
 
     run: Messages = field(default_factory=join)
     facts: CatalogFacts = field(default_factory=CatalogFacts)
     idle_at: PostgresLsn | None = None
+    messages: int = 0
+    sent_us: int = 0
 
 
 def walk(run: Messages, at: Ints, limit: Ints, columns: int) -> tuple[list[Slices], list[Mask], Ints]:
@@ -273,12 +258,10 @@ class PgoutputDecoder:
     commit has come, too, so that a change set can be cut before it; unless it is large: then it is given in parts.
 
     ``resolve`` says what a relation message means, given the facts of the piece; it asks nobody either. With
-    ``before_images`` the old rows that the stream carries whole are delivered, too.
-    """
+    ``before_images`` the old rows that the stream carries whole are delivered, too."""
 
-    def __init__(self, resolve: Resolve, *, before_images: bool = False) -> None:
-        self._resolve = resolve
-        self._before_images = before_images
+    def __init__(self, resolve: Callable[[Relation, CatalogFacts], Resolved], *, before_images: bool = False) -> None:
+        self._resolve, self._before_images = resolve, before_images
         self._layouts: dict[int, Layout | None] = {}
         self._begun: list[Messages] = []
         self._facts = CatalogFacts()
@@ -304,8 +287,7 @@ class PgoutputDecoder:
         return decoded
 
     def _decoded(self, run: Messages) -> Decoded[PostgresLsn]:
-        """1. transactions, 2. an order for every message, 3. tables as they are described, truncates, and the rows
-        between them."""
+        """1. transactions, 2. an order for every message, 3. described tables, truncates and the rows between them."""
         kinds, data, lengths = run.kinds, run.data, run.ends - run.begins
         if np.any(lengths <= 0) or not np.all(_KNOWN[kinds]):
             raise DecodeError("a message is empty, or of an unknown kind")
@@ -344,14 +326,12 @@ class PgoutputDecoder:
             for place, relation in enumerate(truncates.get(index, ())):
                 if (layout := self._layout(relation)) is not None:
                     empty = [pa.array([None], column.type) for column in layout.schema.columns]
-                    operation = np.full(1, int(Operation.TRUNCATE), np.int8)
-                    one = slice(index, index + 1)
+                    operation, one = np.full(1, int(Operation.TRUNCATE), np.int8), slice(index, index + 1)
                     made.items.append(Rows(layout.schema, empty, operation, order[one] + place, codes[one]))
             if index < len(run) and index not in truncates:
-                described_table = read_relation(run.message(index))
-                resolved = self._resolve(described_table, self._facts)
-                self._layouts[described_table.id] = resolved.layout
-                made.items.append(resolved.announced)
+                table = read_relation(run.message(index))
+                self._layouts[table.id], announced = self._resolve(table, self._facts)
+                made.items.append(announced)
             start = index + 1
         return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lakefeed.capture.base import Finding, Level
+from lakefeed.capture.base import Finding, Level, Statement
 from lakefeed.capture.log import Choose
 from lakefeed.capture.postgres.catalog import SourceTable, one_reading, read_tables, sql_name, with_columns
 from lakefeed.capture.postgres.database import Connection, Database, Names, quoted
@@ -13,10 +13,8 @@ from lakefeed.capture.postgres.slot import Slot, slot_statement, usable_slot
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, SourceSetupError, SourceUnavailableError
 
-OLDEST = 150_000
-_REFUSED_BY_DELTA = " ,;{}()\n\t="
-_ENCRYPTED = ("require", "verify-ca", "verify-full")
-_LOCAL = ("localhost", "127.0.0.1", "::1")
+OLDEST, _REFUSED_BY_DELTA = 150_000, " ,;{}()\n\t="
+_ENCRYPTED, _LOCAL = ("require", "verify-ca", "verify-full"), ("localhost", "127.0.0.1", "::1")
 _ERROR, _WARNING = Level.ERROR, Level.WARNING
 
 _SERVER = """
@@ -26,14 +24,18 @@ SELECT current_user::text, (SELECT rolreplication OR rolsuper FROM pg_roles WHER
        current_setting('max_replication_slots')::int4, (SELECT count(*) FROM pg_stat_replication),
        current_setting('max_wal_senders')::int4"""
 
+_RIGHTS = """
+SELECT has_database_privilege(current_database(), 'CREATE'), current_database()::text,
+       (SELECT pg_has_role(pubowner, 'USAGE') FROM pg_publication WHERE pubname = %s),
+       (SELECT count(*) FROM pg_class c WHERE c.oid = ANY(%s) AND NOT pg_has_role(c.relowner, 'USAGE'))"""
+
 _PRIVILEGES = """
-SELECT c.oid::int8, has_table_privilege(c.oid, 'SELECT'),
+SELECT c.oid::int8, has_table_privilege(c.oid, 'SELECT'), has_schema_privilege(c.relnamespace, 'USAGE'),
        c.relrowsecurity AND (c.relforcerowsecurity OR NOT pg_has_role(c.relowner, 'USAGE'))
        AND NOT (SELECT rolbypassrls OR rolsuper FROM pg_roles WHERE rolname = current_user)
   FROM pg_class c WHERE c.oid = ANY(%s)"""
 
-_Found = tuple[bool, Level, str, str]
-"""Whether it is so, how bad that is, the problem and what repairs it."""
+_Found = tuple[bool, Level, str, str]  # whether it is so, how bad that is, the problem and what repairs it
 
 
 def check_source(
@@ -56,11 +58,15 @@ def check_source(
             return (*found, *_findings([(True, _ERROR, error.message, error.remedy)]))
         coverage = read_coverage(connection, names.publication)
         found += _findings(_of_publication(coverage, names, slot, chosen, provision=provision))
-        rows = connection.execute(_PRIVILEGES, ([table.oid for table in tables],))
-        granted = {oid: (reads, hidden) for oid, reads, hidden in rows}
+        (user,) = connection.one("SELECT current_user::text")
+        unpublished = [table.oid for table in tables if coverage.member(table.id) is None]
+        if provision and unpublished:
+            found += _findings(_of_rights(connection, coverage, user, chosen, unpublished))
+        granted = {oid: rights for oid, *rights in connection.execute(_PRIVILEGES, ([one.oid for one in tables],))}
         for table in tables:
-            reads, hides = granted.get(table.oid, (True, False))
-            found += _findings(_of_table(table, reads=reads, hides=hides, before_images=before_images), table.id)
+            reads, enters, hides = granted.get(table.oid, (True, True, False))
+            rights = _of_privileges(table.id, user, reads=reads, enters=enters, hides=hides)
+            found += _findings([*rights, *_of_table(table, before_images=before_images)], table.id)
         # Tables of the schemas in question whose changes the log does not have: reported, not skipped in silence.
         schemas = {table.schema for table in chosen or there}
         for name, source in there.items():
@@ -69,18 +75,15 @@ def check_source(
                     (True, _WARNING, f"left out: {refusal.reason}", refusal.remedy),
                     (coverage.member(name) is not None, _ERROR,
                      "it is published all the same, so that UPDATE and DELETE of it may fail",
-                     f"{coverage.removal(name)};"),
+                     Statement(f"{coverage.removal(name)};")),
                 ], name)  # fmt: skip
     return tuple(found)
 
 
 def _findings(found: Sequence[_Found], table: TableId | None = None) -> list[Finding]:
     of = f"{table}: " if table is not None else ""
-    return [
-        Finding(level=level, problem=f"{of}{problem}", remedy=remedy, table=table)
-        for is_so, level, problem, remedy in found
-        if is_so
-    ]
+    so = [(level, f"{of}{problem}", remedy) for is_so, level, problem, remedy in found if is_so]
+    return [Finding(level=level, problem=problem, remedy=remedy, table=table) for level, problem, remedy in so]
 
 
 def _of_server(database: Database, connection: Connection, names: Names, slot: Slot | None) -> list[_Found]:
@@ -96,21 +99,22 @@ def _of_server(database: Database, connection: Connection, names: Names, slot: S
     return [
         (version < OLDEST, _ERROR, f"PostgreSQL {version // 10000} is too old; 15 or newer is needed", "Upgrade it."),
         (wal_level != "logical", _ERROR, f"wal_level is {wal_level}; logical decoding needs logical",
-         "ALTER SYSTEM SET wal_level = 'logical'; and restart the server."),
-        (not replicates, _ERROR, f"the role {user} may not replicate", f"ALTER ROLE {quoted(user)} REPLICATION;"),
+         Statement("ALTER SYSTEM SET wal_level = 'logical'; -- then restart the server")),
+        (not replicates, _ERROR, f"the role {user} may not replicate",
+         Statement(f"ALTER ROLE {quoted(user)} REPLICATION;")),
         (in_recovery, _ERROR, "the server is a standby; slot and publication are made elsewhere", "Use the primary."),
         (is_converted, _WARNING, f"the database's encoding is {encoding}", "It is converted to UTF-8."),
         (keep_size == "-1", _WARNING,
          "max_slot_wal_keep_size is unlimited: a pipeline that is stopped for long can fill the server's disk",
-         "ALTER SYSTEM SET max_slot_wal_keep_size = '100GB'; SELECT pg_reload_conf();"),
+         Statement("ALTER SYSTEM SET max_slot_wal_keep_size = '100GB'; SELECT pg_reload_conf();")),
         (is_open, _WARNING, f"sslmode={mode} does not insist on encryption", "Add sslmode=verify-full to source.dsn."),
         (lost is not None, _ERROR, f"the slot {names.slot} was invalidated: {lost}",
-         "Copy every table again, after uninstall."),
+         "Begin again, which copies every table: lakefeed uninstall FILE, then lakefeed sync FILE"),
         (status == "unreserved", _WARNING, f"the slot {names.slot} is about to lose its log",
          "Run the pipeline now, or raise the limit."),
         *(
             (used + needed > most, _ERROR, f"{name} is {most}, of which {used} are in use",
-             f"ALTER SYSTEM SET {name} = {most + 4}; and restart the server.")
+             Statement(f"ALTER SYSTEM SET {name} = {most + 4}; -- then restart the server"))
             for used, most, name in ((*in_use[:2], "max_replication_slots"), (*in_use[2:], "max_wal_senders"))
         ),
         (len(pids) > 1, _ERROR, "a connection pooler is in between; replication needs the server itself",
@@ -125,32 +129,59 @@ def _of_publication(
     is_there, statement = coverage.members is not None, coverage.statement(chosen)
     missing = sum(coverage.member(table) is None for table in chosen)
     return [
-        *((True, _ERROR, one.problem, one.remedy) for one in coverage.shortcomings),
+        *((True, _ERROR, one.problem, Statement(one.remedy)) for one in coverage.shortcomings),
         (statement is not None and (is_there or not provision), _WARNING if provision else _ERROR,
-         f"{missing} tables are not published yet", f"{statement};"),
+         f"{missing} {'table is' if missing == 1 else 'tables are'} not published yet", Statement(f"{statement};")),
         (provision and not is_there and slot is not None, _WARNING,
          f"the publication {names.publication} was dropped, so that changes are in no stream since then",
          "Start the pipeline: it is made again, and every table is copied again. Or begin again: uninstall."),
         (not provision and slot is None, _ERROR, "there is no replication slot, and source.provision is off",
-         f"{slot_statement(names.slot)};"),
+         Statement(f"{slot_statement(names.slot)};")),
     ]  # fmt: skip
 
 
-def _of_table(table: SourceTable, *, reads: bool, hides: bool, before_images: bool) -> list[_Found]:
+def _of_rights(
+    connection: Connection, coverage: Coverage, user: str, chosen: Sequence[TableId], unpublished: Sequence[int]
+) -> list[_Found]:
+    """What keeps this role from publishing tables itself. Somebody who may publishes them for it, once."""
+    creates, database, alters, foreign = connection.one(_RIGHTS, coverage.name, list(unpublished))
+    is_there, statement = coverage.members is not None, Statement(f"{coverage.statement(chosen)};")
+    own = "one of the tables" if foreign == 1 else f"{foreign} of the tables"
+    return [
+        (bool(foreign), _ERROR, f"the role {user} does not own {own}, so it may not publish them", statement),
+        (not foreign and is_there and not alters, _ERROR,
+         f"the role {user} does not own the publication {coverage.name}, so it may not add tables to it", statement),
+        (not foreign and not is_there and not creates, _ERROR,
+         f"the role {user} may not create a publication in the database {database}",
+         Statement(f"GRANT CREATE ON DATABASE {quoted(database)} TO {quoted(user)};")),
+    ]  # fmt: skip
+
+
+def _of_privileges(table: TableId, user: str, *, reads: bool, enters: bool, hides: bool) -> list[_Found]:
+    role = quoted(user)
+    return [
+        (not enters, _ERROR, f"the role {user} may not use its schema",
+         Statement(f"GRANT USAGE ON SCHEMA {quoted(table.schema)} TO {role};")),
+        (not reads, _ERROR, f"the role {user} may not read it",
+         Statement(f"GRANT SELECT ON {sql_name(table)} TO {role};")),
+        (hides, _ERROR, f"row security hides rows of it from the role {user}",
+         Statement(f"ALTER ROLE {role} BYPASSRLS;")),
+    ]  # fmt: skip
+
+
+def _of_table(table: SourceTable, *, before_images: bool) -> list[_Found]:
     name = sql_name(table.id)
     renames = []
     for column in (one.name for one in table.columns):
         fixed = "".join("_" if letter in _REFUSED_BY_DELTA else letter for letter in column)
         if fixed != column or column.lower().startswith("_lakefeed"):
             remedy = f"ALTER TABLE {name} RENAME COLUMN {quoted(column)} TO {quoted(fixed.lstrip('_') or 'renamed')};"
-            renames.append((True, _ERROR, f"lake tables refuse the column name '{column}'", remedy))
+            renames.append((True, _ERROR, f"lake tables refuse the column name '{column}'", Statement(remedy)))
     return [
-        (not reads, _ERROR, "this role may not read it", f"GRANT SELECT ON {name} TO CURRENT_USER;"),
-        (hides, _ERROR, "row security hides rows of it from this role", "ALTER ROLE CURRENT_USER BYPASSRLS;"),
         (not table.key, _WARNING, "no key: rows are matched as a whole, and each update is a delete and an insert",
          f"ALTER TABLE {name} ADD PRIMARY KEY (…);"),
         *renames,
         (before_images and bool(table.not_whole), _WARNING,
          "no before images, because its replica identity does not log old rows whole",
-         " ".join(f"ALTER TABLE {one} REPLICA IDENTITY FULL;" for one in table.not_whole)),
+         Statement(" ".join(f"ALTER TABLE {one} REPLICA IDENTITY FULL;" for one in table.not_whole))),
     ]  # fmt: skip

@@ -1,7 +1,5 @@
-"""PostgresResumePoint: what the source keeps for one pipeline, its replication slot and its publication.
-
-The publication is made first, then the slot, so that the slot's first change already finds its table published. Nothing
-moves the slot but ``confirm``.
+"""PostgresResumePoint: what the source keeps for one pipeline, its publication and its replication slot. They are made
+in that order, so that the slot's first change finds its table published. Nothing moves the slot but ``confirm``.
 """
 
 from __future__ import annotations
@@ -30,11 +28,7 @@ from lakefeed.errors import ConfigError, PositionLostError, SourceSetupError, So
 log = logging.getLogger(__name__)
 
 WRITERS_SECONDS = 5.0  # for transactions from before a table was published, if its copy has no exported snapshot
-_AT_ONCE_SECONDS = 0.05
-_MISSED = (
-    " Changes made meanwhile were not published: a table that is not copied again by itself then needs"
-    " `lakefeed rebuild`."
-)
+_MISSED = " Changes made meanwhile were not published: a table that is not copied by itself needs `lakefeed rebuild`."
 
 # Sessions, and prepared transactions (no process), that have written to a table.
 _WRITERS = """
@@ -109,9 +103,8 @@ def read_coverage(connection: Connection, name: str) -> Coverage:
     if not options["pubviaroot"]:
         remedy = f"{alter} SET (publish_via_partition_root = true);"
         found.append(Shortcoming(f"{publication} publishes partitions under their own names", remedy, misses=False))
-    for schema, table_name, number, is_narrowed, has_generated in connection.execute(_PUBLISHED, (name,)):
-        if "." in schema:
-            continue
+    rows = [row for row in connection.execute(_PUBLISHED, (name,)) if "." not in row[0]]
+    for schema, table_name, number, is_narrowed, has_generated in rows:
         table = TableId(schema, table_name)
         members[table] = number
         if has_generated and options.get("pubgencols", "n") != "n":
@@ -127,7 +120,7 @@ def read_coverage(connection: Connection, name: str) -> Coverage:
 def _at_once(connection: Connection, statement: str) -> None:
     """LockNotAvailable instead of a wait: a snapshot of ours may be kept meanwhile."""
     with connection.transaction():
-        connection.execute(f"SET LOCAL lock_timeout = '{_AT_ONCE_SECONDS * 1000:.0f}ms'".encode())
+        connection.execute("SET LOCAL lock_timeout = '50ms'")
         connection.execute(statement.encode())
 
 
@@ -147,9 +140,8 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
     """See ``ResumePoint``. Each call has a connection of its own."""
 
     def __init__(self, connections: Connections, names: Names, *, provision: bool) -> None:
-        self._connections, self._database = connections, connections.database
-        self._names, self._provision = names, provision
-        self._closed = threading.Event()
+        self._connections, self._database, self._names = connections, connections.database, names
+        self._provision, self.slot, self._closed = provision, names.slot, threading.Event()
         self._exported = slots.ExportedSnapshots(self._database, names, self._closed)
         self._since: dict[TableId, tuple[int, PostgresLsn]] = {}
 
@@ -233,6 +225,10 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
                     )
         return (origin or slots.SnapshotOrigin())._asdict()
 
+    def exact_at(self, origin: Mapping[str, Any]) -> PostgresLsn | None:
+        exported = slots.SnapshotOrigin(**origin)
+        return exported.position if exported.snapshot else None
+
     def copied(self, table: TableId) -> None:
         self._exported.release(table)
 
@@ -245,15 +241,11 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         elif slot.lost is not None:
             problem = f"the replication slot {name} was invalidated: {slot.lost}"
         elif position < slot.confirmed:
-            problem = (
-                f"the replication slot {name} is at {slot.confirmed}, ahead of the pipeline's {position}: it was "
-                "advanced or created again by somebody else, and the changes between are gone"
-            )
+            problem = f"the replication slot {name} is at {slot.confirmed}, ahead of the pipeline's {position}: it was"
+            problem += " advanced or created again by somebody else, and the changes between are gone"
         elif position > reached:
-            problem = (
-                f"the pipeline is at {position}, but the server has written no further than {reached}: it was restored "
-                "or rewound, or it is another server"
-            )
+            problem = f"the pipeline is at {position}, but the server has written no further than {reached}: it was"
+            problem += " restored or rewound, or it is another server"
         if problem is not None:
             remedy = "restore the source's log, or move the pipeline's state directory away and let it copy every table"
             raise PositionLostError(problem, remedy=f"Choose: {remedy} again.")
@@ -288,18 +280,34 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
             seconds = slot.seconds_behind if behind else 0.0
         if behind and confirmed_at is not None:  # this process follows the stream and knows better
             seconds = max(0.0, time.time() - confirmed_at)
-        return Lag(bytes=behind, seconds=seconds, source=slot.health)
+        shown = ("active_pid", "confirmed_flush_lsn", "wal_status", "safe_wal_size")  # by PostgreSQL's own names
+        health = {"slot": slot.report["slot_name"], **{name: slot.report.get(name) for name in shown}}
+        return Lag(bytes=behind, seconds=seconds, source={**health, "invalidation_reason": slot.lost})
 
     def drop(self) -> tuple[str, ...]:
+        """SourceSetupError names what this role may not drop, with the statements, after all the rest is dropped."""
         self._exported.close()
-        removed = []
+        slot, publication = self._names.slot, self._names.publication
+        removed, left = list[str](), list[str]()
         with self._connections.connection() as connection:
-            if usable_slot(connection, self._names.slot) is not None:
-                connection.execute("SELECT pg_drop_replication_slot(%s)", (self._names.slot,))
-                removed.append(f"replication slot {self._names.slot}")
-            if read_coverage(connection, self._names.publication).members is not None:
-                connection.execute(f"DROP PUBLICATION {quoted(self._names.publication)}".encode())
-                removed.append(f"publication {self._names.publication}")
+            there = list[tuple[str, str]]()
+            if usable_slot(connection, slot) is not None:
+                there.append((f"replication slot {slot}", f"SELECT pg_drop_replication_slot('{slot}')"))
+            if read_coverage(connection, publication).members is not None:
+                there.append((f"publication {publication}", f"DROP PUBLICATION {quoted(publication)}"))
+            for name, statement in there:
+                try:
+                    connection.execute(statement.encode())
+                    removed.append(name)
+                except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ObjectInUse) as error:
+                    left.append(f"{statement};")
+                    log.warning("%s cannot be dropped: %s", name, error)
+        if left:
+            done = f"removed {' and '.join(removed)}; the rest" if removed else "what Lakefeed made in the source"
+            raise SourceSetupError(
+                f"{done} may not be dropped by this role, or is in use",
+                remedy=f"Run as its owner, then uninstall again: {' '.join(left)}",
+            )
         return tuple(removed)
 
     def _publish(self, connection: Connection, coverage: Coverage, wanted: Sequence[TableId]) -> None:
@@ -316,17 +324,16 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
                     raise
                 self._exported.close()
                 connection.execute(statement.encode())
-        except psycopg.errors.LockNotAvailable as error:
-            if len(wanted) <= 1:
-                lock = "another session has a lock on it that ALTER PUBLICATION waits for"
-                remedy = "Lakefeed tries again by itself; pg_locks shows the session."
-                raise SourceSetupError(f"{wanted[0]} cannot be published now: {lock}", remedy=remedy) from error
-        except psycopg.errors.InsufficientPrivilege as error:
-            if len(wanted) <= 1:
-                remedy = f"Run as the tables' owner: {statement};"
-                raise SourceSetupError(f"this role may not prepare the source: {error}", remedy=remedy) from error
-        else:
             return
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege) as error:
+            if len(wanted) <= 1:
+                problem = f"this role may not prepare the source: {error}"
+                remedy = f"Run as the tables' owner: {statement};"
+                if isinstance(error, psycopg.errors.LockNotAvailable):
+                    lock = "another session has a lock on it that ALTER PUBLICATION waits for"
+                    problem = f"{wanted[0]} cannot be published now: {lock}"
+                    remedy = "The next sync tries again by itself; pg_locks shows the session."
+                raise SourceSetupError(problem, remedy=remedy) from error
         failed: list[SourceSetupError] = []
         for table in wanted:
             try:

@@ -4,9 +4,9 @@ A read transaction under an exported snapshot has exactly the commits up to its 
 For a copy that starts later than the pipeline's own slot, a temporary one is made; a plain transaction takes its
 snapshot over at once, so that the slot keeps no log back. Losing a snapshot is no error: chunks then have brackets.
 
-A snapshot keeps the server from cleaning up, and whoever waits for old snapshots (CREATE INDEX CONCURRENTLY, for one)
-waits for it. So the transaction that keeps it touches no table and no catalog, it is kept only for tables whose copy is
-not over, and a thread asks every second whether a session waits for it, and gives it up at once if so.
+A snapshot keeps the server from cleaning up, and CREATE INDEX CONCURRENTLY, for one, waits for it. So the transaction
+that keeps it touches no table and no catalog, it is kept only for tables whose copy is not over, and a thread asks
+every half second whether a session waits for it, and gives it up at once if so.
 """
 
 from __future__ import annotations
@@ -62,13 +62,6 @@ class Slot(NamedTuple):
     lost: str | None
     seconds_behind: float | None
 
-    @property
-    def health(self) -> dict[str, int | str | None]:
-        """What ``status`` shows of it, by PostgreSQL's own names."""
-        shown = ("active_pid", "confirmed_flush_lsn", "wal_status", "safe_wal_size")
-        found = {name: self.report.get(name) for name in shown}
-        return {"slot": self.report["slot_name"], **found, "invalidation_reason": self.lost}
-
 
 def read_slot(connection: Connection, name: str) -> Slot | None:
     if (row := connection.execute(_SLOT, (name,)).fetchone()) is None:
@@ -95,7 +88,7 @@ def usable_slot(connection: Connection, name: str) -> Slot | None:
         raise SourceUnavailableError(
             f"the replication slot {name} is still being made by the server's process {pid}, for a client "
             "that may be gone: it waits for transactions that were running",
-            remedy=f"Lakefeed tries again by itself; or end it: SELECT pg_terminate_backend({pid});",
+            remedy=f"Wait, or end it: SELECT pg_terminate_backend({pid});",
         )
     return slot
 
@@ -111,7 +104,6 @@ def inserted(connection: Connection) -> PostgresLsn:
 
 
 def slot_statement(name: str) -> str:
-    """The SQL that makes the slot, for those who make it themselves."""
     return f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}')"
 
 
@@ -135,12 +127,15 @@ def create_slot(
                 now = time.monotonic()
                 is_over = now - began >= (seconds or SLOT_SECONDS) or stop.is_set()
                 if pgconn.is_busy() and (is_over or now - reported_at >= _REPORT_SECONDS):
-                    reported_at = now
-                    reason = f"{database}: making the replication slot {name} waits for {_blocking(connection)}"
+                    reported_at, blocking = now, "transactions that were running when it began"
+                    with suppress(LakefeedError), database.connection("lakefeed") as asking:
+                        for row in asking.execute(_BLOCKING, (connection.info.backend_pid,)):
+                            blocking = "the transaction of process {} (user {}, {}), open for {} s".format(*row)
+                    reason = f"{database}: making the replication slot {name} waits for {blocking}"
                     log.warning("%s, for %.0f s now", reason, now - began)
                     if is_over:
                         pgconn.get_cancel().cancel()  # the server would go on making it, for nobody
-                        remedy = "Lakefeed tries again by itself; end that transaction, or let it come to its end."
+                        remedy = "End that transaction, or let it come to its end."
                         raise SourceUnavailableError(reason, remedy=remedy)
             made = finish(connection)
             _, point, snapshot, _ = ((made.get_value(0, column) or b"").decode() for column in range(4))
@@ -148,15 +143,6 @@ def create_slot(
         connection.close()
         raise
     return connection, PostgresLsn.parse(point), snapshot
-
-
-def _blocking(connection: Connection) -> str:
-    """The transaction that the server waits for, in words."""
-    with suppress(LakefeedError), connection.database.connection("lakefeed") as asking:
-        row = asking.execute(_BLOCKING, (connection.info.backend_pid,)).fetchone()
-        if row is not None:
-            return "the transaction of process {} (user {}, {}), open for {} s".format(*row)
-    return "transactions that were running when it began"
 
 
 # Whether a session waits for a process of ours, and whether somebody reads: a chunk is read in a transaction; the
@@ -220,7 +206,7 @@ def bracketed(connection: Connection) -> tuple[PostgresLsn, PostgresLsn]:
     if not wait_for_commits(connection, _COMMIT_SECONDS):
         raise SourceUnavailableError(
             f"transactions that were active {_COMMIT_SECONDS:.0f} s ago are still active, so a copy cannot be dated",
-            remedy="Lakefeed tries again by itself; a long statement in pg_stat_activity is what it waits for.",
+            remedy="Let them come to their end: pg_stat_activity shows them.",
         )
     connection.execute(BEGIN)
     connection.execute("SELECT pg_current_snapshot()")  # the first statement takes the snapshot
@@ -243,9 +229,8 @@ class ExportedSnapshots:
 
     def __init__(self, database: Database, names: Names, stop: threading.Event) -> None:
         self._database, self._names, self._stop = database, names, stop
-        self._lock = threading.RLock()
+        self._lock, self._changed = threading.RLock(), threading.Event()
         self._kept: list[_Kept] = []
-        self._changed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def add(self, made: tuple[Connection, PostgresLsn, str], tables: Iterable[TableId]) -> SnapshotOrigin:
@@ -271,8 +256,8 @@ class ExportedSnapshots:
 
     def for_copy(self, connection: Connection, table: TableId, least: PostgresLsn) -> SnapshotOrigin | None:
         """The newest snapshot, or one of now if that is not at ``least`` or behind it, or shows another table: a copy
-        must have all changes that were delivered, and all from before the table was published. None if running
-        transactions do not let one be made in time. What the table was to be copied from before is given up."""
+        must have all changes that were delivered, and all from before the table was published. None if no slot is free
+        or running transactions do not let one be made in time. What it was to be copied from before is given up."""
         with self._lock:
             origin = self._kept[-1].origin if self._kept else SnapshotOrigin()
         is_usable = False
@@ -283,26 +268,21 @@ class ExportedSnapshots:
             name = f"{self._names.slot[:46]}_tmp_{secrets.token_hex(6)}"
             try:
                 made = create_slot(self._database, name, self._stop, temporary=True, seconds=WAIT_SECONDS)
-            except SourceUnavailableError as error:
+            except (SourceUnavailableError, SourceSetupError) as error:
                 log.warning("%s is copied without an exported snapshot: %s", table, error.message)
                 self.release(table)
                 return None
-            origin = self.add(made, ())
+            origin = self.add(made, [table])
         self.release(table, but=origin)
-        with self._lock:
-            for kept in self._kept:
-                if kept.origin == origin:
-                    kept.tables.add(table)
         return origin
 
     def release(self, table: TableId, *, but: SnapshotOrigin | None = None) -> None:
-        """The copy of ``table`` is over. A snapshot that is kept for no table ends."""
+        """The copy of ``table`` is over, or is to be from ``but``. A snapshot that is kept for no table ends."""
         with self._lock:
             for kept in list(self._kept):
-                if kept.origin != but:
-                    kept.tables.discard(table)
-                    if not kept.tables:
-                        self._end(kept)
+                kept.tables = kept.tables | {table} if kept.origin == but else kept.tables - {table}
+                if not kept.tables:
+                    self._end(kept)
 
     def close(self) -> None:
         """Give up every snapshot. More may be added later."""
@@ -323,7 +303,19 @@ class ExportedSnapshots:
             with self._database.connection(self._names.slot, KEEPING) as connection:
                 while self._kept:
                     for kept in list(self._kept):
-                        if (reason := self._reason_to_end(connection, kept)) is not None:
+                        pids, reason = [kept.transaction.info.backend_pid], None
+                        is_waited_for, is_read = connection.one(_IN_USE, pids, self._names.readers)
+                        kept.used_at = time.monotonic() if is_read else kept.used_at
+                        if is_waited_for:
+                            reason = "a session of the application waits for it"
+                        elif time.monotonic() - kept.used_at > IDLE_SECONDS:
+                            reason = "nobody has read from it for long"
+                        try:
+                            with kept.busy:
+                                kept.transaction.execute("SELECT 1")  # so that the server knows that somebody is there
+                        except psycopg.Error:
+                            reason = "its connection was lost"
+                        if reason is not None:
                             log.warning("the exported snapshot at %s is given up: %s", kept.origin.position, reason)
                             with self._lock:
                                 self._end(kept)
@@ -332,16 +324,3 @@ class ExportedSnapshots:
         except LakefeedError as error:
             log.warning("exported snapshots are given up: %s", error.message)
         self.close()
-
-    def _reason_to_end(self, connection: Connection, kept: _Kept) -> str | None:
-        try:
-            with kept.busy:
-                kept.transaction.execute("SELECT 1")  # so that the server knows that somebody is there
-        except psycopg.Error:
-            return "its connection was lost"
-        is_waited_for, is_read = connection.one(_IN_USE, [kept.transaction.info.backend_pid], self._names.readers)
-        if is_waited_for:
-            return "a session of the application waits for it"
-        if is_read:
-            kept.used_at = time.monotonic()
-        return "nobody has read from it for long" if time.monotonic() - kept.used_at > IDLE_SECONDS else None

@@ -1,9 +1,7 @@
-"""Values as PostgreSQL sends them → Arrow, a whole column at a time. Pure.
+"""Values as PostgreSQL sends them → Arrow, a whole column at a time. Pure. docs/postgres.md has the types for people.
 
-The type rule says which Arrow type a column gets (the table for people is in docs/postgres.md). Values come in two
-forms, which give exactly the same: the log has what PostgreSQL prints under the session settings of
-``database.SESSION``, a copy has the binary form of the types in ``_TYPES``. A type that is not there is text, exactly
-as printed.
+Values come in two forms, which give exactly the same: the log has what PostgreSQL prints under ``database.SESSION``, a
+copy has the binary form of the types in ``_TYPES``. A type that is not there is text, exactly as printed.
 
 What Arrow and Spark cannot hold exactly in the column's type (``infinity``, BC, years above 9999, NaN in a numeric with
 precision) stops that table with a remedy (``fit``): name the column in ``text_columns``, and it is kept as printed.
@@ -16,7 +14,7 @@ import binascii
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +29,8 @@ Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Array = Any  # pyarrow's stubs know arrays by their scalar type, which is decided here at run time
 
-EPOCH_US = 946_684_800_000_000
-"""PostgreSQL counts time from 2000, Arrow from 1970."""
-PAD = 16
-"""Zero bytes behind the data, so that an integer or a uuid can be read at every place of it."""
+EPOCH_US = 946_684_800_000_000  # PostgreSQL counts time from 2000, Arrow from 1970
+PAD = 16  # zero bytes behind the data, so that an integer or a uuid can be read at every place of it
 
 
 def numbers(data: Bytes, at: Ints, sent: str, made: Any = np.int64) -> Any:
@@ -109,12 +105,9 @@ class Slices:
         return Slices(self.data, starts, lengths, np.append(self.valid, more.valid))
 
     def binary(self) -> Array:
-        """An Arrow binary array, copied once by Arrow itself.
-
-        The buffer is seen as alternating values and gaps between them, whose every second element is then taken. That
-        needs values in buffer order without overlap. Rows of a message stream are, but for those that share one value:
-        an old row is a delete and a before image, and completes a new one.
-        """
+        """An Arrow binary array, copied once by Arrow itself: the buffer is seen as alternating values and gaps, whose
+        every second element is taken. That needs values in buffer order without overlap. Rows of a message stream are,
+        but for those that share one value: an old row is a delete and a before image, and completes a new one."""
         count, starts, lengths = len(self.starts), self.starts, self.lengths
         wanted: Any = np.arange(count)
         if np.any(starts[1:] < starts[:-1] + lengths[:-1]):
@@ -128,17 +121,16 @@ class Slices:
         return alternating.take(pa.array(2 * wanted, mask=None if self.valid.all() else ~self.valid))
 
 
+# Remedies: for a value that does not fit its column; for a text of a database without an encoding (the bytes of UTF-8
+# are matched in hexadecimal form); for a row that the server cannot send.
 KEEP_AS_TEXT = "Add '{column}' to source.text_columns, which keeps that column as PostgreSQL prints it."
-"""The remedy for a value that does not fit its column."""
 NOT_UTF8 = (
     "Correct the value in the source, or take '{table}' out of source.tables. Where it is Latin-1: UPDATE {sql_table} "
     "SET {sql_column} = convert_from(convert(convert_to({sql_column}, 'SQL_ASCII'), 'LATIN1', 'UTF8'), 'SQL_ASCII') "
     "WHERE encode(convert_to({sql_column}, 'SQL_ASCII'), 'hex') "
     "!~ '^([0-7].|[cd].[89ab].|e.[89ab].[89ab].|f.[89ab].[89ab].[89ab].)*$';"
 )
-"""The same, for a text of a database without an encoding. The bytes of UTF-8 are matched in hexadecimal form."""
 TOO_LARGE = "Make the row smaller (printed, less than 1 GB) or delete it, or take the table out of source.tables."
-"""The remedy for a row that the server cannot send."""
 
 
 def misfit(reason: str) -> MisfitError:
@@ -268,11 +260,9 @@ def _uuids(values: Slices) -> Array:
     return _from_buffers(pa.string(), values.valid, np.arange(0, (count + 1) * 36, 36, dtype=np.int32), text)
 
 
-WIDEST = 18
-"""Digits that a sum in 64 bits can hold."""
-_NUMERIC_HEAD = 8
+WIDEST = 18  # digits that a sum in 64 bits can hold
+_NUMERIC_HEAD, _NEGATIVE, _SPECIAL = 8, 0x4000, 0xC000
 _GROUP = 4  # decimal digits in a digit of base 10,000
-_NEGATIVE, _SPECIAL = 0x4000, 0xC000
 
 
 def decimals(values: Slices, kind: pa.Decimal128Type) -> Array:
@@ -311,8 +301,7 @@ def decimals(values: Slices, kind: pa.Decimal128Type) -> Array:
     return _from_buffers(kind, values.valid, pairs)
 
 
-Reader = Callable[[Slices], Array]
-"""A column in binary form → what ``to_arrow`` gives for the printed form. MisfitError by the same rule."""
+Reader = Callable[[Slices], Array]  # a column in binary form → what to_arrow gives, and refuses, in printed form
 
 
 def _typed(kind: pa.DataType, read: Callable[..., Array], **how: Any) -> tuple[pa.DataType, Reader]:
@@ -336,13 +325,11 @@ _TYPES: dict[int, tuple[pa.DataType, Reader]] = {
     3802: (pa.string(), _jsonb),
 }
 """Which Arrow type a column gets, and what reads its binary form."""
-_NUMERIC = 1700
-_WIDEST_DECIMAL = 38
+_NUMERIC, _WIDEST_DECIMAL = 1700, 38
 _TYPMOD_HEADER = 4  # typmods of variable-length types count a header that no longer exists
 
 
-@dataclass(frozen=True, slots=True)
-class SourceType:
+class SourceType(NamedTuple):
     """A column's type as the catalog has it: domains are looked through to the type that they restrict."""
 
     oid: int

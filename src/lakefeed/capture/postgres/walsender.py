@@ -4,8 +4,8 @@ The catalog is asked on a second connection, once for all relations that a piece
 inside the piece: the decoder asks nobody.
 
 A transaction with a row that the server cannot print (a bytea of 600 MB has 1.2 GB of text) would end the stream for
-all tables. It is read in binary form instead, from where the text ended to its COMMIT, and the decoder says which
-tables are concerned. The publication is no way out: the server goes by what it was when the row was written.
+all tables. It is read in binary form instead, from where the text ended to its COMMIT; the decoder says which tables
+are concerned. The publication is no way out: the server goes by what it was when the row was written.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import struct
 import threading
 import time
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import psycopg
 
 from lakefeed.capture.log import LogReader
-from lakefeed.capture.postgres.catalog import CatalogFacts, read_facts, wait_for_commits
+from lakefeed.capture.postgres.catalog import read_facts, wait_for_commits
 from lakefeed.capture.postgres.database import STREAM, Database, Names, quoted
 from lakefeed.capture.postgres.pgoutput import CHANGES, PIECE_BYTES, WalPiece, committed, described, without
 from lakefeed.capture.postgres.slot import head, read_slot
@@ -35,15 +35,11 @@ _HEAD_BYTES = 25  # before each message of the log: w, start, end, time
 _KEEPALIVE_BYTES = 18
 _STATUS_SECONDS = 1.0  # an idle server says by itself only now and then how far it has come
 _BURST = 500
+# With a backlog over TCP, a pause between reads lets the buffers fill: the walsender wakes up less often and is nearly
+# twice as fast. On a unix socket the same pause is harmful.
 GULP_SECONDS = 0.02
-"""With a backlog over TCP, a pause between reads lets the buffers fill: the walsender wakes up less often and is nearly
-twice as fast. On a unix socket the same pause is harmful."""
-_CLOSE_SECONDS = 2.0
-_FREE_SECONDS = 3.0
-"""How long to wait for a slot that a connection of before still has: the server notices its end a little later."""
-_ASK_SECONDS = 0.01
-_ANSWER_SECONDS = 1.0
-_VISIBLE_SECONDS = 2.0
+_FREE_SECONDS = 3.0  # for a slot that a connection of before still has: the server notices its end a little later
+_CLOSE_SECONDS, _VISIBLE_SECONDS, _ASK_SECONDS, _ANSWER_SECONDS = 2.0, 2.0, 0.01, 1.0
 
 # The wait event is spelled in two ways, by version.
 _ACTIVITY = """
@@ -51,28 +47,14 @@ SELECT wait_event ILIKE 'WalSenderWaitForWal', (extract(epoch FROM clock_timesta
   FROM pg_stat_activity WHERE pid = %s"""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """What has come: ``messages`` of the server, among them a run of the log. ``idle_at`` if its last word was that it
-    has nothing more up to there; it said so at ``sent_us`` (its clock, microseconds since 1970)."""
-
-    messages: int = 0
-    run: Messages = field(default_factory=join)
-    idle_at: PostgresLsn | None = None
-    sent_us: int = 0
-
-
 class Walsender(LogReader[PostgresLsn, WalPiece]):
     """See ``LogReader``: the messages strictly after ``after``. ``confirm`` is the only thing that moves the slot."""
 
     def __init__(self, database: Database, names: Names, after: PostgresLsn) -> None:
-        self._database = database
-        self._names = names
-        self._busy = threading.Lock()
+        self._database, self._names, self._busy = database, names, threading.Lock()
         self._asked = self._failed = self._is_settled = self._is_closed = False
         self._reported, self._reported_at = PostgresLsn(0), 0.0
-        self._after, self._given = after, 0
-        """The last COMMIT that came, and how many changes of the transaction behind it."""
+        self._after, self._given = after, 0  # the last COMMIT that came, and how many changes behind it
         self._error: psycopg.Error | None = None
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)  # a full pipe wakes as well as one byte more
@@ -93,14 +75,22 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
 
     @property
     def pid(self) -> int:
-        """The server's process."""
-        return int(self._connection.info.backend_pid)
+        return int(self._connection.info.backend_pid)  # the server's process
 
     def read(self, wait_seconds: float) -> WalPiece | None:
         with self._busy:
             try:
-                arrival = self._settled() if wait_seconds <= 0 else self._next(wait_seconds)
-                return self._piece(arrival) if arrival is not None else None
+                piece = self._settled() if wait_seconds <= 0 else self._next(wait_seconds)
+                if piece is None or not (tables := described(piece.run)):
+                    return piece
+                facts = read_facts(self._catalog, tables)
+                # A commit is in the log before the catalog shows it: a column that the catalog does not have was added
+                # a moment ago, or was renamed or dropped since.
+                live = {oid: {one.name for one in table.columns} for oid, (_, table) in facts.tables.items() if table}
+                if any(column.name not in live.get(one.id, {column.name}) for one in tables for column in one.columns):
+                    wait_for_commits(self._catalog, _VISIBLE_SECONDS)
+                    facts = read_facts(self._catalog, tables)
+                return replace(piece, facts=facts)
             except BaseException as error:
                 self._failed = True
                 if isinstance(error, psycopg.Error):
@@ -168,7 +158,7 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
                     raise self._mapped(error) from error
                 time.sleep(0.05)
 
-    def _next(self, wait_seconds: float) -> Arrival | None:
+    def _next(self, wait_seconds: float) -> WalPiece | None:
         """What comes within that time, and with a backlog as much as is decoded at once; None if nothing does, or
         somebody called ``wake``."""
         until = time.monotonic() + wait_seconds
@@ -177,8 +167,8 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             raise error
         while True:
             self._report()
-            arrival = self._received()
-            if arrival.messages:
+            piece = self._received()
+            if piece.messages:
                 break
             if self._wire.is_over:
                 raise SourceUnavailableError(f"{self._database}: the server ended the replication stream")
@@ -188,19 +178,19 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             if self._wake_read in wait_ready((self._connection.pgconn.socket, self._wake_read), min(left, 1.0)):
                 os.read(self._wake_read, 4096)
                 return None
-        runs = [arrival.run]
-        self.in_burst = self._gulps and arrival.messages >= _BURST
-        while self._gulps and arrival.messages >= _BURST and sum(run.data.nbytes for run in runs) < PIECE_BYTES:
+        runs = [piece.run]
+        self.in_burst = self._gulps and piece.messages >= _BURST
+        while self._gulps and piece.messages >= _BURST and sum(run.data.nbytes for run in runs) < PIECE_BYTES:
             time.sleep(GULP_SECONDS)
             try:
-                arrival = self._received()
+                piece = self._received()
             except psycopg.Error as error:
                 self._error = error  # for the next read: what came before it is given first
                 break
-            runs.append(arrival.run)
-        return replace(arrival, run=join(runs))
+            runs.append(piece.run)
+        return replace(piece, run=join(runs))
 
-    def _received(self) -> Arrival:
+    def _received(self) -> WalPiece:
         """What has come by now, without a wait."""
         try:
             messages = self._wire.read()
@@ -213,9 +203,9 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
                     " slot, then `lakefeed sync`, which copies every table again.",
                 ) from error
             self._start(binary=True)
-            return Arrival(messages=1)
+            return WalPiece(messages=1)
         if messages is None:
-            return Arrival()
+            return WalPiece()
         log, idle_at, sent_us = messages.kinds == _LOG, None, 0
         for index in np.flatnonzero(messages.kinds == _KEEPALIVE).tolist():
             if len(message := messages.message(index)) >= _KEEPALIVE_BYTES:
@@ -235,9 +225,10 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         if self._is_binary and whole:
             self._start()
             idle_at = None  # what else came is read again
-        return Arrival(len(messages), run, None if log[-1] else idle_at, sent_us)
+        idle_at = None if log[-1] else idle_at
+        return WalPiece(run, idle_at=idle_at, messages=len(messages), sent_us=sent_us)
 
-    def _settled(self) -> Arrival | None:
+    def _settled(self) -> WalPiece | None:
         """What comes next; None if the server has said that nothing more is in its log up to its head of now. How far
         it has come is handed out before that.
 
@@ -252,36 +243,24 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         asleep, until = False, time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < until:
             self._asked = True
-            arrival = self._next(_ASK_SECONDS)
-            if arrival is None:
+            piece = self._next(_ASK_SECONDS)
+            if piece is None:
                 continue
-            if len(arrival.run) or arrival.idle_at is None:
-                return arrival
-            answered = arrival.sent_us > since_us
+            if len(piece.run) or piece.idle_at is None:
+                return piece
+            answered = piece.sent_us > since_us
             # A large transaction has such answers in the middle, too.
-            if not self._given and (arrival.idle_at >= target or (answered and asleep)):
+            if not self._given and (piece.idle_at >= target or (answered and asleep)):
                 self._is_settled = True
-                return arrival
+                return piece
             if answered:
                 asleep, since_us = self._activity()
-        return Arrival()
+        return WalPiece()
 
     def _activity(self) -> tuple[bool, int]:
         """Whether the walsender waits for more log, and the time now by the server's clock."""
-        row = self._catalog.execute(_ACTIVITY, (self.pid,)).fetchone()
-        return (row[0] is True, int(row[1])) if row is not None else (False, 0)
-
-    def _piece(self, arrival: Arrival) -> WalPiece:
-        facts = CatalogFacts()
-        if tables := described(arrival.run):
-            facts = read_facts(self._catalog, tables)
-            # A commit is in the log before the catalog shows it: a column that the catalog does not have was added a
-            # moment ago, or was renamed or dropped since.
-            live = {oid: {one.name for one in source.columns} for oid, (_, source) in facts.tables.items() if source}
-            if any(column.name not in live.get(one.id, {column.name}) for one in tables for column in one.columns):
-                wait_for_commits(self._catalog, _VISIBLE_SECONDS)
-                facts = read_facts(self._catalog, tables)
-        return WalPiece(arrival.run, facts, arrival.idle_at)
+        is_waiting, now = self._catalog.execute(_ACTIVITY, (self.pid,)).fetchone() or (False, 0)
+        return is_waiting is True, now
 
     def _report(self) -> None:
         """Standby status update: written, flushed and applied up to what was confirmed. The server is asked to answer,

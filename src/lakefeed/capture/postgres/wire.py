@@ -1,12 +1,11 @@
 """Wires: the data of a stream or copy (CopyData messages) on a connection that libpq has opened.
 
-``SocketWire`` reads the socket past libpq: libpq takes a few KB from it at a time and makes an object of every message;
-here as much is taken at once as has come (docs/decisions/0009-socket.md has the figures). Only for connections that are
-not encrypted, and only while libpq waits for nothing: whoever starts a command reads until it is over, or closes the
-connection. ``LibpqWire`` is for the others. Both give the same.
+``SocketWire`` reads the socket past libpq, as much at once as has come (docs/decisions/0009-socket.md has the figures):
+only of connections that are not encrypted, and only while libpq waits for nothing: whoever starts a command reads until
+it is over, or closes the connection. ``LibpqWire`` is for the others. Both give the same.
 
-Frames of the protocol: a kind (1 byte), a length (int32), a body. Format: PostgreSQL documentation, "Message Formats".
-A length counts itself and the body, not the kind.
+Frames of the protocol: a kind (1 byte), a length (int32, which counts itself), a body. Format: PostgreSQL
+documentation, "Message Formats".
 """
 
 from __future__ import annotations
@@ -28,15 +27,11 @@ from lakefeed.capture.postgres.values import PAD, TOO_LARGE, Messages, as_messag
 from lakefeed.errors import DecodeError
 
 _DATA, _BOTH, _OUT, _ERROR, _READY = (ord(letter) for letter in "dWHEZ")
-_HEAD = 5
-_READY_FRAME = bytes([_READY, 0, 0, 0, 5])
-_LENGTH = struct.Struct(">i")
-_ROOM_BYTES = 4 << 20
-_MOST_BYTES = 8 << 20
+_HEAD, _LENGTH, _READY_FRAME = 5, struct.Struct(">i"), bytes([_READY, 0, 0, 0, 5])
+_ROOM_BYTES, _MOST_BYTES = 4 << 20, 8 << 20
 _OBJECT_BYTES = 200  # what Python needs for each message, however short
 _SEND_SECONDS = 10.0
-_SILENCE_SECONDS = 30.0
-"""After so long without a byte in the middle of a COPY the server is asked on another connection whether it lives."""
+_SILENCE_SECONDS = 30.0  # without a byte of a COPY: then the server is asked on another connection whether it lives
 
 
 def wait_ready(files: tuple[int, ...], seconds: float, event: int = select.POLLIN) -> list[int]:
@@ -238,18 +233,15 @@ class LibpqWire:
         self._pgconn.put_copy_end()
         self._pgconn.flush()
 
-    def close(self) -> None:
-        pass
+    def close(self) -> None: ...
 
 
 Wire = SocketWire | LibpqWire
 
 
 def open_wire(connection: Connection) -> Wire:
-    """The fastest wire for a connection: nobody but libpq can read one that it encrypts.
-
-    A database without an encoding is read as it is: the server would end a whole stream at a value that is not UTF-8.
-    """
+    """The fastest wire for a connection: nobody but libpq can read one that it encrypts. A database without an encoding
+    is read as it is: the server would end a whole stream at a value that is not UTF-8."""
     if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
         run(connection, "SET client_encoding = 'SQL_ASCII'")
     is_encrypted = connection.pgconn.ssl_in_use or connection.pgconn.used_gssapi

@@ -11,8 +11,7 @@ from lakefeed.capture.poll.config import BeforeImages, SourceConfig, Text
 
 if TYPE_CHECKING:
     from lakefeed.capture.base import Source
-    from lakefeed.capture.sqlite.dialect import SqliteDialect
-    from lakefeed.capture.sqlite.source import SqliteVerifyReader
+    from lakefeed.capture.sqlite.dialect import SqliteDialect, SqliteVerifyReader
     from lakefeed.change.table import TableId
 
 
@@ -49,7 +48,7 @@ source:
         return SqliteDialect(self.path)
 
     def verify_reader(self, table: TableId) -> SqliteVerifyReader:
-        from lakefeed.capture.sqlite.source import SqliteVerifyReader
+        from lakefeed.capture.sqlite.dialect import SqliteVerifyReader
 
         return SqliteVerifyReader(self.path, table)
 

@@ -1,8 +1,7 @@
 """Connections to a SQLite file, which file it is, and the one place where SQLite's errors become Lakefeed's.
 
 Every connection is in autocommit mode with explicit BEGINs, has the busy timeout set, so that nothing waits for a lock
-without an end, and never changes the file's journal mode.
-"""
+without an end, and never changes the file's journal mode."""
 
 from __future__ import annotations
 
@@ -16,11 +15,10 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-from lakefeed.errors import LakefeedError, SourceSetupError, SourceUnavailableError, StateError
+from lakefeed.errors import SourceError, SourceSetupError, SourceUnavailableError, StateError
 
 Mode = Literal["ro", "rw"]
 
-MINIMUM = (3, 37, 0)  # PRAGMA table_list, which shows shadow tables and WITHOUT ROWID
 LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
@@ -45,12 +43,9 @@ class Database:
 
     def connect(self, mode: Mode) -> sqlite3.Connection:
         """A connection of the caller's own. Threads: one at a time, but not always the same."""
-        if sqlite3.sqlite_version_info < MINIMUM:
-            wanted = ".".join(map(str, MINIMUM))
-            raise SourceSetupError(
-                f"this Python has SQLite {sqlite3.sqlite_version}, Lakefeed needs {wanted} or newer",
-                remedy="Use a Python that is built with a newer SQLite.",
-            )
+        if sqlite3.sqlite_version_info < (3, 37):  # PRAGMA table_list, which shows shadow tables and WITHOUT ROWID
+            problem = f"this Python has SQLite {sqlite3.sqlite_version}, Lakefeed needs 3.37 or newer"
+            raise SourceSetupError(problem, remedy="Use a Python that is built with a newer SQLite.")
         with self.errors():
             try:
                 return self._connect("mode=ro&immutable=1" if self.immutable else f"mode={mode}")
@@ -78,28 +73,27 @@ class Database:
         try:
             yield
         except sqlite3.Error as error:
-            raise self._mapped(error, getattr(error, "sqlite_errorcode", None)) from error
-
-    def _mapped(self, error: sqlite3.Error, code: int | None) -> LakefeedError:
-        path = self.path
-        if code is None:  # misuse found by Python's module: a closed connection, mostly
-            return StateError(f"{path}: {error}", remedy="Open the capture before it is used.")
-        match code & 0xFF:
-            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
-                return SourceUnavailableError(f"{path} is locked by another connection ({error})")
-            case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_FULL | sqlite3.SQLITE_NOMEM:
-                return SourceUnavailableError(f"{path} cannot be read or written right now ({error})")
-            case sqlite3.SQLITE_CANTOPEN if not Path(path).exists():
-                remedy = "Put the file back; Lakefeed then goes on."
-                return SourceUnavailableError(f"{path} is not there", remedy=remedy)
-            case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT:
-                remedy = "Check the path; if it is the right file, restore it from a backup."
-                return SourceSetupError(f"{path} is not a usable SQLite database ({error})", remedy=remedy)
-            case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH | sqlite3.SQLITE_CANTOPEN:
-                remedy = f"Give this user the right to write: chmod u+rw {path}, and its directory. If nobody writes to"
-                remedy += " it (read-only media), poll it with SqlitePolling(…, immutable=True)."
-                return SourceSetupError(f"{path} cannot be opened or written ({error})", remedy=remedy)
-        return SourceSetupError(f"{path}: {error}")
+            path, code = self.path, getattr(error, "sqlite_errorcode", None)
+            if code is None:  # misuse found by Python's module: a closed connection, mostly
+                raise StateError(f"{path}: {error}", remedy="Open the capture before it is used.") from error
+            kind: type[SourceError] = SourceSetupError
+            problem, remedy = f"{path}: {error}", None
+            match code & 0xFF:
+                case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
+                    kind, problem = SourceUnavailableError, f"{path} is locked by another connection ({error})"
+                case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_FULL | sqlite3.SQLITE_NOMEM:
+                    kind, problem = SourceUnavailableError, f"{path} cannot be read or written right now ({error})"
+                case sqlite3.SQLITE_CANTOPEN if not Path(path).exists():
+                    kind, problem = SourceUnavailableError, f"{path} is not there"
+                    remedy = "Put the file back; Lakefeed then goes on."
+                case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT:
+                    problem = f"{path} is not a usable SQLite database ({error})"
+                    remedy = "Check the path; if it is the right file, restore it from a backup."
+                case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH | sqlite3.SQLITE_CANTOPEN:
+                    problem = f"{path} cannot be opened or written ({error})"
+                    remedy = f"Give this user the right to write: chmod u+rw {path}, and its directory. If nobody"
+                    remedy += " writes to it (read-only media), poll it with SqlitePolling(…, immutable=True)."
+            raise kind(problem, remedy=remedy) from error
 
 
 @contextmanager
@@ -116,11 +110,10 @@ def transaction(connection: sqlite3.Connection, kind: Literal["DEFERRED", "IMMED
 
 
 def inode_of(path: str) -> tuple[int, int] | None:
-    try:
+    with suppress(OSError):
         found = Path(path).stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+        return found.st_dev, found.st_ino
+    return None
 
 
 class OpenedFile:
@@ -132,8 +125,7 @@ class OpenedFile:
 
     ``use`` lends a connection for a block. Between ``keep`` and ``close`` a spare one of each mode waits for the next
     use, because opening costs more than a short question. Nobody waits for anybody: two uses at a time have two
-    connections, and one that is lent while ``close`` is called is closed by its own use.
-    """
+    connections, and one that is lent while ``close`` is called is closed by its own use."""
 
     def __init__(self, database: Database, inode: tuple[int, int] | None) -> None:
         self.database = database
@@ -150,10 +142,9 @@ class OpenedFile:
     def require(self) -> None:
         """SourceUnavailableError unless it is there: once the file is opened again, its position is checked."""
         if not self.is_there:
-            raise SourceUnavailableError(
-                f"{self.database.path} is not the file any more that was opened: it was replaced or removed",
-                remedy="Lakefeed opens the new file by itself; if there is none, put it back.",
-            )
+            problem = f"{self.database.path} is not the file any more that was opened: it was replaced or removed"
+            remedy = "If there is no new file, put it back."
+            raise SourceUnavailableError(problem, remedy=remedy)
 
     def keep(self) -> None:
         self._keeps = True

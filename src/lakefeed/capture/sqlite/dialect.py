@@ -1,7 +1,6 @@
-"""SqliteDialect: a SQLite file, opened to be read only. Nothing is ever created or changed in it.
-
-Rows are decoded a column at a time, by the same rule as the change log's (``values``).
-"""
+# ruff: noqa: S608 (names in SQL are quoted by database.quoted; values are bound)
+"""SqliteDialect: a SQLite file, opened to be read only. Nothing is ever created or changed in it. Rows are decoded a
+column at a time, by the same rule as the change log's (``values``)."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from lakefeed.change.watermark import KeyValue
 
 MEMORY_BYTES = 64 << 20
 """Of what is read at once, because writers without WAL wait meanwhile. What is more goes to a temporary file."""
+_VERIFIED_ROWS = 50_000
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 
 
@@ -50,11 +51,8 @@ class SqliteDialect(Dialect):
         return quoted(name)
 
     def bound(self, column: Column, value: KeyValue, query: Query) -> str:
-        """The value in the storage class that it has in the column.
-
-        SQLite converts what a plain column is compared with, but not what coalesce or CASE is: there, every number
-        comes before every text.
-        """
+        """The value in the storage class that it has in the column. SQLite converts what a plain column is compared
+        with, but not what coalesce or CASE is: there, every number comes before every text."""
         stored: Any = value
         if isinstance(value, Decimal) and pa.types.is_floating(column.type):
             stored = float(value)
@@ -162,3 +160,36 @@ def described(source: SourceTable) -> DescribedTable:
     schema = source.schema()
     typed = ((one.name, schema.column(one.name).type, f"t.{quoted(one.name)}") for one in source.columns)
     return DescribedTable(schema, quoted(source.name), own, unordered, misfits(typed))
+
+
+class SqliteVerifyReader:
+    """See ``capture.registry.VerifyReader``. One SELECT reads one moment, values as Python's sqlite3 gives them."""
+
+    def __init__(self, path: str | PathLike[str], table: TableId) -> None:
+        self._database, self._dialect = Database(str(path), busy_timeout_seconds=30), SqliteDialect(str(path))
+        self._table = table
+
+    def columns(self) -> Sequence[str]:
+        return self._dialect.described(self._table).schema.names
+
+    def count(self) -> int:
+        with self._database.connection() as connection:
+            origin = self._dialect.described(self._table).origin
+            return int(connection.execute(f"SELECT count(*) FROM {origin}").fetchone()[0])
+
+    def rows(self, columns: pa.Schema, names: Sequence[str]) -> Iterator[Sequence[tuple[Any, ...]]]:  # noqa: ARG002
+        described = self._dialect.described(self._table)
+        listed = ", ".join(described.sql_names.get(name) or quoted(name) for name in names)
+        with self._database.connection() as connection:
+            # Text that is not UTF-8 must not stop the comparison: it comes as bytes, which have a text form.
+            connection.text_factory = _text_or_bytes
+            cursor = connection.execute(f"SELECT {listed} FROM {described.origin}")
+            while rows := cursor.fetchmany(_VERIFIED_ROWS):
+                yield rows
+
+
+def _text_or_bytes(raw: bytes) -> str | bytes:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw

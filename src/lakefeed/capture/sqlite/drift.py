@@ -19,8 +19,7 @@ captured table it decides, from the text of its own triggers and from the catalo
 | dropped and added again in the same words    |                                                                     |
 
 Announcements are marks in the log, so that they are delivered in order, and again if they were not confirmed. Tables
-are scanned before the write lock is taken; what the scan has shown counts if the schema is the same then.
-"""
+are scanned before the write lock is taken; what the scan has shown counts if the schema is the same then."""
 
 from __future__ import annotations
 
@@ -45,14 +44,12 @@ WIDEST = 1990  # SQLite allows 2000 columns in a table, and the log has a few of
 _DROP_AND_ADD = 2  # schema changes
 _ALWAYS = frozenset({"ai", "au", "ad"})
 _Suspicions = dict[str | None, str]
-_IMAGES = f"op IN ({int(Operation.INSERT)}, {int(Operation.UPDATE)})"
+_IMAGES = f"op IN ({Operation.INSERT}, {Operation.UPDATE})"
 
 
 def capture_table(own: OwnTables, source: SourceTable) -> Captured:
-    """Capture a table from scratch under a new number, whatever was there for it before. In a write transaction.
-
-    What the rows hold that are there already is not known yet. TableStoppedError if it cannot be captured.
-    """
+    """Capture a table from scratch under a new number, whatever was there for it before. In a write transaction. What
+    the rows hold that are there already is not known yet. TableStoppedError if it cannot be captured."""
     problem, remedy = None, "Leave the table out."
     if not source.key and source.rowid is None:
         problem = "has no key, and its columns hide every name of the rowid"
@@ -72,9 +69,7 @@ def capture_table(own: OwnTables, source: SourceTable) -> Captured:
 
 def follow_schema(own: OwnTables, verified: int) -> Meta | None:
     """Bring every capture in line with the schema as it is. Returns what is captured now; None if nothing ever was.
-
-    ``verified`` is what the caller knows of it, see Meta.
-    """
+    ``verified`` is what the caller knows of it, see Meta."""
     while True:
         with transaction(own.connection, "DEFERRED"):
             meta, version = own.load(), schema_version(own.connection)
@@ -99,10 +94,8 @@ def follow_schema(own: OwnTables, verified: int) -> Meta | None:
 
 
 def _scan(own: OwnTables, old: Captured, verified: int, *, readded: bool) -> _Suspicions:
-    """Reasons to copy a table again that its rows do not disprove, by the column that they are about (None: all).
-
-    Rows that were not written since ``verified`` are what they were, so they tell.
-    """
+    """Reasons to copy a table again that its rows do not disprove, by the column that they are about (None: all). Rows
+    that were not written since ``verified`` are what they were, so they tell."""
     source = read_table(own.connection, old.table.name)
     if source is None or old.rowid_key != (not source.key) or len(old.key_slots) != len(source.sql_key):
         return {}  # it is captured from scratch anyway
@@ -114,7 +107,7 @@ def _scan(own: OwnTables, old: Captured, verified: int, *, readded: bool) -> _Su
         # VACUUM gives the rowids 1, 2, 3 …; what is not below the number of rows, with those deleted since, is older.
         query = f"SELECT count(*), max({key}) FILTER (WHERE {untouched}) FROM {table}"
         rows, highest = own.execute(query).fetchone()
-        (deleted,) = own.execute(f"SELECT count(*) FROM {logged} AND op = {int(Operation.DELETE)}").fetchone()
+        (deleted,) = own.execute(f"SELECT count(*) FROM {logged} AND op = {Operation.DELETE}").fetchone()
         if highest is not None and highest <= rows + deleted:
             suspicions[None] = "VACUUM may have renumbered the rows of this table, which has no key"
     last = source.columns[-1]
@@ -178,22 +171,20 @@ def _follow(
 def _fill_in(
     own: OwnTables, source: SourceTable, captured: Captured, added: Sequence[str], after: tuple[int, int]
 ) -> None:
-    """Give the ``added`` columns to what was logged without them.
-
-    What was logged before the addition and is not confirmed yet is read as if the column had been there, with its
-    default. (What is verified does not show that: it is about the triggers, and may be ahead of what has been read.)
-    Rows that were written while the triggers did not know the column are logged again, as they are now.
-    """
+    """Give the ``added`` columns to what was logged without them. What was logged before the addition and is not
+    confirmed yet is read as if the column had been there, with its default. (What is verified does not show that: it is
+    about the triggers, and may be ahead of what has been read.) Rows that were written while the triggers did not know
+    the column are logged again, as they are now."""
     log = own.names.log
     unconfirmed, since = (f"seq > {sequence} AND tab = {captured.number}" for sequence in after)
     defaults = {name: captured.schema.column(name).default for name in added}
     filled = {f"c{captured.slot_of[name]} = ?": value for name, value in defaults.items() if value is not None}
     if filled:
-        images = f"op IN ({int(Operation.INSERT)}, {int(Operation.UPDATE)}, {int(Operation.BEFORE)})"
+        images = f"({_IMAGES} OR op = {Operation.BEFORE})"
         update = f"UPDATE {log} SET {', '.join(filled)} WHERE {unconfirmed} AND {images}"
         own.execute(update, tuple(filled.values()))
     # An old row among those that are logged again lacks a value that nobody knows any more.
-    own.execute(f"DELETE FROM {log} WHERE {since} AND op = {int(Operation.BEFORE)}")
+    own.execute(f"DELETE FROM {log} WHERE {since} AND op = {Operation.BEFORE}")
     rowid = source.sql_key if captured.rowid_key else ()
     slots = ", ".join(f"c{slot}" for slot in captured.slots)
     values = ", ".join(f"t.{name}" for name in [*rowid, *(quoted(column.name) for column in source.columns)])
@@ -202,7 +193,7 @@ def _fill_in(
     changed = f"SELECT DISTINCT {', '.join(captured.key_slots)} FROM {log} WHERE {since} AND {_IMAGES}"
     own.execute(
         f"INSERT INTO {log} (tab, op, ts, {slots})"
-        f" SELECT {captured.number}, {int(Operation.UPDATE)}, {NOW}, {values}"
+        f" SELECT {captured.number}, {Operation.UPDATE}, {NOW}, {values}"
         f" FROM ({changed}) AS k JOIN {quoted(source.name)} AS t ON {same}"
     )
 
@@ -211,9 +202,7 @@ def _reshaped(
     old: Captured, source: SourceTable, names: Mapping[int, str]
 ) -> tuple[Captured, list[str], RecopyNeeded | None]:
     """The same capture over the table as it is now, the columns that are new, and whether delivered rows may be stale.
-
-    ``names``: what each slot's column is called now.
-    """
+    ``names``: what each slot's column is called now."""
     # Columns are only ever appended, so one that comes before a column it used to follow was dropped and added again.
     slot_by_name = {names.get(slot, name): slot for name, slot in old.slot_of.items()}
     before = dict(zip(old.slots, old.schema.columns, strict=True))
@@ -262,10 +251,8 @@ def _added(column: SourceColumn) -> tuple[Column, str | None]:
 
 
 def _explained(old: Captured, new: Captured, added: list[str]) -> bool:
-    """Whether the CREATE statement changed only as the ALTERs that were recognised change it.
-
-    Catches, for example, a last column that was dropped and added again under its old name.
-    """
+    """Whether the CREATE statement changed only as the ALTERs that were recognised change it. Catches, for example, a
+    last column that was dropped and added again under its old name."""
     before = {slot: name for name, slot in old.slot_of.items()}
     dropped = len(set(old.slots) - set(new.slots))
     renamed = any(before.get(slot, name) != name for name, slot in new.slot_of.items())

@@ -32,8 +32,7 @@ Five facts of SQLite shape the triggers.
 5. Fact 1 holds for OLD. as well, and in an AFTER trigger the old row is in the table no more. So where before images
    are asked for, a BEFORE trigger logs the row while it is there (OLD_ROW), and the AFTER trigger turns the newest one
    of that key into a before image, at the end of the log if something was logged in between (a cascade, a user's
-   trigger, a row that REPLACE removed). One whose statement was then ignored stays behind; readers skip it.
-"""
+   trigger, a row that REPLACE removed). One whose statement was then ignored stays behind; readers skip it."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from lakefeed.capture.log import Announced
+from lakefeed.capture.log import Announced, not_prepared
 from lakefeed.capture.sqlite.database import quoted
 from lakefeed.capture.sqlite.table import SourceTable, default_value, schema_version
 from lakefeed.capture.sqlite.values import text_form
@@ -82,15 +81,12 @@ _VICTIM = "_lakefeed_victim"  # an alias that no table of the user has
 _FOUND = re.compile(r"/\*<\*/(.*?)/\*>\*/", re.DOTALL)
 _FIXED_COLUMNS = 4  # of the log: seq, tab, op, ts
 _SLOT = re.compile(r"""/\*(\d+)\*/(?:\(SELECT |NEW\.)"((?:[^"]|"")*)\"""")
-_INSERT, _UPDATE, _DELETE = str(int(Operation.INSERT)), str(int(Operation.UPDATE)), str(int(Operation.DELETE))
-_BEFORE = str(int(Operation.BEFORE))
+_INSERT, _UPDATE, _DELETE, _BEFORE = Operation.INSERT, Operation.UPDATE, Operation.DELETE, Operation.BEFORE
 
 
 class Installation:
     """What one pipeline has in the source. ``log``, ``meta``, ``vacuum`` and ``pending`` are quoted, for SQL.
-
-    ``before_images``: whether its triggers are to log rows as they were, too.
-    """
+    ``before_images``: whether its triggers are to log rows as they were, too."""
 
     def __init__(self, pipeline: str, *, before_images: bool = False) -> None:
         self.pipeline = pipeline
@@ -128,13 +124,11 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """One captured table. ``number`` marks its rows in the log and is never used twice.
-
-    ``slots`` are the log columns (c0, c1 …) of ``schema.columns``, in the same order. A slot belongs to one column
-    for good, through renames, which is why it is also the column's stable id. ``sql`` is the CREATE statement as it
-    was when the triggers were last checked. ``before_images``: the triggers log rows as they were, too. ``scanned``:
-    the rows that were there before the triggers are known to fit ``schema``.
-    """
+    """One captured table. ``number`` marks its rows in the log and is never used twice. ``slots`` are the log columns
+    (c0, c1 …) of ``schema.columns``, in the same order. A slot belongs to one column for good, through renames, which
+    is why it is also the column's stable id. ``sql`` is the CREATE statement as it was when the triggers were last
+    checked. ``before_images``: the triggers log rows as they were, too. ``scanned``: the rows that were there before
+    the triggers are known to fit ``schema``."""
 
     number: int
     schema: TableSchema
@@ -160,11 +154,11 @@ class Captured:
 
     def with_text(self, mixed: Collection[str]) -> Captured:
         """The capture with ``mixed`` columns as strings."""
-        columns = tuple(
-            replace(column, type=pa.string(), default=text_form(column.default)) if column.name in mixed else column
-            for column in self.schema.columns
-        )
-        return replace(self, schema=replace(self.schema, columns=columns))
+        columns = list(self.schema.columns)
+        for at, one in enumerate(columns):
+            if one.name in mixed:
+                columns[at] = replace(one, type=pa.string(), default=text_form(one.default))
+        return replace(self, schema=replace(self.schema, columns=tuple(columns)))
 
     def to_json(self) -> str:
         plain = {name: getattr(self, name) for name in self.__slots__}
@@ -221,30 +215,23 @@ class OwnTables:
             raise SourceSetupError(problem, remedy=_START_AGAIN)
         values = dict(self.execute(f"SELECT key, value FROM {self.names.meta}").fetchall())
         if values["format"] != FORMAT:
-            raise SourceSetupError(
-                f"{meta} has format {values['format']}, this Lakefeed reads {FORMAT}",
-                remedy="Use the version of Lakefeed that made it, or run its `lakefeed uninstall` first.",
-            )
+            problem = f"{meta} has format {values['format']}, this Lakefeed reads {FORMAT}"
+            remedy = "Use the version of Lakefeed that made it, or run its `lakefeed uninstall` first."
+            raise SourceSetupError(problem, remedy=remedy)
         captured = [Captured.from_json(values[key]) for key in values if key.startswith(_TABLE)]
         tables = tuple(sorted(captured, key=lambda one: one.number))
         confirmed = SqliteSequence.parse(values["confirmed"])
         return Meta(values["identity"], values["schema_version"], confirmed, values["verified"], tables)
 
     def require(self) -> Meta:
-        meta = self.load()
-        if meta is None:
-            raise SourceSetupError(
-                "nothing is prepared in this database for the pipeline",
-                remedy="Run `lakefeed sync`, which prepares it; if it was prepared, this is another database.",
-            )
+        if (meta := self.load()) is None:
+            raise not_prepared()
         return meta
 
     def create(self) -> None:
-        """The empty log and meta, with a first row in the log, so that there is a position from the start.
-
-        The log's columns have no type, so that values are kept exactly as they are. There is no AUTOINCREMENT, which
-        would leave sqlite_sequence behind for ever; instead the newest row is never pruned, so that numbers only grow.
-        """
+        """The empty log and meta, with a first row in the log, so that there is a position from the start. The log's
+        columns have no type, so that values are kept exactly as they are. There is no AUTOINCREMENT, which would leave
+        sqlite_sequence behind for ever; instead the newest row is never pruned, so that numbers only grow."""
         log = self.names.log
         self.execute(f"CREATE TABLE {self.names.meta} (key TEXT PRIMARY KEY, value) WITHOUT ROWID")
         self.execute(f"CREATE TABLE {log} (seq INTEGER PRIMARY KEY, tab INTEGER, op INTEGER, ts INTEGER, c0)")
@@ -301,21 +288,19 @@ class OwnTables:
     def marks(self, after: int, upto: int) -> Announced | None:
         """Schemas (the last of each table) and notices announced in (after, upto]; None if there is no mark at all."""
         query = f"SELECT c0 FROM {self.names.log} WHERE seq > ? AND seq <= ? AND op = {MARK} ORDER BY seq"
-        rows = self.execute(query, (after, upto)).fetchall()
-        if not rows:
-            return None
         schemas: dict[TableId, TableSchema] = {}
         notices: dict[TableNotice, None] = {}
+        rows = self.execute(query, (after, upto)).fetchall()
         for content in (json.loads(text) for (text,) in rows if text is not None):
             if content["schema"]:
                 schema = TableSchema.from_json(content["schema"])
                 schemas[schema.table] = schema
-            if content["notice"]:
-                data = {**content["notice"], "table": TableId.parse(content["notice"]["table"])}
+            if data := content["notice"]:
+                data["table"] = TableId.parse(data["table"])
                 if data.get("columns") is not None:  # marks of an older version have none
                     data["columns"] = tuple(data["columns"])
                 notices[_NOTICES[data.pop("kind")](**data)] = None
-        return Announced(tuple(schemas.values()), tuple(notices))
+        return Announced(tuple(schemas.values()), tuple(notices)) if rows else None
 
     def triggers(self) -> dict[int, dict[str, Trigger]]:
         """This pipeline's triggers that are there, by number of the captured table and event."""
@@ -366,13 +351,12 @@ class OwnTables:
             "bu": ("BEFORE UPDATE", [*before_update, *old_row]),
             "bd": ("BEFORE DELETE", old_row),
         }
-        triggers = {}
-        for event, (when, body) in bodies.items():
-            if body:
-                name = quoted(self.names.trigger(captured.number, event))
-                create = f"CREATE TRIGGER {name} {when} ON {sql.table} BEGIN\n{';'.join(body)};\nEND"
-                triggers[event] = Trigger(source.name, create)
-        return triggers
+        created = {event: f"CREATE TRIGGER {quoted(self.names.trigger(captured.number, event))}" for event in bodies}
+        return {
+            event: Trigger(source.name, f"{created[event]} {when} ON {sql.table} BEGIN\n{';'.join(body)};\nEND")
+            for event, (when, body) in bodies.items()
+            if body
+        }
 
 
 class _Sql:
@@ -398,7 +382,7 @@ class _Sql:
         listed = ", ".join([str(self._captured.number), str(operation), NOW, *values])
         return f"INSERT INTO {self._log} ({columns}) SELECT {listed} {rest}"
 
-    def image(self, operation: str) -> str:
+    def image(self, operation: str | int) -> str:
         """Log the row as it is now, if it is still there."""
         return self.insert(operation, self.slots, self.values("NEW"), f"FROM {self.nulls} WHERE {self.there('NEW')}")
 
@@ -416,22 +400,19 @@ class _Sql:
 
     def values(self, row: str) -> list[str]:
         """A row's values by slot: the key out of ``row``, the rest out of the table, which is fact 1."""
-        values = []
-        for column, slot in zip(self._captured.schema.columns, self._captured.slots, strict=True):
-            name = quoted(column.name)
-            if self._captured.rowid_key and column.name == self._captured.schema.key[0]:
+        values, captured = [], self._captured
+        for name, slot in captured.slot_of.items():
+            if captured.rowid_key and name == captured.schema.key[0]:
                 values.append(f"{row}.{self.key[0]}")
-            elif column.name in self._source.key:
-                values.append(f"/*{slot}*/{row}.{name}")
+            elif name in self._source.key:
+                values.append(f"/*{slot}*/{row}.{quoted(name)}")
             else:
-                values.append(f"/*{slot}*/(SELECT {name} FROM {self.table} WHERE {self._here(row)})")
+                values.append(f"/*{slot}*/(SELECT {quoted(name)} FROM {self.table} WHERE {self._here(row)})")
         return values
 
     def before(self, condition: str) -> list[str]:
-        """Make the old row a before image, at the end of the log, if its change is to be logged next.
-
-        Mostly it is there already. A before image at the end is the one that was just made: its change follows.
-        """
+        """Make the old row a before image, at the end of the log, if its change is to be logged next. Mostly it is
+        there already. A before image at the end is the one that was just made: its change follows."""
         log, mine = self._log, f"op = {OLD_ROW} AND tab = {self._captured.number} AND {self.logged}"
         last = f"(SELECT max(seq) FROM {log})"
         done = f"(SELECT op = {_BEFORE} FROM {log} WHERE seq = {last})"
@@ -458,9 +439,7 @@ class _Sql:
 
     def candidates(self, itself: str, unless: list[str]) -> list[str]:
         """Log the keys of rows that conflict with the new one, and the rest of them where before images are wanted.
-
-        ``itself``: NEW or OLD, whose very key is that of no other row, ``unless`` something else holds.
-        """
+        ``itself``: NEW or OLD, whose very key is that of no other row, ``unless`` something else holds."""
         other = " OR ".join([*(f"NOT ({_identical(name, f'{itself}.{name}')})" for name in self.key), *unless])
         old = f"{self.candidate} AND seq <= (SELECT max(seq) FROM {self._log}) - {_CANDIDATES_KEPT}"
         statements = [f"DELETE FROM {self._log} WHERE {old}"]
@@ -491,16 +470,12 @@ class _Sql:
         if self._captured.before_images:
             # A row may be a candidate twice: the newest entry is right.
             newest = f"SELECT max(seq) FROM {log} WHERE {self.candidate} GROUP BY {', '.join(self._key_slots)}"
-            values = [
-                f"{log}.{slot}" if slot in self._key_slots else f"CASE kind WHEN {_BEFORE} THEN {log}.{slot} END"
-                for slot in self.slots
-            ]
+            others = {slot: f"CASE kind WHEN {_BEFORE} THEN {log}.{slot} END" for slot in self.slots}
+            values = list({**others, **dict(zip(self._key_slots, victims, strict=True))}.values())
             kinds = f"(SELECT {_BEFORE} AS kind UNION ALL SELECT {_DELETE})"
             pairs = f"FROM {log}, {kinds} WHERE {gone} ORDER BY {log}.seq, kind = {_DELETE}"
-            once = [
-                f"DELETE FROM {log} WHERE {self.candidate} AND seq NOT IN ({newest})",
-                self.insert("kind", self.slots, values, pairs),
-            ]
+            twins = f"DELETE FROM {log} WHERE {self.candidate} AND seq NOT IN ({newest})"
+            once = [twins, self.insert("kind", self.slots, values, pairs)]
         else:
             # Mostly there are no candidates: this is evaluated for each one only, GROUP BY would cost every insert.
             same = " AND ".join(f"twin.{slot} IS {log}.{slot}" for slot in self._key_slots)

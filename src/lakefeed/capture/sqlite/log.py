@@ -8,8 +8,7 @@ the last position and the log's head is one transaction. The steps of one such r
   2. inspect (after, head]: values that do not fit their column, NULLs in keys. Any: announce, then again
   3. read the range in pieces: short queries, so that writers without WAL never wait long, and a bounded piece in memory
 
-Rows of the log up to a head that was once read never change, so a range needs no transaction around it.
-"""
+Rows of the log up to a head that was once read never change, so a range needs no transaction around it."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,25 +26,24 @@ import pyarrow as pa
 
 from lakefeed.capture.base import Lag
 from lakefeed.capture.dialect import DescribedTable, Session
-from lakefeed.capture.fit import MisfitError
+from lakefeed.capture.fit import MisfitError, became_text
 from lakefeed.capture.log import Announced, Choose, Decoded, LogReader, ResumePoint, Rows, SchemaFacts, Transaction
 from lakefeed.capture.sqlite.database import LOCKED, Database, OpenedFile, inode_of, quoted, transaction
 from lakefeed.capture.sqlite.drift import capture_table, follow_schema
 from lakefeed.capture.sqlite.installation import OLD_ROW, Captured, Installation, Meta, OwnTables, State
-from lakefeed.capture.sqlite.table import SCHEMA, SourceTable, mixed_columns, read_table, schema_version
+from lakefeed.capture.sqlite.table import SCHEMA, SourceTable, mixed_columns, null_in, read_table, schema_version
 from lakefeed.capture.sqlite.values import misfits, portions, to_arrow
 from lakefeed.change.batch import Operation
-from lakefeed.change.change_set import RecopyNeeded, TableBlocked
+from lakefeed.change.change_set import TableBlocked
 from lakefeed.change.position import SqliteSequence
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.errors import DecodeError, PositionLostError, SourceError, SourceSetupError, StateError, TableStoppedError
+from lakefeed.errors import DecodeError, PositionLostError, SourceError, SourceSetupError, StateError
 
 WINDOW_ROWS = 50_000  # of the log at once at most, in a short read transaction: writers without WAL wait no longer
 _POLL_SECONDS = 0.05
 _CLOSE_SECONDS = 2.0
 _FEW_TABLES = 2
-_DELIVERED = (Operation.INSERT, Operation.UPDATE, Operation.DELETE, Operation.BEFORE)
-_ROWS = f"op IN ({', '.join(str(int(operation)) for operation in _DELIVERED)})"
+_ROWS = f"op IN ({Operation.INSERT}, {Operation.UPDATE}, {Operation.DELETE}, {Operation.BEFORE})"
 _READ_TYPES = (pa.int64(), pa.int8(), pa.int64())  # seq, op, ts
 
 _CONFIRM_EVERY_SECONDS = 1.0
@@ -57,11 +55,9 @@ _PRUNE_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """Part of a range of the log that ends at ``head``.
-
-    ``rows`` are values by column (seq, op, ts, then the table's) of ``captured``. Sequences count from ``base``; the
-    last piece of a window has its ``width``. The last piece of a range has what is ``announced`` in it.
-    """
+    """Part of a range of the log that ends at ``head``. ``rows`` are values by column (seq, op, ts, then the table's)
+    of ``captured``. Sequences count from ``base``; the last piece of a window has its ``width``. The last piece of a
+    range has what is ``announced`` in it."""
 
     head: SqliteSequence
     base: int
@@ -69,19 +65,19 @@ class LogPiece:
     rows: Sequence[Sequence[Any]] = ()
     width: int = 0
     announced: Announced | None = None
-    is_first: bool = False
     is_last: bool = False
 
 
 class LogDecoder:
     """See ``Decoder``. The catalog's part, which column is in which slot, comes with the piece."""
 
+    _in_range = False
+
     def decode(self, piece: LogPiece) -> Decoded[SqliteSequence]:
-        transactions = [Transaction(piece.head, piece.head.stamp * 1000)]
-        decoded = Decoded[SqliteSequence](
-            transactions, width=piece.width, reached=piece.head if piece.is_last else None
-        )
-        decoded.continues, decoded.open = not piece.is_first, not piece.is_last
+        decoded = Decoded[SqliteSequence]([Transaction(piece.head, piece.head.stamp * 1000)], width=piece.width)
+        decoded.continues, decoded.open = self._in_range, not piece.is_last
+        decoded.reached = piece.head if piece.is_last else None
+        self._in_range = decoded.open
         if piece.captured is not None:
             schema = piece.captured.schema
             sequences, operations, stamps, *values = piece.rows
@@ -179,8 +175,7 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
             for one in tables:
                 columns = zip(one.schema.columns, one.slots, strict=True)
                 tests = misfits((column.name, column.type, f"c{slot}") for column, slot in columns)
-                null_key = " OR ".join(f"{slot} IS NULL" for slot in one.key_slots)
-                listed = ", ".join(f"max({test})" for test in (null_key, *tests.values()))
+                listed = ", ".join(f"max({test})" for test in (null_in(one.key_slots), *tests.values()))
                 query = f"SELECT {listed} FROM {own.names.log} WHERE {self._rows_of(one)}"
                 null, *found = own.execute(query, (after, head.sequence)).fetchone()
                 if null or any(found):
@@ -212,25 +207,22 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
         with transaction(self._connection, "IMMEDIATE"):
             if schema_version(self._connection) != self._meta.schema_version:
                 return  # columns may be called otherwise now: the schema comes first
-            now = {
-                captured.number: captured for captured in own.require().tables
-            }  # the catalog side may have been here
+            now = {one.number: one for one in own.require().tables}  # the catalog side may have been here
             for one, mixed in troubled.items():
                 captured = now.get(one.number, one)
                 table, key, is_dropped = captured.table, captured.schema.key, captured.state is State.DROPPED
                 if mixed is not None and not is_dropped:
-                    texts, captured = tuple(sorted(mixed)), captured.with_text(mixed)
+                    captured = captured.with_text(mixed)
                     own.put_table(captured)
-                    reason = f"values that the declared type does not fit make it text: {', '.join(texts)}"
-                    own.mark(schema=captured.schema, notice=RecopyNeeded(table, reason, texts))
+                    own.mark(schema=captured.schema, notice=became_text(table, sorted(mixed)))
                     continue
                 if is_dropped:
                     own.forget_table(captured.number)
                 else:
                     own.put_table(replace(captured, state=State.BLOCKED))
-                nulls = " OR ".join(f"{quoted(name)} IS NULL" for name in key)
                 reason = f"a row has NULL in the key ({', '.join(key)}), or a value that its column cannot hold"
-                remedy = f"DELETE FROM {quoted(table.name)} WHERE {nulls}; or give these rows a key; then sync again."
+                rows = f"{quoted(table.name)} WHERE {null_in(key)}"
+                remedy = f"DELETE FROM {rows}; or give these rows a key; then sync again."
                 own.mark(notice=TableBlocked(table, reason, remedy))
         self._meta = own.require()
 
@@ -238,7 +230,7 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
         self, begin: int, head: SqliteSequence, tables: Sequence[Captured], announced: Announced | None
     ) -> Iterator[LogPiece]:
         """Window by window, in each table by table, cut by bytes where values are large."""
-        is_first, low, high = True, begin, begin
+        low = high = begin
         while high < head.sequence:
             low, high = high, min(high + WINDOW_ROWS, head.sequence)
             present = self._present(low, high) if len(tables) > _FEW_TABLES else {one.number for one in tables}
@@ -254,13 +246,11 @@ class SqliteLogReader(LogReader[SqliteSequence, LogPiece]):
                         portion = next(found, None)
                     if portion is None:
                         break
-                    yield LogPiece(head, low, captured, portion.columns, is_first=is_first)
-                    is_first = False
+                    yield LogPiece(head, low, captured, portion.columns)
                     at = high if portion.is_last else portion.columns[0][-1]
             if high < head.sequence:
-                yield LogPiece(head, low, width=high - low, is_first=is_first)
-                is_first = False
-        yield LogPiece(head, low, width=high - low, announced=announced, is_first=is_first, is_last=True)
+                yield LogPiece(head, low, width=high - low)
+        yield LogPiece(head, low, width=high - low, announced=announced, is_last=True)
 
 
 class Confirmations:
@@ -268,9 +258,8 @@ class Confirmations:
 
     Writing to the source costs its writers time, so both are done at most about once a second or every 10,000 rows, in
     small transactions, and never wait long for a lock: what could not be written now is written next time. Written to
-    is only the ``file`` that the capture reads: in another one the position means something else.
-    ``verified`` (see Meta) is noted by whoever reads the log and kept on the same occasion.
-    """
+    is only the ``file`` that the capture reads: in another one the position means something else. ``verified`` (see
+    Meta) is noted by whoever reads the log and kept on the same occasion."""
 
     def __init__(self, file: OpenedFile, names: Installation) -> None:
         seconds = min(_CONFIRM_LOCK_SECONDS, file.database.busy_timeout_seconds)
@@ -286,10 +275,9 @@ class Confirmations:
     def confirm(self, position: SqliteSequence) -> None:
         """Note a position; write it if it is time to."""
         with self._lock:
-            self._wanted = position if self._wanted is None else max(position, self._wanted)
+            self._wanted = max(position, self._wanted or position)
             rows = self._wanted.sequence - (self._written.sequence if self._written else 0)
-            is_time = time.monotonic() - self._written_at >= _CONFIRM_EVERY_SECONDS
-            if is_time or rows >= _CONFIRM_EVERY_ROWS:
+            if rows >= _CONFIRM_EVERY_ROWS or time.monotonic() - self._written_at >= _CONFIRM_EVERY_SECONDS:
                 self._write(self._wanted, _PRUNE_SECONDS)
 
     def settle(self) -> None:
@@ -309,10 +297,7 @@ class Confirmations:
                 self._file.close()
 
     def _write(self, position: SqliteSequence, prune_seconds: float) -> None:
-        """Save the position, then prune. What a lock keeps from being written now is written next time.
-
-        The confirmed row itself stays in the log, so that numbers only grow.
-        """
+        """Save the position, then prune. The confirmed row itself stays in the log, so that numbers only grow."""
         until = time.monotonic() + prune_seconds
         with self._file.use("rw") as connection:
             own, log = OwnTables(connection, self._names), self._names.log
@@ -330,7 +315,7 @@ class Confirmations:
                 self._written, self._written_at = position, time.monotonic()
                 while time.monotonic() < until:
                     (low,) = connection.execute(f"SELECT min(seq) FROM {log}").fetchone()
-                    if low is None or low >= confirmed.sequence:
+                    if low >= confirmed.sequence:
                         return
                     limit = min(confirmed.sequence, low + _PRUNED_ROWS)
                     connection.execute(f"DELETE FROM {log} WHERE seq < ?", (limit,))
@@ -351,6 +336,12 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
         self._file = OpenedFile(self._database, inode_of(self._database.path))
         self._confirmations = Confirmations(self._file, self._names)
 
+    @contextmanager
+    def _reading(self) -> Iterator[OwnTables]:
+        """The pipeline's tables, as they are at one moment."""
+        with self._file.use() as connection, transaction(connection, "DEFERRED"):
+            yield OwnTables(connection, self._names)
+
     def open(self) -> None:
         self._begin()
         self._file.keep()
@@ -363,8 +354,8 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
 
     def meta(self) -> Meta | None:
         """What is captured now, None if nothing is. Any thread."""
-        with self._file.use() as connection:
-            return OwnTables(connection, self._names).load()
+        with self._reading() as own:
+            return own.load()
 
     def find(self) -> SqliteSequence | None:
         meta = self.meta()
@@ -376,11 +367,9 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
         return meta.identity
 
     def create(self, tables: Sequence[TableId]) -> SqliteSequence:
-        """Capture ``tables`` from here on, those that are captured already as before. Returns the log's head.
-
-        A blocked table starts again. Columns of new captures that hold values of several types become text. Writes
-        nothing if there is nothing to do. The write lock is held while triggers are made, not while tables are scanned.
-        """
+        """Capture ``tables`` from here on, those that are captured already as before. Returns the log's head. A blocked
+        table starts again. Columns of new captures that hold values of several types become text. Writes nothing if
+        there is nothing to do. The write lock is held while triggers are made, not while tables are scanned."""
         with self._file.use("rw") as connection:
             own = OwnTables(connection, self._names)
             while True:
@@ -395,7 +384,7 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
                         continue  # it changed in between
                     for table in tables:
                         if meta is None or meta.state(table) is not State.LIVE:
-                            source = self._source(connection, table)
+                            source = _require_table(connection, table)
                             for old in meta.tables if meta else ():
                                 if old.table == table:
                                     own.remove_triggers(old.number)
@@ -417,52 +406,35 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
                             own.mark(schema=text.schema)
             return head
 
-    def _source(self, connection: sqlite3.Connection, table: TableId) -> SourceTable:
-        source = read_table(connection, table.name) if table.schema == SCHEMA else None
-        if source is None:
-            raise SourceSetupError(f"there is no table {table} that can be captured", remedy="Correct source.tables.")
-        return source
-
     def origin(self, table: TableId, delivered: SqliteSequence | None) -> Mapping[str, Any]:  # noqa: ARG002
         """The name of the log, whose head is what a chunk's read transaction sees."""
-        with self._file.use() as connection, transaction(connection, "DEFERRED"):
-            meta, source = OwnTables(connection, self._names).load(), self._source(connection, table)
-            if meta is None or meta.state(table) is None:
-                raise StateError(f"{table} is copied before its changes are captured", remedy="Call prepare first.")
-            if source.nullable_key:
-                rows = f"FROM {quoted(source.name)} WHERE {source.null_key}"
-                if connection.execute(f"SELECT 1 {rows} LIMIT 1").fetchone():
-                    raise TableStoppedError(
-                        f"{table} has rows with NULL in its key ({', '.join(source.key)})",
-                        table=str(table),
-                        remedy=f"DELETE {rows}; or give them a key; then sync again.",
-                    )
+        with self._reading() as own:
+            _require_table(own.connection, table)
+            meta = own.load()
+        if meta is None or meta.state(table) is None:
+            raise StateError(f"{table} is copied before its changes are captured", remedy="Call prepare first.")
         self.create([table])  # in line with the schema of now, and scanned
         return {"pipeline": self._names.pipeline}
 
     def require(self, position: SqliteSequence) -> None:
         """PositionLostError, with the reason, unless everything after ``position`` is in the log."""
-        log = self._names.log
-        with self._file.use() as connection, transaction(connection, "DEFERRED"):
-            own = OwnTables(connection, self._names)
+        sequence, stamp, log = position.sequence, position.stamp, self._names.log
+        with self._reading() as own:
             if own.load() is None:
                 return  # the flow knows whether that is a fresh start
-            head = own.head()
-            row = connection.execute(f"SELECT ts FROM {log} WHERE seq = ?", (position.sequence,)).fetchone()
-            (first,) = connection.execute(f"SELECT min(seq) FROM {log}").fetchone()
-        lost = None
+            head, row = own.head(), own.execute(f"SELECT ts FROM {log} WHERE seq = ?", (sequence,)).fetchone()
+            (first,) = own.execute(f"SELECT min(seq) FROM {log}").fetchone()
         if position > head:
-            lost = f"the database is behind: its log ends at {head}, the pipeline has read up to {position}"
-            lost += " (was an older copy restored?)"
-        elif row is not None and row[0] != position.stamp:
-            lost = f"the log's entry {position.sequence} is not the one that was read (its time is {row[0]}, not"
-            lost += f" {position.stamp}): an older copy was restored and has been written to since"
-        elif first > position.sequence + 1:
-            lost = f"the log begins at {first}: entries after {position.sequence} were pruned, so some changes are gone"
-        elif row is None and first <= position.sequence:
-            lost = f"the log's entry {position.sequence} is missing: the log has been tampered with"
-        if lost is not None:
-            raise PositionLostError(lost)
+            read = f"the pipeline has read up to {position} (was an older copy restored?)"
+            raise PositionLostError(f"the database is behind: its log ends at {head}, {read}")
+        if row is not None and row[0] != stamp:
+            why = f"its time is {row[0]}, not {stamp}): an older copy was restored and has been written to since"
+            raise PositionLostError(f"the log's entry {sequence} is not the one that was read ({why}")
+        if first > sequence + 1:
+            gone = f"entries after {sequence} were pruned, so some changes are gone"
+            raise PositionLostError(f"the log begins at {first}: {gone}")
+        if row is None and first <= sequence:
+            raise PositionLostError(f"the log's entry {sequence} is missing: the log has been tampered with")
 
     def start(self, after: SqliteSequence) -> SqliteLogReader:
         return SqliteLogReader(self._file, self._names, after, self._confirmations)
@@ -475,24 +447,22 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
         return sys.maxsize if high > low else 0
 
     def end(self) -> SqliteSequence | None:
-        with self._file.use() as connection, transaction(connection, "DEFERRED"):
-            own_log = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (f"{self._names.prefix}log",))
-            return None if own_log.fetchone() is None else OwnTables(connection, self._names).head()
+        with self._reading() as own:
+            own_log = own.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (f"{self._names.prefix}log",))
+            return None if own_log.fetchone() is None else own.head()
 
     def lag(self, confirmed_at: float | None) -> Lag:  # noqa: ARG002  # the log itself has the times
-        with self._database.connection() as connection, transaction(connection, "DEFERRED"):
-            own, log = OwnTables(connection, self._names), self._names.log
+        with self._reading() as own:
             meta = own.load()
             if meta is None:
                 return Lag()
             confirmed, head = meta.confirmed.sequence, own.head().sequence
-            rows = max(0, head - confirmed)
+            rows, unread = max(0, head - confirmed), f"FROM {self._names.log} WHERE seq > ? AND seq <= ?"
             if any(one.before_images for one in meta.tables):
                 # Before images, and old rows that never became one, are no changes.
-                old = f"seq > ? AND seq <= ? AND op IN ({int(Operation.BEFORE)}, {OLD_ROW})"
-                rows -= connection.execute(f"SELECT count(*) FROM {log} WHERE {old}", (confirmed, head)).fetchone()[0]
-            query = f"SELECT ts FROM {log} WHERE seq > ? ORDER BY seq LIMIT 1"
-            oldest = connection.execute(query, (confirmed,)).fetchone()
+                old = f"SELECT count(*) {unread} AND op IN ({Operation.BEFORE}, {OLD_ROW})"
+                rows -= own.execute(old, (confirmed, head)).fetchone()[0]
+            oldest = own.execute(f"SELECT ts {unread} ORDER BY seq LIMIT 1", (confirmed, head)).fetchone()
         return Lag(rows=rows, seconds=max(0.0, time.time() - oldest[0] / 1000) if rows and oldest else 0.0)
 
     def drop(self) -> tuple[str, ...]:
@@ -501,12 +471,19 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
         with self._file.use("rw") as connection, transaction(connection, "IMMEDIATE"):
             found = OwnTables(connection, self._names).triggers()
             triggers = sorted(self._names.trigger(number, event) for number, one in found.items() for event in one)
-            own = [self._names.prefix + name for name in ("log", "meta", "vacuum")]
             query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN (?, ?, ?) ORDER BY name"
+            own = [self._names.prefix + name for name in ("log", "meta", "vacuum")]
             tables = [name for (name,) in connection.execute(query, own)]
             for name in (*triggers, *tables):
                 connection.execute(f"DROP {'TRIGGER' if name in triggers else 'TABLE'} {quoted(name)}")
         return (*triggers, *tables)
+
+
+def _require_table(connection: sqlite3.Connection, table: TableId) -> SourceTable:
+    source = read_table(connection, table.name) if table.schema == SCHEMA else None
+    if source is None:
+        raise SourceSetupError(f"there is no table {table} that can be captured", remedy="Correct source.tables.")
+    return source
 
 
 class SqliteFacts(SchemaFacts[SqliteSequence]):

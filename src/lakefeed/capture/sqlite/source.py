@@ -14,41 +14,32 @@ Guarantees, beyond the contract of ChangeCapture (limits: docs/sqlite.md):
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
 
 from lakefeed.capture.base import Capabilities, ChangeCapture, Finding, Level
 from lakefeed.capture.log import Choose
 from lakefeed.capture.log_capture import LogCapture
+from lakefeed.capture.select import refused_name
 from lakefeed.capture.sqlite.database import Database, quoted
 from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.capture.sqlite.drift import WIDEST
 from lakefeed.capture.sqlite.installation import Installation
 from lakefeed.capture.sqlite.log import LogDecoder, SqliteFacts, SqliteResumePoint
-from lakefeed.capture.sqlite.table import SourceTable, all_tables, read_table
+from lakefeed.capture.sqlite.table import SourceTable, all_tables, null_in, read_table
 from lakefeed.change.position import SqliteSequence
-from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError, LakefeedError, Retry
-
-_REFUSED_BY_DELTA = re.compile(r"[ ,;{}()\n\t=]")
-_VERIFIED_ROWS = 50_000
+from lakefeed.errors import ConfigError, LakefeedError, Retry, SourceSetupError
 
 
 @dataclass(frozen=True)
 class Sqlite:
-    """A SQLite database file.
-
-    ``tables`` are glob patterns (see ``capture.select``). ``busy_timeout_seconds`` is how long to wait for a lock
-    that another connection holds. With ``before_images`` rows are delivered as they were before each update and delete,
-    too, which the writer pays for. ConfigError for a path that is no file and for a mechanism that there is not.
-    """
+    """A SQLite database file. ``tables`` are glob patterns (see ``capture.select``). ``busy_timeout_seconds`` is how
+    long to wait for a lock that another connection holds. With ``before_images`` rows are delivered as they were before
+    each update and delete, too, which the writer pays for. ConfigError for a path that is no file and for a mechanism
+    that there is not."""
 
     path: str | PathLike[str]
     _: KW_ONLY
@@ -70,16 +61,11 @@ class Sqlite:
 
     def bind(self, pipeline: str) -> ChangeCapture:
         path = str(Path(self.path).absolute())  # chunks are read by processes that may have another directory
-        database, names = (
-            Database(path, self.busy_timeout_seconds),
-            Installation(pipeline, before_images=self.before_images),
-        )
-        resume = SqliteResumePoint(database, names)
+        database, images = Database(path, self.busy_timeout_seconds), self.before_images
+        resume = SqliteResumePoint(database, Installation(pipeline, before_images=images))
         return LogCapture(
             SqliteSequence,
-            Capabilities(
-                before_images=self.before_images, schema_changes=True, exact_snapshot=True, snapshot_resume=True
-            ),
+            Capabilities(before_images=images, schema_changes=True, exact_snapshot=True, snapshot_resume=True),
             tables=self.tables,
             dialect=SqliteDialect(path, self.busy_timeout_seconds),
             resume=resume,
@@ -91,18 +77,16 @@ class Sqlite:
 
 def check_source(database: Database, choose: Choose) -> tuple[Finding, ...]:
     """What stands in the way, and the statement that repairs it. The patterns and the file itself are checked, too."""
-    path = Path(database.path)
-    folder = path.absolute().parent
-    if not path.is_file():
-        return _stopped(f"there is no file {path}", "Correct source.path.")
-    if not os.access(path, os.R_OK | os.W_OK):
-        problem = f"{path} is not readable and writable by this user; triggers need both"
-        return _stopped(problem, f"chmod u+rw {path}")
-    if not os.access(folder, os.W_OK):
-        problem = f"the directory of {path} is not writable; SQLite keeps its journal beside the file"
-        return _stopped(problem, f"chmod u+w {folder}")
-    found: list[Finding] = []
+    path, folder, found = Path(database.path), Path(database.path).absolute().parent, list[Finding]()
     try:
+        if not path.is_file():
+            raise SourceSetupError(f"there is no file {path}", remedy="Correct source.path.")
+        if not os.access(path, os.R_OK | os.W_OK):
+            problem = f"{path} is not readable and writable by this user; triggers need both"
+            raise SourceSetupError(problem, remedy=f"chmod u+rw {path}")
+        if not os.access(folder, os.W_OK):
+            problem = f"the directory of {path} is not writable; SQLite keeps its journal beside the file"
+            raise SourceSetupError(problem, remedy=f"chmod u+w {folder}")
         with database.connection() as connection:
             (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
             if mode != "wal":
@@ -115,12 +99,8 @@ def check_source(database: Database, choose: Choose) -> tuple[Finding, ...]:
     except LakefeedError as error:
         if error.retry is not Retry.NEVER:
             raise
-        return _stopped(error.message, error.remedy)
+        return (Finding(level=Level.ERROR, problem=error.message, remedy=error.remedy),)
     return tuple(found)
-
-
-def _stopped(problem: str, remedy: str) -> tuple[Finding, ...]:
-    return (Finding(level=Level.ERROR, problem=problem, remedy=remedy),)
 
 
 def _problems(source: SourceTable) -> Iterator[tuple[Level, str, str]]:
@@ -132,7 +112,7 @@ def _problems(source: SourceTable) -> Iterator[tuple[Level, str, str]]:
         yield Level.WARNING, problem, f"Re-create {name} with a column id INTEGER PRIMARY KEY."
     if source.nullable_key:
         problem = f"its key ({', '.join(source.key)}) may be NULL; the table stops when a row has such a key"
-        count = f"SELECT count(*) FROM {name} WHERE {source.null_key};"
+        count = f"SELECT count(*) FROM {name} WHERE {null_in(source.key)};"
         yield Level.WARNING, problem, f"{count} and declare the key NOT NULL."
     for index in source.opaque:
         problem = f"the unique index {index} is on an expression; rows that REPLACE removes through it are not seen"
@@ -140,48 +120,6 @@ def _problems(source: SourceTable) -> Iterator[tuple[Level, str, str]]:
     if len(source.columns) > WIDEST:
         yield Level.ERROR, f"{len(source.columns)} columns; {WIDEST} can be captured", "Leave the table out."
     for column in (one.name for one in source.columns):
-        fixed = _REFUSED_BY_DELTA.sub("_", column)
-        rename = f"ALTER TABLE {name} RENAME COLUMN {quoted(column)} TO"
-        if fixed != column:
-            problem = f"the column name '{column}' has characters that lake tables refuse"
-            yield Level.ERROR, problem, f"{rename} {quoted(fixed)};"
-        if column.lower().startswith("_lakefeed"):
-            yield Level.ERROR, f"the column name '{column}' is reserved", f"{rename} {quoted(fixed.lstrip('_'))};"
-
-
-class SqliteVerifyReader:
-    """See ``capture.registry.VerifyReader``. One SELECT reads one moment.
-
-    Names come from the kit's session, values by plain SELECT as Python's sqlite3 gives them: ``Session.read`` is the
-    decoder whose work ``lakefeed verify`` proves.
-    """
-
-    def __init__(self, path: str | PathLike[str], table: TableId) -> None:
-        self._database = Database(str(path), busy_timeout_seconds=30)
-        self._dialect = SqliteDialect(str(path))
-        self._table = table
-
-    def columns(self) -> Sequence[str]:
-        return self._dialect.described(self._table).schema.names
-
-    def count(self) -> int:
-        with self._database.connection() as connection:
-            origin = self._dialect.described(self._table).origin
-            return int(connection.execute(f"SELECT count(*) FROM {origin}").fetchone()[0])
-
-    def rows(self, columns: pa.Schema, names: Sequence[str]) -> Iterator[Sequence[tuple[Any, ...]]]:  # noqa: ARG002
-        described = self._dialect.described(self._table)
-        listed = ", ".join(described.sql_names.get(name) or quoted(name) for name in names)
-        with self._database.connection() as connection:
-            # Text that is not UTF-8 must not stop the comparison: it comes as bytes, which have a text form.
-            connection.text_factory = _text_or_bytes
-            cursor = connection.execute(f"SELECT {listed} FROM {described.origin}")
-            while rows := cursor.fetchmany(_VERIFIED_ROWS):
-                yield rows
-
-
-def _text_or_bytes(raw: bytes) -> str | bytes:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return raw
+        if (refused := refused_name(column)) is not None:
+            problem, better = refused
+            yield Level.ERROR, problem, f"ALTER TABLE {name} RENAME COLUMN {quoted(column)} TO {quoted(better)};"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,14 +48,11 @@ class UniqueIndex(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A table as it is now.
-
-    ``key`` is the declared key in key order, empty if none. ``rowid`` is a name under which the rowid can be reached
-    (the key column itself where that is an alias of it), None if there is no rowid or every name of it is taken.
-    ``conflicts`` are the unique indexes through which REPLACE can remove rows other than the one with the same key;
-    ``opaque`` are names of those that cannot be followed, because they index an expression. ``renumbered_by_vacuum``:
-    it has neither a key nor any index.
-    """
+    """A table as it is now. ``key`` is the declared key in key order, empty if none. ``rowid`` is a name under which
+    the rowid can be reached (the key column itself where that is an alias of it), None if there is no rowid or every
+    name of it is taken. ``conflicts`` are the unique indexes through which REPLACE can remove rows other than the one
+    with the same key; ``opaque`` are names of those that cannot be followed, because they index an expression.
+    ``renumbered_by_vacuum``: it has neither a key nor any index."""
 
     name: str
     sql: str
@@ -80,11 +78,6 @@ class SourceTable:
         return any(column.name in self.key and not column.not_null for column in self.columns)
 
     @property
-    def null_key(self) -> str:
-        """SQL: the key has a NULL."""
-        return " OR ".join(f"{quoted(name)} IS NULL" for name in self.key)
-
-    @property
     def rowid_column(self) -> str:
         """What the rowid is called in the lake: ``_rowid``, or more underscores if the table has that name itself."""
         name, taken = "_rowid", {column.name.lower() for column in self.columns}
@@ -97,6 +90,11 @@ class SourceTable:
         columns = [] if self.key else [Column(self.rowid_column, pa.int64(), nullable=False, source_type="INTEGER")]
         columns += [Column(one.name, arrow_type(one.declared), not one.not_null, one.declared) for one in self.columns]
         return TableSchema(self.id, tuple(columns), self.key or (self.rowid_column,))
+
+
+def null_in(names: Iterable[str]) -> str:
+    """SQL: one of these columns is NULL."""
+    return " OR ".join(f"{quoted(name)} IS NULL" for name in names)
 
 
 def schema_version(connection: sqlite3.Connection) -> int:
@@ -114,7 +112,7 @@ def _refusal(name: str, kind: str) -> Refusal | None:
     for prefix, owner in (("_lakefeed_", "Lakefeed"), ("sqlite_", "SQLite")):
         if name.lower().startswith(prefix):
             return Refusal(f"it belongs to {owner} itself")
-    return None if kind == "table" else Refusal(_REFUSED_KINDS.get(kind, f"it is a {kind}, not a table"))
+    return None if kind == "table" else Refusal(_REFUSED_KINDS[kind])
 
 
 def read_table(connection: sqlite3.Connection, name: str) -> SourceTable | None:
@@ -145,20 +143,17 @@ def read_table(connection: sqlite3.Connection, name: str) -> SourceTable | None:
             opaque.append(index)
         elif unique and (origin != "pk" or any(row[4] != "BINARY" or is_untyped(declared[row[2]]) for row in parts)):
             # The key's own index matters only if two different values can be equal in it ('a' and 'A', 1 and 1.0).
-            where = _condition(*connection.execute(create, ("index", index)).fetchone()) if partial else None
+            where, depth = None, 0
+            if partial:
+                (made,) = connection.execute(create, ("index", index)).fetchone()
+                for token in _TOKEN.finditer(made):  # the condition follows the column list, and WHERE
+                    depth += {"(": 1, ")": -1}.get(token[0], 0)
+                    if token[0] == ")" and depth == 0:
+                        where = re.sub(r"^\s*WHERE\b", "", made[token.end() :], flags=re.IGNORECASE).strip()
+                        break
             conflicts.append(UniqueIndex(tuple((row[2], row[4]) for row in parts), where))
     rowid, vacuum = key[0] if key_is_rowid else free, not key and not indexes
     return SourceTable(name, sql, columns, key, rowid, key_is_rowid, tuple(conflicts), tuple(opaque), vacuum)
-
-
-def _condition(sql: str) -> str | None:
-    """What follows the column list, and WHERE, in the CREATE statement of a partial index."""
-    depth = 0
-    for token in _TOKEN.finditer(sql):
-        depth += {"(": 1, ")": -1}.get(token[0], 0)
-        if token[0] == ")" and depth == 0:
-            return re.sub(r"^\s*WHERE\b", "", sql[token.end() :], flags=re.IGNORECASE).strip()
-    return None
 
 
 def default_value(default: str) -> str:

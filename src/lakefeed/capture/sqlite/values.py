@@ -3,8 +3,7 @@
 The types by declared type, and which values do not fit them, are a table in docs/sqlite.md. A column with such a value
 is *mixed* and becomes a string column for good, so that nothing is rounded, cut or nulled. Text form: an integer is
 its digits; a real is the shortest decimal that reads back as the same double (Python's ``repr``); text is itself; a
-blob, and text that is not valid UTF-8, is ``X'…'`` with upper-case hexadecimal digits.
-"""
+blob, and text that is not valid UTF-8, is ``X'…'`` with upper-case hexadecimal digits."""
 
 from __future__ import annotations
 
@@ -32,6 +31,12 @@ _BY_WORD = (  # the first word that a declared type contains decides
     (("BOOL",), pa.int64()),
     (("DATE", "TIME"), pa.string()),
 )
+_MISFIT = {  # in SQL, of a value
+    pa.int64(): "typeof({0}) NOT IN ('integer', 'null')",
+    pa.binary(): "typeof({0}) NOT IN ('blob', 'null')",
+    pa.float64(): "CASE typeof({0}) WHEN 'real' THEN 0 WHEN 'null' THEN 0 WHEN 'integer' THEN {0} NOT BETWEEN "
+    f"{-EXACT} AND {EXACT} ELSE 1 END",
+}
 _FITS: dict[pa.DataType, frozenset[type]] = {
     pa.int64(): frozenset({int, type(None)}),
     pa.float64(): frozenset({float, int, type(None)}),  # what SQLite keeps of a DECIMAL is a double, too
@@ -59,21 +64,9 @@ def stores_numbers(declared: str) -> bool:
 
 
 def misfits(columns: Iterable[tuple[str, pa.DataType, str]]) -> dict[str, str]:
-    """Columns, each with its type and its value as an SQL expression → SQL that is 1 where the value does not fit.
-
-    A column that every value fits is left out.
-    """
-    tests = {}
-    for name, kind, value in columns:
-        if kind == pa.int64():
-            tests[name] = f"typeof({value}) NOT IN ('integer', 'null')"
-        elif kind == pa.binary():
-            tests[name] = f"typeof({value}) NOT IN ('blob', 'null')"
-        elif kind == pa.float64():
-            beyond = f"{value} NOT BETWEEN {-EXACT} AND {EXACT}"
-            fits = "WHEN 'real' THEN 0 WHEN 'null' THEN 0"
-            tests[name] = f"CASE typeof({value}) {fits} WHEN 'integer' THEN {beyond} ELSE 1 END"
-    return tests
+    """Columns, each with its type and its value as an SQL expression → SQL that is 1 where the value does not fit. A
+    column that every value fits is left out."""
+    return {name: _MISFIT[kind].format(value) for name, kind, value in columns if kind in _MISFIT}
 
 
 def to_arrow(values: Sequence[Any], kind: pa.DataType) -> pa.Array[Any]:
@@ -126,8 +119,7 @@ def portions(
     SQLite gives the size of a row only with the row. So rows are taken in short runs, their texts and blobs are
     weighed, and a portion ends when it has enough rows or bytes. A run is shortened where rows are large. Text that is
     no UTF-8 makes the connection lenient, and reading goes on where it failed: so this belongs into one transaction,
-    or over rows that never change.
-    """
+    or over rows that never change."""
     heavy = [at for at, kind in enumerate(kinds) if pa.types.is_string(kind) or pa.types.is_binary(kind)]
     pile: list[list[Any]] = [[] for _ in kinds]
     done, piled_bytes, rows, cursor = 0, 0, _FIRST_ROWS, connection.execute(sql, parameters)

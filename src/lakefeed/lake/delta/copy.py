@@ -9,7 +9,7 @@ A restart continues after the last recorded chunk. Files of a group that was not
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -50,7 +50,8 @@ def load_table(
     """Copy ``copy`` into the table of ``store``; the session is asked for only if there is much to read.
 
     A table that is copied again keeps its id, properties, protocol and comments: they are its owner's, and streaming
-    readers go by them.
+    readers go by them. What only Spark can write (partitions, column mapping, constraints, clustering) has Spark do the
+    commits, one for each number that is recorded; what would be lost has Delta refuse the first of them.
     """
     ids, total = AppIds(store.owner, copy.generation), len(copy.chunks)
     with store.writing() as table:
@@ -63,7 +64,7 @@ def load_table(
     if done is None and kind is not None:
         raise TableStoppedError(
             f"table {copy.table}: there is {article} {kind} table at {store.location} that this pipeline did not make",
-            remedy="Choose another lake path or pipeline name, or remove that table.",
+            remedy="Choose another lake path, or move that table away if nobody needs it there.",
             table=str(copy.table),
         )
     stored = lake_arrow(mode.schema(copy.schema))
@@ -87,6 +88,12 @@ def load_table(
         done = after
         progress(rows)
         hit("lake.during_load")
+    with store.writing() as table:
+        is_recorded = table is not None and table.transaction_version(ids.applied) is not None
+    if not is_recorded:  # only where Spark did the commits
+        metadata = copy.metadata(store.pipeline)
+        for app_id, version in ((ids.schema, copy.schema.version), (ids.applied, copy.base)):
+            _record_by_spark(store, session(), app_id, version, metadata)
     with store.writing() as table:
         lacks = {
             name: value
@@ -140,6 +147,9 @@ def _commit_group(
                     f"another process copies the same rows to {store.location}, or has removed them"
                 )
             keeps = table is not None and features_of(table).keeps_life
+            if table is not None and not keeps:
+                _write_by_spark(store, session(), copy, stored, files, chunks, metadata, table)
+                return
             if keeps and table is not None and before is None:
                 schema = _with_comments(stored, table)
                 named = table.protocol().reader_features or ()
@@ -150,21 +160,81 @@ def _commit_group(
                     session().sql(f"ALTER TABLE delta.{place} SET TBLPROPERTIES ({allowed})")
                     table.update_incremental()
             try:
-                if keeps and table is not None:
+                if table is not None:
                     mode: Literal["append", "overwrite"] = "append" if before is not None else "overwrite"
                     table.create_write_transaction(actions, mode, schema, commit_properties=properties)
-                elif table is None or before is None:
+                else:
                     create_table_with_add_actions(
-                        delta_uri(store.location), schema, actions, mode="overwrite", description=copy.description,
+                        delta_uri(store.location), schema, actions, mode="error", description=copy.description,
                         configuration=dict.fromkeys(store.options.properties, "false"),
                         storage_options=dict(store.options.storage) or None, commit_properties=properties,
                     )  # fmt: skip
-                else:
-                    table.create_write_transaction(actions, "append", schema, commit_properties=properties)
                 return
             except Refused:  # somebody has committed meanwhile
                 if not left:
                     raise
+
+
+def _write_by_spark(
+    store: DeltaStore,
+    session: SparkSession,
+    copy: TableCopy,
+    stored: pa.Schema,
+    files: list[DataFile],
+    chunks: tuple[int | None, int],
+    metadata: dict[str, Any],
+    table: DeltaTable,
+) -> None:
+    """As ``_commit_group``, of a table whose files only Spark can write: the rows of ``files`` are written once more.
+
+    The table is of the new generation before its old rows go, so that nobody takes the new ones for those of the old.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    before, after = chunks
+    ids = AppIds(store.owner, copy.generation)
+    columns = from_arrow_schema(stored, prefer_timestamp_ntz=True)
+    there = session.read.format("delta").load(spark_path(store.location)).schema
+    partitions = table.metadata().partition_columns
+    if before is None:
+        gone = [name for name in partitions if name not in stored.names]
+        if gone:
+            raise TableStoppedError(
+                f"table {copy.table}: column '{gone[0]}' was dropped, and the lake table at {store.location} is "
+                "partitioned by it",
+                remedy=f"Remove the lake table and start the pipeline again: {copy.table} is then copied without it.",
+                table=str(copy.table),
+            )
+        _record_by_spark(store, session, ids.owner, copy.generation, copy.metadata(store.pipeline))
+    paths = [spark_path(f"{store.location}/{one.name}", as_glob=True) for one in files]
+    rows = session.read.schema(columns).parquet(*paths) if paths else session.createDataFrame([], columns)
+    comments = {field.name: field.metadata["comment"] for field in there if "comment" in field.metadata}
+    rows = rows.select(
+        [
+            F.col(quoted(name)).alias(name, metadata={"comment": comments[name]} if name in comments else {})
+            for name in rows.columns
+        ]
+    )
+    writer = rows.write.format("delta").mode("overwrite" if before is None else "append")
+    if partitions:
+        writer = writer.partitionBy(*partitions)
+    if before is None and [(one.name, one.dataType) for one in there] != [(one.name, one.dataType) for one in columns]:
+        writer = writer.option("overwriteSchema", "true")
+    writer.options(**_recording(ids.copy, after, metadata)).save(spark_path(store.location))
+
+
+def _record_by_spark(
+    store: DeltaStore, session: SparkSession, app_id: str, version: int, metadata: Mapping[str, Any]
+) -> None:
+    """A commit that changes no rows and records one number, if the table does not have that."""
+    nothing = session.read.format("delta").load(spark_path(store.location)).limit(0)
+    writer = nothing.write.format("delta").mode("append").options(**_recording(app_id, version, metadata))
+    writer.save(spark_path(store.location))
+
+
+def _recording(app_id: str, version: int, metadata: Mapping[str, Any]) -> dict[str, str]:
+    return {"txnAppId": app_id, "txnVersion": str(version), "userMetadata": json.dumps(metadata)}
 
 
 def _with_comments(stored: pa.Schema, table: DeltaTable) -> Schema:

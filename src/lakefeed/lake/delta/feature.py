@@ -21,7 +21,8 @@ class Features:
     ``has_masked_rows``: files may have rows that are deleted. Once deletion vectors were on, older files keep theirs
     when they are set off. ``masks_rows``: merges mark deleted rows, instead of rewriting their files.
     ``tracks_rows``: readers follow single rows (change data feed, row tracking), so that rows that did not change must
-    stay where they are. ``keeps_life``: a new copy can leave protocol, properties, id and comments as they are.
+    stay where they are. ``keeps_life``: a new copy can leave protocol, properties, id and comments as they are, by
+    adding files; where it cannot, Spark writes it.
     ``has_mapped_columns``: by Delta's own column mapping, files have other column names than the table.
     """
 

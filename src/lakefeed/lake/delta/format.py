@@ -69,8 +69,13 @@ class Delta:
         return DeltaRows(path, self._options.storage) if FORMATS["delta"].is_at(path) else None
 
     def bind(self, pipeline: str) -> DeltaFormat:
+        """SparkSetupError for a session of the user's that cannot work: now, and not at the first merge."""
+        spark = self._spark
+        if not callable(spark):
+            checked_session(spark)
+
         def session() -> SparkSession:
-            return checked_session(self._spark() if callable(self._spark) else self._spark)
+            return checked_session(spark() if callable(spark) else spark)
 
         return DeltaFormat(pipeline, Sessions(session, SESSION), self._root, self._routes, self._options)
 
@@ -89,6 +94,9 @@ class DeltaFormat:
 
     def routes(self, source: TableId) -> tuple[Route, ...]:
         return self._routes.of(source)
+
+    def columns(self, source: TableId) -> tuple[str, ...]:
+        return self._routes.columns(source)
 
     def table(self, route: Route) -> SparkTable:
         with self._lock:

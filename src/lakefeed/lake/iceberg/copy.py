@@ -1,6 +1,7 @@
 """The copy of one table into Iceberg: Spark tasks write the files, one commit per group of chunks adds them.
 
-  1 a transaction on the table is opened, the first time one that replaces whatever was there; it gives the column ids
+  1 a transaction on the table is opened, the first time one that replaces all rows that are there, and only them: what
+    the table's owner set stays (see ``JavaTable.replacing``); it gives the column ids
   2 a group's chunks are read and written in parallel, each to a file of its own name, with those ids
   3 the transaction adds the files and records how many chunks the table has
   4 the last one records the applied number: from then on, and not before, the table counts as copied
@@ -23,7 +24,7 @@ from lakefeed.errors import LakeError, TableStoppedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import ChunkSource, Loaded, TableCopy, TableVersion
 from lakefeed.lake.iceberg.record import GENERATION, OWNER, SCHEMA_VERSION, Copied, Record
-from lakefeed.lake.iceberg.schema import schema_json, with_field_ids
+from lakefeed.lake.iceberg.schema import current_schema, replacements, schema_json, with_field_ids
 from lakefeed.lake.loader import GROUP_CHUNKS, attempt_chunk, written_chunks
 from lakefeed.lake.mode.base import CurrentRows, Mode
 from lakefeed.lake.spark.type import lake_arrow
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from lakefeed.lake.iceberg.store import IcebergStore
 
 _VERSIONS = "write.metadata.previous-versions-max"
+_VERSIONS_AFTER = "lakefeed.previous-versions-max"
 _SPARE_VERSIONS = 10
 """Of a table's metadata, for what others may commit to it while it is copied."""
 
@@ -46,30 +48,42 @@ def load_table(
     context: Callable[[], SparkContext],
     progress: Callable[[int], None],
 ) -> Loaded:
-    """Copy ``copy`` into the table of ``store``. ``properties`` are what the table is made with."""
+    """Copy ``copy`` into the table of ``store``. ``properties`` are what the table is made with.
+
+    TableStoppedError, before anything is written, if a column goes that something of the owner's rests on.
+    """
     record = store.record(copy.generation)
     if record is None and store.is_foreign():
         raise TableStoppedError(
             f"table {copy.table}: there is a table at {store.location}, which this pipeline did not make",
-            remedy="Choose another lake path, namespace or pipeline name, or remove that table.",
+            remedy="Choose another lake path or namespace, or move that table away if nobody needs it there.",
             table=str(copy.table),
         )
     own, total = mode.schema(copy.schema), len(copy.chunks)
     while record is None or record.applied is None:
+        metadata = store.metadata()
+        found = metadata["properties"] if metadata is not None else properties
+        # How many versions of the metadata the table is to have after the copy: its owner's choice, or ours.
+        versions = found.get(_VERSIONS_AFTER, found.get(_VERSIONS, properties[_VERSIONS]))
         if record is not None:
             addition = store.java.appending()  # 1
         else:
             # While the copy goes on: it may be made of the very table, whose metadata as it was is read to the end.
-            kept = max(int(properties[_VERSIONS]), -(-total // GROUP_CHUNKS) + _SPARE_VERSIONS)
-            made_with = {
-                **properties,
+            kept = max(int(versions), -(-total // GROUP_CHUNKS) + _SPARE_VERSIONS)
+            recorded = {
                 _VERSIONS: str(kept),
+                _VERSIONS_AFTER: versions,
                 OWNER: store.owner,
                 GENERATION: str(copy.generation),
                 SCHEMA_VERSION: str(copy.schema.version),
-                "comment": copy.description,
             }
-            addition = store.java.replacing(schema_json(own), made_with)  # 1
+            if metadata is None:
+                made_with = {**properties, **recorded, "comment": copy.description}
+                addition = store.java.making(schema_json(own), made_with)  # 1
+            else:
+                columns = replacements(current_schema(metadata), schema_json(own))
+                store.refuse_used(columns)
+                addition = store.java.replacing(columns, recorded)  # 1
         before = record.copied if record is not None else Copied()
         stored = with_field_ids(lake_arrow(own), addition.schema)
         write = partial(attempt_chunk, directory=addition.directory, schema=stored, added=mode.copied(copy))
@@ -86,12 +100,12 @@ def load_table(
             schema_version=copy.schema.version,
             copied=Copied(chunks=done, rows=before.rows + rows, high=high),
         )
-        metadata = {
+        told = {
             **copy.metadata(store.owner.partition("/")[0]),
             "copy": {"chunks": done, "rows": rows, "high": high.encode() if high else None},
         }
-        settled = {_VERSIONS: properties[_VERSIONS]} if is_last else {}
-        addition.commit([one.file for one in written if one.file], after.summary(metadata), settled)  # 3
+        settled = {_VERSIONS: versions, _VERSIONS_AFTER: None} if is_last else {}
+        addition.commit([one.file for one in written if one.file], after.summary(told), settled)  # 3
         progress(rows)
         hit("lake.during_load")
         record = store.record(copy.generation)

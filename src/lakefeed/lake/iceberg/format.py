@@ -67,8 +67,13 @@ class Iceberg:
         return IcebergRows(found) if found is not None else None
 
     def bind(self, pipeline: str) -> IcebergFormat:
+        """SparkSetupError for a session of the user's that cannot work: now, and not at the first merge."""
+        spark = self._spark
+        if not callable(spark):
+            checked_session(spark, formats=("iceberg",))
+
         def session() -> SparkSession:
-            return checked_session(self._spark() if callable(self._spark) else self._spark, formats=("iceberg",))
+            return checked_session(spark() if callable(spark) else spark, formats=("iceberg",))
 
         return IcebergFormat(pipeline, session, self._catalog, self._routes)
 
@@ -89,6 +94,9 @@ class IcebergFormat:
 
     def routes(self, source: TableId) -> tuple[Route, ...]:
         return self._routes.of(source)
+
+    def columns(self, source: TableId) -> tuple[str, ...]:
+        return self._routes.columns(source)
 
     def table(self, route: Route) -> SparkTable:
         with self._lock:

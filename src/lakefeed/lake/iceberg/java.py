@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lakefeed.lake.iceberg.schema import Add, Alteration, Drop, Move, Rename, Widen
 from lakefeed.lake.loader import DataFile
 from lakefeed.lake.location import spark_path
+from lakefeed.lake.spark.error import ConcurrentModification
 from lakefeed.lake.window import KeyBounds
 
 if TYPE_CHECKING:
@@ -54,15 +55,30 @@ class JavaTable:
         self._namespace = tuple(namespace)
         self._name = name
 
-    def replacing(self, schema: Mapping[str, Any], properties: Mapping[str, str]) -> Addition:
-        """Make the table, or replace it whole: nothing is seen of it before files are added."""
+    def making(self, schema: Mapping[str, Any], properties: Mapping[str, str]) -> Addition:
+        """Make the table: nothing is seen of it before files are added."""
         jvm, catalog = self._catalog.open()
         namespace = self._identifier(jvm).namespace()
         if not catalog.namespaceExists(namespace):
             catalog.createNamespace(namespace)
         made = _iceberg(jvm, "SchemaParser").fromJson(json.dumps(schema))
         builder = catalog.buildTable(self._identifier(jvm), made).withProperties(_java_map(jvm, properties))
-        return Addition(jvm, builder.createOrReplaceTransaction())
+        return Addition(jvm, builder.createTransaction())
+
+    def replacing(self, columns: Sequence[Alteration], properties: Mapping[str, str | None]) -> Addition:
+        """Put other rows in the place of all that are there, under other columns, in one commit.
+
+        Everything else stays as it is: id, other properties, partition fields, sort order, snapshots, tags, and of the
+        columns that stay their ids and comments.
+        """
+        jvm, catalog = self._catalog.open()
+        transaction = catalog.loadTable(self._identifier(jvm)).newTransaction()
+        _set(transaction.updateProperties(), properties)
+        for alteration in columns:
+            update = transaction.updateSchema()
+            _alter(jvm, update, alteration)
+            update.commit()
+        return Addition(jvm, transaction, replaces=True)
 
     def appending(self) -> Addition:
         """Add to the table as it is."""
@@ -70,14 +86,19 @@ class JavaTable:
         return Addition(jvm, catalog.loadTable(self._identifier(jvm)).newTransaction())
 
     def publish(self, snapshot: int) -> None:
-        """Make a staged snapshot the table's content, if it was made on what is the content now; else an error.
+        """Make a staged snapshot the table's content; ConcurrentModification if it was not made on what that is now.
 
         The branch is there for the time of this one commit: Iceberg moves ``main`` forward only to a branch.
         """
+        from pyspark.errors import IllegalArgumentException
+
         jvm, catalog = self._catalog.open()
         change = catalog.loadTable(self._identifier(jvm)).manageSnapshots()
-        change = change.createBranch(_BRANCH, snapshot).fastForwardBranch("main", _BRANCH)
-        change.removeBranch(_BRANCH).commit()
+        try:
+            change = change.createBranch(_BRANCH, snapshot).fastForwardBranch("main", _BRANCH)
+            change.removeBranch(_BRANCH).commit()
+        except IllegalArgumentException as error:  # Iceberg has no class for it
+            raise ConcurrentModification(str(error)) from error
 
     def alter(self, alterations: Sequence[Alteration], properties: Mapping[str, str]) -> None:
         """Change columns and properties in one commit. Each alteration sees the ones before it."""
@@ -120,9 +141,10 @@ class JavaTable:
 class Addition:
     """Files that are to become part of a table, in one commit with what it records."""
 
-    def __init__(self, jvm: Any, transaction: Any) -> None:
+    def __init__(self, jvm: Any, transaction: Any, *, replaces: bool = False) -> None:
         self._jvm = jvm
         self._transaction = transaction
+        self._replaces = replaces
         self._table = transaction.table()
 
     @property
@@ -139,19 +161,38 @@ class Addition:
             location = "/" + location.removeprefix("file:").lstrip("/")
         return f"{location}/data"
 
-    def commit(self, files: Sequence[DataFile], summary: Mapping[str, str], properties: Mapping[str, str]) -> None:
-        """``summary`` is the snapshot's, ``properties`` are the table's from here on."""
+    def commit(
+        self, files: Sequence[DataFile], summary: Mapping[str, str], properties: Mapping[str, str | None]
+    ) -> None:
+        """``summary`` is the snapshot's, ``properties`` are the table's from here on; one that is None goes.
+
+        The files are of no partition, as the first ones of the table were, also where its owner has given it partition
+        fields since: Iceberg knows of each file which fields it was written by.
+        """
         if properties:  # first: only the first change of a transaction lets older metadata go
             _set(self._transaction.updateProperties(), properties)
-        append = self._transaction.newAppend()
+        spec = next((one for one in self._table.specs().values() if one.isUnpartitioned()), None)
+        if spec is None:  # somebody has removed what no file used
+            update = self._transaction.updateSpec()
+            for field in self._table.spec().fields():
+                update.removeField(field.name())
+            update.addNonDefaultSpec().commit()
+            spec = next(one for one in self._table.specs().values() if one.isUnpartitioned())
+        if self._replaces:
+            append = self._transaction.newOverwrite()
+            append.overwriteByRowFilter(_iceberg(self._jvm, "expressions.Expressions").alwaysTrue())
+            add = append.addFile
+        else:
+            append = self._transaction.newAppend()
+            add = append.appendFile
         for file in files:
             # With the bounds of its columns, from its footer: they are what lets readers and merges leave files out.
             path = spark_path(f"{self.directory}/{file.name}")
             config = _iceberg(self._jvm, "MetricsConfig").forTable(self._table)
             file_metrics = _iceberg(self._jvm, "parquet.ParquetUtil").fileMetrics
             metrics = file_metrics(self._table.io().newInputFile(path), config)
-            builder = _iceberg(self._jvm, "DataFiles").builder(self._table.spec()).withPath(path).withFormat("PARQUET")
-            append.appendFile(builder.withFileSizeInBytes(file.bytes).withMetrics(metrics).build())
+            builder = _iceberg(self._jvm, "DataFiles").builder(spec).withPath(path).withFormat("PARQUET")
+            add(builder.withFileSizeInBytes(file.bytes).withMetrics(metrics).build())
         for key, value in summary.items():
             append.set(key, value)
         append.commit()
@@ -163,9 +204,12 @@ def _iceberg(jvm: Any, name: str) -> Any:
     return getattr(jvm, f"org.apache.iceberg.{name}")
 
 
-def _set(update: Any, properties: Mapping[str, str]) -> None:
+def _set(update: Any, properties: Mapping[str, str | None]) -> None:
     for key, value in properties.items():
-        update.set(key, value)
+        if value is None:
+            update.remove(key)
+        else:
+            update.set(key, value)
     update.commit()
 
 

@@ -8,6 +8,7 @@ place (a longer integer, double for float, more digits); for others the rows hav
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -20,6 +21,7 @@ import pyarrow as pa
 from lakefeed.change.schema_change import AddColumn, DropColumn, RenameColumn, RetypeColumn, diff
 from lakefeed.change.table import Column, TableSchema
 from lakefeed.errors import TableStoppedError
+from lakefeed.lake.spark.type import quoted
 
 _SCALARS: dict[pa.DataType, str] = {
     pa.bool_(): "boolean",
@@ -35,6 +37,8 @@ _SCALARS: dict[pa.DataType, str] = {
     pa.timestamp("us"): "timestamp",
     pa.timestamp("us", tz="UTC"): "timestamptz",
 }
+_PROMOTED = {("int", "long"), ("float", "double")}
+_DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)")
 _TRUE = {"true", "t", "yes", "y", "on", "1"}
 
 
@@ -179,6 +183,77 @@ def alterations(path: Sequence[TableSchema]) -> list[Alteration]:
     if names != list(path[-1].names):  # so that ``SELECT *`` has the columns in the source's order
         found += [Move(name, after) for after, name in pairwise([None, *path[-1].names]) if name is not None]
     return found
+
+
+def replacements(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Alteration]:
+    """What leads from a table's columns to those of a new copy of it, both as Iceberg's JSON.
+
+    A column of the same name stays the same one, with its id and comment, if Iceberg can read its older values as the
+    new type; otherwise another one takes its name.
+    """
+    old = {field["name"]: _without_ids(field["type"]) for field in current["fields"]}
+    new = {field["name"]: _without_ids(field["type"]) for field in wanted["fields"]}
+    stays = {name for name, kind in new.items() if old.get(name) == kind or (old.get(name), kind) in _PROMOTED}
+    stays |= {name for name in old.keys() & new.keys() if _is_longer_decimal(old[name], new[name])}
+    found: list[Alteration] = [Drop(name) for name in old if name not in stays]
+    found += [Widen(name, new[name]) for name in new if name in stays and old[name] != new[name]]
+    found += [Add(field["name"], field["type"]) for field in wanted["fields"] if field["name"] not in stays]
+    order = [*(name for name in old if name in stays), *(name for name in new if name not in stays)]
+    if order != list(new):
+        found += [Move(name, after) for after, name in pairwise([None, *new]) if name is not None]
+    return found
+
+
+def current_schema(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The columns of a table, of its metadata."""
+    found: Mapping[str, Any] = next(
+        one for one in metadata["schemas"] if one["schema-id"] == metadata["current-schema-id"]
+    )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What the owner of a table has given a column to: the table cannot lose the column before the statement is run."""
+
+    column: str
+    what: str
+    statement: str
+
+
+def uses(metadata: Mapping[str, Any], sql_name: str) -> list[Use]:
+    """The columns that partition fields, sort order and identifier fields of a table rest on."""
+    schema = current_schema(metadata)
+    names = {field["id"]: field["name"] for field in schema["fields"]}
+    specs = [one for one in metadata["partition-specs"] if one["spec-id"] == metadata["default-spec-id"]]
+    orders = [one for one in metadata["sort-orders"] if one["order-id"] == metadata["default-sort-order-id"]]
+    table = f"ALTER TABLE {sql_name}"
+    found = [
+        (field["source-id"], f"the partition field {field['name']}", f"{table} DROP PARTITION FIELD {field['name']}")
+        for spec in specs
+        for field in spec["fields"]
+    ]
+    found += [
+        (field["source-id"], "the sort order", f"{table} WRITE UNORDERED") for one in orders for field in one["fields"]
+    ]
+    found += [
+        (number, "the identifier fields", f"{table} DROP IDENTIFIER FIELDS {quoted(names[number])}")
+        for number in schema.get("identifier-field-ids", ())
+        if number in names
+    ]
+    return [Use(names[number], what, statement) for number, what, statement in found if number in names]
+
+
+def _without_ids(described: Any) -> Any:
+    """A type of Iceberg's JSON, to be compared: a scalar's name, or that of a list's items with brackets."""
+    return f"[{_without_ids(described['element'])}]" if isinstance(described, Mapping) else described
+
+
+def _is_longer_decimal(old: str, new: str) -> bool:
+    digits = [_DECIMAL.fullmatch(one) for one in (old, new)]
+    if digits[0] is None or digits[1] is None:
+        return False
+    return digits[0][2] == digits[1][2] and int(digits[0][1]) <= int(digits[1][1])
 
 
 def _widened(name: str, old: Any, new: Any) -> Iterator[Alteration]:

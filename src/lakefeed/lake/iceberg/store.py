@@ -44,7 +44,7 @@ from lakefeed.lake.iceberg.copy import chunks_of, load_table
 from lakefeed.lake.iceberg.java import JavaTable
 from lakefeed.lake.iceberg.maintenance import maintain_table
 from lakefeed.lake.iceberg.record import ATTEMPT, COMMIT, GENERATION, OWNER, SCHEMA_VERSION, Record, Staged
-from lakefeed.lake.iceberg.schema import alterations, is_in_place
+from lakefeed.lake.iceberg.schema import Alteration, Drop, alterations, current_schema, is_in_place, uses
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.mode.base import CurrentRows, Mode
 from lakefeed.lake.schema.projection import projected
@@ -105,7 +105,7 @@ class IcebergStore:
     # What the commits record
 
     def applied(self, generation: int, *, fresh: bool = True) -> Applied | None:  # noqa: ARG002  # it costs little
-        metadata = self._current()
+        metadata = self.metadata()
         record = self._record(metadata, generation)
         if metadata is None or record is None or record.applied is None:
             return None
@@ -114,16 +114,17 @@ class IcebergStore:
 
     def record(self, generation: int) -> Record | None:
         """The newest record of this generation; None if its copy has not begun."""
-        return self._record(self._current(), generation)
+        return self._record(self.metadata(), generation)
 
     def is_foreign(self) -> bool:
         """There is a table that this pipeline did not make."""
-        metadata = self._current()
+        metadata = self.metadata()
         if metadata is None:
             return self._reader.is_other_format()
         return bool(metadata.get("properties", {}).get(OWNER) != self.owner)
 
-    def _current(self) -> Metadata | None:
+    def metadata(self) -> Metadata | None:
+        """As it is now; None if there is no table."""
         with self._lock:
             return self._reader.current()
 
@@ -156,7 +157,7 @@ class IcebergStore:
 
     def staged(self, attempt: str) -> Staged | None:
         """The write of that name; None if it made no snapshot."""
-        metadata = self._current() or {}
+        metadata = self.metadata() or {}
         for snapshot in metadata.get("snapshots", ()):
             if snapshot["summary"].get(ATTEMPT) == attempt:
                 number = snapshot["snapshot-id"]
@@ -170,7 +171,7 @@ class IcebergStore:
 
     def size(self) -> tuple[int, int] | None:
         """Files and bytes of the table's data, as its current snapshot sums them up."""
-        metadata = self._current()
+        metadata = self.metadata()
         if metadata is None:
             return None
         summary = next(_lineage(metadata, metadata.get("current-snapshot-id")), {}).get("summary", {})
@@ -258,7 +259,9 @@ class IcebergStore:
         if record.schema_version >= version:
             return
         if is_in_place(path):
-            self.java.alter(alterations(path), {SCHEMA_VERSION: str(version)})
+            changes = alterations(path)
+            self.refuse_used(changes)
+            self.java.alter(changes, {SCHEMA_VERSION: str(version)})
             return
         # The whole table under other types, in one commit, which records the number that the rows are of. It replaces
         # whatever was committed since it was begun. What it then records is true of what it then has, so that the
@@ -266,6 +269,30 @@ class IcebergStore:
         with _recording(session, replace(record, schema_version=version).summary(stamp.metadata)):
             rows = self.read(session).select(*projected(path))
             rows.writeTo(self._sql_name).using("iceberg").tableProperty(SCHEMA_VERSION, str(version)).replace()
+
+    def refuse_used(self, changes: Sequence[Alteration]) -> None:
+        """TableStoppedError if a column goes that something of the owner's rests on: Iceberg would lose that."""
+        gone = {change.name for change in changes if isinstance(change, Drop)}
+        metadata = self.metadata()
+        used = [one for one in uses(metadata, self._sql_name) if one.column in gone] if metadata is not None else []
+        if used:
+            table, statements = self.owner.partition("/")[2], dict.fromkeys(one.statement for one in used)
+            raise TableStoppedError(
+                f"table {table}: column '{used[0].column}' was dropped or has another type, and {used[0].what} of the "
+                "lake table rests on it",
+                remedy=f"{'; '.join(statements)}. The pipeline then goes on by itself.",
+                table=table,
+            )
+
+    def lost_by(self, path: Sequence[TableSchema]) -> str | None:
+        metadata = self.metadata()
+        if metadata is None or is_in_place(path):
+            return None
+        used = uses(metadata, self._sql_name)
+        if used:
+            return used[0].what
+        described = [field["name"] for field in current_schema(metadata)["fields"] if field.get("doc")]
+        return f"the comment of column '{described[0]}'" if described else None
 
     # Copies, earlier states, maintenance
 
@@ -276,7 +303,7 @@ class IcebergStore:
 
     def states(self, generation: int) -> tuple[TableVersion, ...]:
         """The snapshots of this generation that are still there and whose rows are all of one moment."""
-        metadata = self._current()
+        metadata = self.metadata()
         if metadata is None or metadata.get("properties", {}).get(OWNER) != self.owner:
             return ()
         found: list[TableVersion] = []
@@ -298,7 +325,7 @@ class IcebergStore:
         return tuple(reversed(found))
 
     def chunks(self, state: TableVersion, schema: TableSchema, current: CurrentRows) -> tuple[ChunkSource, ...]:
-        self._current()
+        self.metadata()
         return chunks_of(self._reader.place, state, schema, current)
 
     def maintain(
@@ -308,10 +335,8 @@ class IcebergStore:
 
     def having(self, names: Sequence[str]) -> tuple[str, ...]:
         """Those of the names that are columns of the table."""
-        metadata = self._current() or {}
-        current = metadata.get("current-schema-id")
-        schemas = [one for one in metadata.get("schemas", ()) if one.get("schema-id") == current]
-        there = {field["name"] for schema in schemas for field in schema["fields"]}
+        metadata = self.metadata()
+        there = {field["name"] for field in current_schema(metadata)["fields"]} if metadata is not None else set()
         return tuple(name for name in names if name in there)
 
     def newest_below_others(self) -> tuple[Record, Mapping[str, Any]] | None:
@@ -319,7 +344,7 @@ class IcebergStore:
 
         None if it does, or if nothing is recorded.
         """
-        metadata = self._current()
+        metadata = self.metadata()
         current = metadata.get("current-snapshot-id") if metadata is not None else None
         if metadata is None or any(Record.of(one["summary"]) for one in list(_lineage(metadata, current))[:1]):
             return None
@@ -330,7 +355,7 @@ class IcebergStore:
 
         Those from before ``aged``, and the oldest of clearly more than ``most``.
         """
-        times = sorted(one["timestamp-ms"] / 1000 for one in (self._current() or {}).get("snapshots", ()))
+        times = sorted(one["timestamp-ms"] / 1000 for one in (self.metadata() or {}).get("snapshots", ()))
         surplus = times[-most] if len(times) > most * _SLACK else None
         limit = max((one for one in (aged, surplus) if one is not None), default=None)
         return limit if limit is not None and len(times) > kept and times[0] < limit else None

@@ -6,15 +6,26 @@ distinct row is therefore a number: inserts minus deletes. Where it is above zer
 so many of the table's are taken away, matched one to one.
 
 A MERGE cannot take one of several equal rows. It takes them all, and puts back those that stay: in one commit.
+
+A change that the copied rows have already must not be counted again. Where the copy was read at one position of the
+source's log, the changes up to there are passed over. Otherwise nobody knows which they are, and the table is copied
+again.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from lakefeed.change.batch import OP, SEQ, Operation
-from lakefeed.change.segment import Window
-from lakefeed.errors import RebuildNeededError, TableStoppedError
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lakefeed.change.batch import OP, POSITION, SEQ, Operation
+from lakefeed.change.position import decode_position
+from lakefeed.change.segment import Counts, Window
+from lakefeed.errors import RebuildCause, RebuildNeededError, TableStoppedError
+from lakefeed.lake.location import filesystem
 from lakefeed.lake.mode.upsert import Own
 from lakefeed.lake.spark.error import NO_SUCH_ROW
 from lakefeed.lake.spark.type import quoted
@@ -36,17 +47,18 @@ def keyless_step(session: SparkSession, window: Window, store: TableStore, own: 
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    counts = window.counts
+    first, counts = after_copy(window)
     problem = None
     if own.keeps_deleted:
         problem = "has no key, so its deleted rows cannot be kept: nothing tells them from equal ones"
-    elif not window.exact:
+    elif not window.exact and window.copied_at is None:
         raise RebuildNeededError(
             f"table {window.table} has no key and was changed while it was copied: what the copy has of these changes"
             " is unknown",
-            remedy="Lakefeed copies the table again by itself until nobody changes it meanwhile. With a primary key, or"
-            " in a mode of its own by a rule (append keeps every change as a row), one copy is enough.",
+            remedy="The next sync copies the table again by itself, until nobody changes it meanwhile. With a primary"
+            " key, or in a mode of its own by a rule (append keeps every change as a row), one copy is enough.",
             table=str(window.table),
+            cause=RebuildCause.COPY,
         )
     elif appends and counts.total > counts.inserted:
         problem = "is only appended to, because it has no key, and was changed otherwise"
@@ -62,14 +74,15 @@ def keyless_step(session: SparkSession, window: Window, store: TableStore, own: 
 
     # Inserts and deletes as rows of the table, with their kind and order.
     kind = F.when(F.col(OP) == int(Operation.DELETE), F.lit(_DELETE)).otherwise(F.lit(_INSERT))
-    changes = read_changes(session, window, own.metadata).alias("s").where(f"{OP} <> {int(Operation.TRUNCATE)}")
+    changes = read_changes(session, window, own.metadata).alias("s")
+    changes = changes.where(f"{OP} <> {int(Operation.TRUNCATE)} AND {SEQ} >= {first}")
     changes = changes.select(
         *(F.col(quoted(name)) for name in window.target.names),
         *(F.expr(value).alias(name) for name, value in own.new.items()),
         kind.alias(_SOURCE),
         F.col(SEQ),
     )
-    if window.truncated_at is not None:
+    if window.truncated_at is not None and window.truncated_at >= first:
         return ReplaceRows(_counted(changes.where(f"{SEQ} > {window.truncated_at}"), window).drop(_TAKES))
     if not counts.deleted:
         return AppendRows(changes.drop(_SOURCE, SEQ))
@@ -91,6 +104,28 @@ def keyless_step(session: SparkSession, window: Window, store: TableStore, own: 
         replaces=True,
         count=counts.total,
     )
+
+
+def after_copy(window: Window) -> tuple[int, Counts]:
+    """The first seq of a window that the copied rows do not have, and the changes from there on. Seq and position grow
+    together, so that the segments are read from the last one on, up to the one in which the copy's position lies."""
+    if window.copied_at is None:
+        return 0, window.counts
+    first, counts = (window.last_seq or 0) + 1, Counts()
+    for segment in sorted(window.segments, key=lambda one: one.last_seq, reverse=True):
+        files, place = filesystem(segment.path)
+        rows = pq.read_table(place, columns=[SEQ, POSITION, OP], filesystem=files)
+        texts = rows.column(POSITION).unique().to_pylist()
+        later = pa.array([one for one in texts if decode_position(str(one)) > window.copied_at], pa.string())
+        rest = rows.filter(pc.is_in(rows.column(POSITION), value_set=later))
+        if rest.num_rows:
+            first = min(first, rest.column(SEQ).combine_chunks()[0].as_py())
+            found = Counter(rest.column(OP).to_pylist())
+            kinds = (Operation.INSERT, Operation.UPDATE, Operation.DELETE, Operation.TRUNCATE)
+            counts += Counts(*(found[int(kind)] for kind in kinds))
+        if rest.num_rows < rows.num_rows:
+            break
+    return first, counts
 
 
 def _counted(rows: DataFrame, window: Window) -> DataFrame:

@@ -74,7 +74,7 @@ def _takes_on(after: ColumnMapping, version: int, name: str) -> bool:
 def _rebuild_needed(policy: Policy, problem: str) -> RebuildNeededError:
     return RebuildNeededError(
         f"table {policy.table}: {problem}",
-        remedy="The pipeline copies it again by itself, in the next cycle.",
+        remedy="The next sync copies it again by itself.",
         table=str(policy.table),
     )
 

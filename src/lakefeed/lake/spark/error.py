@@ -1,17 +1,30 @@
-"""What Spark, Delta and the JVM bridge raise, as our own errors. The one place where their texts are known."""
+"""What Spark, Delta, Iceberg and the JVM bridge raise, as our own errors: by class and error condition, not by text."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
 from lakefeed.change.table import TableId
-from lakefeed.errors import CommitFailedError, LakefeedError, RebuildNeededError, SparkSetupError, TableStoppedError
+from lakefeed.errors import (
+    CommitFailedError,
+    LakefeedError,
+    RebuildCause,
+    RebuildNeededError,
+    SparkSetupError,
+    TableStoppedError,
+)
 
-_DEAD_JVM = ("Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetError", "Java gateway process exited")
-_SCHEMA = ("DELTA_FAILED_TO_MERGE_FIELDS", "DELTA_MERGE_INCOMPATIBLE", "_LEGACY_ERROR_TEMP_DELTA", "DELTA_SCHEMA")
-
-
-_CONFLICTS = ("DELTA_CONCURRENT", "ConcurrentDelete", "ConcurrentAppend", "ConcurrentModification",
-              "ValidationException", "CommitFailedException", "Cannot fast-forward")  # fmt: skip
-
+_CONFLICTS = frozenset(
+    {
+        "java.util.ConcurrentModificationException",  # above all of Delta's
+        "org.apache.iceberg.exceptions.CommitFailedException",
+        "org.apache.iceberg.exceptions.ValidationException",
+    }
+)
+_ANALYSIS = "org.apache.spark.sql.AnalysisException"
+_RAISED, _NO_JVM = "USER_RAISED_EXCEPTION", "JAVA_GATEWAY_EXITED"
 
 INCOMPLETE = "LAKEFEED_INCOMPLETE_ROW"
 """Raised by our own SQL: a change did not carry all columns of a row that the table does not have."""
@@ -27,45 +40,89 @@ class ConcurrentModification(Exception):  # noqa: N818  # named as Delta's and I
     """Somebody has committed since the step was planned: what was read may not be what is there."""
 
 
+@dataclass(frozen=True, slots=True)
+class Thrown:
+    """One Java exception: its class and all above it, and, of Spark's own, the error condition.
+
+    ``raised`` is what our own SQL gave to ``raise_error``.
+    """
+
+    kinds: frozenset[str]
+    condition: str = ""
+    raised: str = ""
+
+
+def thrown(error: BaseException) -> tuple[Thrown, ...]:
+    """The Java exceptions behind an error, the outermost first; none if it is not of the JVM, or the JVM is gone."""
+    java: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    if java is None:
+        return ()
+    from py4j.protocol import Py4JError
+
+    found: list[Thrown] = []
+    with suppress(Py4JError, OSError):
+        while java is not None:
+            kinds, above = [], java.getClass()
+            while above is not None:
+                kinds.append(str(above.getName()))
+                above = above.getSuperclass()
+            condition, raised = "", ""
+            with suppress(Py4JError):  # an exception that is not Spark's has none
+                condition = str(java.getCondition() or "")
+                raised = str(java.getMessageParameters().get("errorMessage")) if condition == _RAISED else ""
+            found.append(Thrown(frozenset(kinds), condition, raised))
+            java = java.getCause()
+    return tuple(found)
+
+
 def is_conflict(error: BaseException) -> bool:
     """Has another commit come first, so that the same work, planned again, may well succeed?"""
-    return isinstance(error, ConcurrentModification) or any(
-        mark in f"{type(error).__name__}: {error}" for mark in _CONFLICTS
-    )
+    return isinstance(error, ConcurrentModification) or any(one.kinds & _CONFLICTS for one in thrown(error))
 
 
 def explained(error: BaseException, table: TableId) -> LakefeedError:
     """Our error for one that a commit raised. The caller has found that the commit did not happen."""
     if isinstance(error, LakefeedError):
         return error
-    text = f"{type(error).__name__}: {error}"
-    if INCOMPLETE in text:
+    if _is_of_dead_jvm(error):
+        return SparkSetupError("Spark's JVM is gone", remedy="Start the process again; nothing is lost.")
+    found = thrown(error)
+    raised = {one.raised for one in found}
+    if INCOMPLETE in raised:
         return TableStoppedError(
             f"table {table}: an update did not carry all columns of a row that the lake table does not have",
             remedy=f"Remove the lake table and start the pipeline again: {table} is then copied again.",
             table=str(table),
         )
-    if INCOMPLETE_COPY in text:
+    if INCOMPLETE_COPY in raised:
         return RebuildNeededError(
             f"table {table}: the key of a row changed while the table was copied, and the source did not send all of "
             "the row's values along",
             table=str(table),
+            cause=RebuildCause.COPY,
         )
-    if NO_SUCH_ROW in text:
+    if NO_SUCH_ROW in raised:
         return TableStoppedError(
             f"table {table}, which has no key: a row was deleted that the lake table does not have",
             remedy=f"Remove the lake table and start the pipeline again: {table} is then copied again.",
             table=str(table),
         )
-    if any(mark in text for mark in _DEAD_JVM):
-        return SparkSetupError("Spark's JVM is gone", remedy="Start the process again; nothing is lost.")
-    if "AnalysisException" in text or any(mark in text for mark in _SCHEMA):
+    if any(_ANALYSIS in one.kinds for one in found):
         return TableStoppedError(
             f"table {table}: {first_line(error)}",
             remedy="Somebody changed the lake table; undo that, or remove it and start the pipeline again.",
             table=str(table),
         )
     return CommitFailedError(f"table {table}: {first_line(error)}")
+
+
+def _is_of_dead_jvm(error: BaseException) -> bool:
+    from py4j.protocol import Py4JNetworkError
+
+    if isinstance(error, (Py4JNetworkError, ConnectionRefusedError, ConnectionResetError)):
+        return True
+    condition = getattr(error, "getCondition", None)  # pyspark's own errors have one; those of the JVM would ask it
+    return condition is not None and not hasattr(error, "_origin") and condition() == _NO_JVM
 
 
 def first_line(error: BaseException) -> str:

@@ -15,11 +15,13 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 from lakefeed.lake.formats import FORMATS
 from lakefeed.lake.spark.java import cache_directory
 
-_RESOLVE_SECONDS = 300.0
+_RESOLVE_SECONDS, _ANSWER_SECONDS = 300.0, 10.0
+_REPOSITORY = "maven"
 _VERSION = re.compile(r"-\d[\w.\-]*\.jar$")
 
 
@@ -37,6 +39,20 @@ def remembered_jars(coordinates: str = FORMATS["delta"].coordinates) -> tuple[st
     if not isinstance(jars, list) or not all(isinstance(jar, str) and Path(jar).is_file() for jar in jars):
         return ()
     return tuple(jars)
+
+
+def missing_jars(coordinates: str) -> str | None:
+    """Why Spark would not get the jars: they are not here, and the repository does not answer. None if all is well."""
+    group, artifact, version = coordinates.split(":")
+    cached = Path.home().glob(f".ivy2*/jars/{group}_{artifact}-{version}.jar")  # where Spark's resolver keeps them
+    if remembered_jars(coordinates) or any(cached):
+        return None
+    address = f"{_REPOSITORY}/{group.replace('.', '/')}/{artifact}/{version}/{artifact}-{version}.pom"
+    try:
+        with urlopen(Request(address, method="HEAD"), timeout=_ANSWER_SECONDS):  # noqa: S310  # a constant https
+            return None
+    except OSError as error:
+        return f"{_REPOSITORY} does not answer: {getattr(error, 'reason', error)}"
 
 
 @contextmanager

@@ -39,7 +39,16 @@ def find_java() -> Java:
             too_old.append(f"{home} is Java {version}")
     if too_old:
         raise SparkSetupError(f"Spark needs Java 17 or 21, but {' and '.join(too_old)}", remedy=_INSTALL)
-    raise SparkSetupError("no Java was found: neither JAVA_HOME nor PATH has one", remedy=_INSTALL)
+    problem = wrong_java_home() or "neither JAVA_HOME nor PATH has one"
+    raise SparkSetupError(f"no Java was found: {problem}", remedy=_INSTALL)
+
+
+def wrong_java_home() -> str | None:
+    """What is wrong with JAVA_HOME, if it is set and leads to no Java; another one is then taken, or none is there."""
+    home = os.environ.get("JAVA_HOME")
+    if not home or java_version(Path(home) / "bin" / "java") is not None:
+        return None
+    return f"JAVA_HOME is {home}, and there is no Java that runs at {Path(home) / 'bin' / 'java'}"
 
 
 def _candidates() -> list[Path]:

@@ -128,6 +128,7 @@ def _start(conf: SparkConf, log: Path, packages: str) -> SparkSession:
             gateway = launch_gateway(conf, popen_kwargs={"stdout": sink, "stderr": sink})  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
             text = log.read_text(errors="replace")
+            # Ivy, which fetches them, gives no code: what it printed is all there is.
             if "unresolved dependency" in text or "UNRESOLVED DEPENDENCIES" in text or "download failed" in text:
                 raise SparkSetupError(
                     f"the jars of {packages} are not on this machine and could not be downloaded",

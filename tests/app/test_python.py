@@ -1,0 +1,90 @@
+"""What a person meets in a notebook: a pipeline from its file, results that can be read, errors that help."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+import lakefeed
+from lakefeed import ConfigError, Delta, Iceberg, LakeError, Pipeline, Sqlite, StateError
+from lakefeed.errors import SourceSetupError, SparkSetupError
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    with closing(sqlite3.connect(tmp_path / "s.db")) as connection, connection:
+        connection.execute("CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT)")
+        connection.execute("INSERT INTO items VALUES (1, 'a'), (2, 'b')")
+    file = tmp_path / "shop.yaml"
+    file.write_text("pipeline: shop\nsource: {kind: sqlite, path: s.db}\nlake: {path: ./lake}\n")
+    return file
+
+
+def test_a_pipeline_from_its_file_and_what_it_says(shop: Path) -> None:
+    with Pipeline.from_yaml(shop) as pipeline:
+        first = pipeline.sync_once()
+        assert repr(first).startswith("<CycleResult: 2 inserted, 0 updated, 0 deleted in ")
+        by_name = cast("dict[Any, Any]", first.tables)
+        assert by_name["main.items"] is by_name["items"]
+        assert by_name["items"].counts.inserted == 2
+        with pytest.raises(KeyError, match=r"nope; there are main\.items"):
+            by_name["nope"]
+        assert first.to_dict()["tables"]["main.items"]["inserted"] == 2
+        assert json.loads(json.dumps(first.to_dict())) == first.to_dict()
+        assert repr(pipeline.sync_once()).startswith("<CycleResult: nothing new in ")
+        status = pipeline.status()
+        assert (status.verdict, status.reason) == ("idle", "every table has every change there is")
+        assert repr(status) == (
+            "<PipelineStatus: idle, every table has every change there is\n  main.items: live, 2 rows>"
+        )
+        assert cast("dict[Any, Any]", status.tables)["items"].rows == 2
+        assert json.loads(json.dumps(status.to_dict()))["tables"]["main.items"]["state"] == "live"
+    closed = pipeline.status()
+    assert (closed.verdict, closed.reason) == ("stopped", "no process runs it; every table has every change there is")
+
+
+def test_the_rows_can_be_read_without_spark(shop: Path) -> None:
+    with Pipeline.from_yaml(shop) as pipeline:
+        pipeline.sync_once()
+    rows = lakefeed.to_arrow(shop.parent / "lake", "main.items")
+    assert sorted(rows.to_pylist(), key=lambda row: row["id"]) == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+    with pytest.raises(LakeError, match=r"there is no table main\.nope"):
+        lakefeed.to_arrow(shop.parent / "lake", "main.nope")
+
+
+def test_to_pandas_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(StateError, match="to_pandas needs pandas") as refused:
+        lakefeed.CycleResult().to_pandas()
+    assert refused.value.remedy == "pip install pandas"
+
+
+def test_a_file_with_a_mistake_is_refused_when_the_pipeline_is_made(shop: Path) -> None:
+    shop.write_text(shop.read_text().replace("kind: sqlite", "kind: sqlit"))
+    with pytest.raises(ConfigError) as refused:
+        Pipeline.from_yaml(shop)
+    assert refused.value.remedy.startswith(f"Correct source.kind in {shop}")
+
+
+@pytest.mark.parametrize("kind", [Delta, Iceberg])
+def test_a_session_that_cannot_work_is_refused_when_the_pipeline_is_made(
+    tmp_path: Path, kind: type[Delta] | type[Iceberg]
+) -> None:
+    plain = cast("Any", SimpleNamespace(conf=SimpleNamespace(get=lambda _key, default=None: default), version="4.1.0"))
+    (tmp_path / "s.db").touch()
+    with pytest.raises(SparkSetupError, match="the Spark session was built without"):
+        Pipeline(Sqlite(tmp_path / "s.db"), kind(plain, tmp_path / "lake"), name="shop")
+
+
+def test_an_error_prints_its_remedy() -> None:
+    assert str(SourceSetupError("a right is missing", remedy="GRANT it;")) == "a right is missing\nRemedy: GRANT it;"
+
+
+def test_the_public_names_are_listed() -> None:
+    assert {"Pipeline", "Delta", "Postgres", "table", "to_arrow"} <= set(dir(lakefeed))

@@ -1,0 +1,59 @@
+"""Lake tables by name: as a DataFrame, and in the session's catalog."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import lakefeed
+from lakefeed import Delta, Iceberg, LakeError, Pipeline, Sqlite
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    with closing(sqlite3.connect(tmp_path / "s.db")) as connection, connection:
+        connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, name TEXT)")
+        connection.execute("INSERT INTO orders VALUES (1, 'a'), (2, 'b')")
+    return tmp_path / "s.db"
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", [Delta, Iceberg])
+def test_a_table_is_read_as_it_is_now(
+    spark: SparkSession, database: Path, tmp_path: Path, kind: type[Delta] | type[Iceberg]
+) -> None:
+    lake = kind(spark, tmp_path / "lake")
+    with Pipeline(Sqlite(database), lake, name="shop") as pipeline:
+        pipeline.sync_once()
+    for where in (tmp_path / "lake", lake):
+        assert [row.asDict() for row in lakefeed.table(spark, where, "main.orders").sort("id").collect()] == [
+            {"id": 1, "name": "a"}, {"id": 2, "name": "b"},
+        ]  # fmt: skip
+        assert lakefeed.to_arrow(where, "main.orders").num_rows == 2
+    with pytest.raises(LakeError, match=r"there is no table main\.nope"):
+        lakefeed.table(spark, tmp_path / "lake", "main.nope")
+
+
+@pytest.mark.spark
+def test_registered_tables_are_in_the_catalog_by_name(spark: SparkSession, database: Path, tmp_path: Path) -> None:
+    with Pipeline(Sqlite(database), Delta(spark, tmp_path / "lake"), name="shop") as pipeline:
+        pipeline.sync_once()
+        for _ in range(2):  # again is harmless
+            assert lakefeed.register_tables(spark, tmp_path / "lake", schema="main", database="shop") == ["shop.orders"]
+        assert spark.sql("SELECT count(*) AS n FROM shop.orders").first() == (2,)
+        with closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute("INSERT INTO orders VALUES (3, 'c')")
+        pipeline.sync_once()
+        assert spark.sql("SELECT count(*) AS n FROM shop.orders").first() == (3,)
+    spark.sql("DROP DATABASE shop CASCADE")
+    assert lakefeed.to_arrow(tmp_path / "lake", "main.orders").num_rows == 3, "its files are the lake's"
+    with pytest.raises(LakeError, match="there is no Delta table of nope"):
+        lakefeed.register_tables(spark, tmp_path / "lake", schema="nope", database="main2")
+    spark.sql("DROP DATABASE main2")
