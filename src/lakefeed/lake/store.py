@@ -62,7 +62,7 @@ class MergeRows:
     """A merge of ``rows``, called ``s``, into the table, called ``t``; everything else is Spark SQL.
 
     A row of the table that matches (``condition``) goes if ``deletes`` holds, else it gets the ``updates``; it matches
-    one row of ``rows`` at most. A row of ``rows`` that matches none is inserted, as ``inserts``, if ``inserts_if`` holds.
+    one row of ``rows`` at most. A row of ``rows`` that matches none is inserted as ``inserts`` if ``inserts_if`` holds.
     ``replaces``: what matches may as well go, and every row of ``rows`` be inserted if ``inserts_if`` holds. ``count``
     is about how many rows there are.
     """

@@ -224,6 +224,9 @@ class _Plans:
     def routes(self, source: TableId) -> tuple[Route, ...]:
         return (Route.same(source),)
 
+    def columns(self, source: TableId) -> tuple[str, ...]:  # noqa: ARG002  # the journal has what was taken
+        return ()
+
     def table(self, route: Route) -> SparkTable:
         lake = self._pipeline.lake
         place = decisions_file(lake.root, self._pipeline.name, route.table)
