@@ -11,7 +11,7 @@ TESTS ?= tests
 # Each process has its own Spark and its own database servers; files are not split between them.
 WORKERS ?= 2
 
-.PHONY: help setup venv demo check test slow matrix fmt lock schema points api clean
+.PHONY: help setup venv demo check test slow matrix fmt lock schema points api docs clean
 
 help: ## Show this list
 	@echo "Lakefeed: databases into lakehouse tables. Try: make demo"
@@ -58,8 +58,11 @@ points: venv ## Write docs/points.md: requirement points and the tests that prov
 api: venv ## Write docs/api.md from the docstrings of the public names
 	$(BIN)/python -m scripts.api
 
+docs: venv ## Build the documentation as a site with search, in site/
+	@$(BIN)/python -m scripts.site site
+
 clean: ## Remove the environment, caches and the demo
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist spark-warehouse
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist site spark-warehouse
 	@if [ -e demo/.lakefeed-demo ]; then rm -rf demo; fi
 	@find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 

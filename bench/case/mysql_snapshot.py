@@ -152,5 +152,9 @@ def _content(root: Path) -> pa.Table:
     place = next(root.rglob("_delta_log")).parent
     rows = read(DeltaTable(str(place))).sort_by("id").combine_chunks().replace_schema_metadata(None)
     # Spark writes instants as INT96, which Arrow reads with nanoseconds and without a zone; tinyint(1) is its boolean.
-    wanted = {"created": pa.timestamp("us"), "updated": pa.timestamp("us"), "active": pa.bool_()}
-    return rows.cast(pa.schema([one.with_type(wanted.get(one.name, one.type)) for one in rows.schema]))
+    wanted: dict[str, pa.DataType] = {
+        "created": pa.timestamp("us"),
+        "updated": pa.timestamp("us"),
+        "active": pa.bool_(),
+    }
+    return rows.cast(pa.schema([(one.name, wanted.get(one.name, one.type)) for one in rows.schema]))

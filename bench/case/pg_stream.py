@@ -72,7 +72,7 @@ class Drain:
 
 def run(bench: Bench) -> Report:
     rows, changes = bench.size(full=1_000_000, quick=2_000), bench.size(full=500_000, quick=1_000)
-    engine = "only full runs fetch it" if bench.quick else debezium.fetch(bench.scratch / "debezium")
+    engine = "only full runs fetch it" if bench.quick else debezium.fetch(bench.scratch / "debezium", "postgres")
     with workload(rows, copy=True) as source:
         _session(source, bench.scratch / "template").close()  # makes publication and slot
         bench.say(f"{changes:,} changes into the log")
@@ -100,9 +100,8 @@ def _report(rows: int, changes: int, seconds: dict[str, list[float]], meter: Met
         _verdict("at least as fast as pg_recvlogical over TCP to nowhere", received, 1.0),
         Verdict(f"the aim: {AIM:,} changes/s", f"{number(measures[0].median)} changes/s", measures[0].median >= AIM),
     ]
-    peers = (
-        f"Debezium {debezium.VERSION} decodes to Connect records and writes nothing; timed from its first record on."
-    )
+    version = debezium.VERSIONS["postgres"]
+    peers = f"Debezium {version} decodes to Connect records and writes nothing; timed from its first record on."
     if missing is None:
         ratios.append(speed_ratio("Lakefeed / Debezium", seconds[_OURS], seconds[_DEBEZIUM]))
         verdicts.insert(1, _verdict("at least 3 times as fast as Debezium's embedded engine", ratios[-1], 3.0))

@@ -29,6 +29,11 @@ public class DebeziumCount {
         }
         CountDownLatch done = new CountDownLatch(1);
         DebeziumEngine<?> engine = DebeziumEngine.create(ChangeEventFormat.of(Connect.class)).using(settings)
+            .using((success, message, error) -> {
+                System.err.println(message + (error == null ? "" : ": " + error));
+                for (Throwable cause = error; cause != null; cause = cause.getCause()) System.err.println(cause);
+                done.countDown();
+            })
             .notifying((List<RecordChangeEvent<SourceRecord>> records,
                         DebeziumEngine.RecordCommitter<RecordChangeEvent<SourceRecord>> committer) -> {
                 for (RecordChangeEvent<SourceRecord> event : records) {
@@ -42,7 +47,7 @@ public class DebeziumCount {
             }).build();
         ExecutorService thread = Executors.newSingleThreadExecutor();
         thread.submit(engine);
-        boolean complete = done.await(300, TimeUnit.SECONDS);
+        boolean complete = done.await(300, TimeUnit.SECONDS) && seen >= expected;
         System.out.printf("%d %.3f%n", seen, (last - first) / 1e9);
         System.out.flush();
         Runtime.getRuntime().halt(complete ? 0 : 1);

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-VERSION = "3.6.1"
+VERSIONS = {"postgres": "3.6.1", "mysql": "3.6.1", "mariadb": "3.5.0"}
+"""The newest of each connector that Maven's central repository has."""
 _HERE = Path(__file__).parent
 _FETCH_SECONDS = 600
 
@@ -37,7 +38,10 @@ class Debezium:
             "connector.class": f"io.debezium.connector.{name}",
             "database.port": port, "database.user": "root", "database.password": "", "database.server.id": 4711,
             "database.ssl.mode": "disabled" if flavour == "mysql" else "disable",
-            "table.include.list": f"{schema}.{table}", "snapshot.mode": "never",
+            "table.include.list": f"{schema}.{table}", "snapshot.mode": "configuration_based",
+            "snapshot.mode.configuration.based.snapshot.schema": "false",
+            "snapshot.mode.configuration.based.snapshot.data": "false",
+            "snapshot.mode.configuration.based.start.stream": "true",
             "schema.history.internal": "io.debezium.relational.history.MemorySchemaHistory",
         }  # fmt: skip
         return self._drain(settings, table, changes)
@@ -53,14 +57,15 @@ class Debezium:
         return float(seconds)
 
 
-def fetch(place: Path) -> Debezium | str:
-    """Debezium, or why it cannot be had."""
+def fetch(place: Path, connector: str) -> Debezium | str:
+    """Debezium with one of its connectors, or why it cannot be had."""
     if not shutil.which("mvn") or not shutil.which("javac"):
         return "there is no Maven or no Java compiler"
     place.mkdir(parents=True, exist_ok=True)
     for name in ("pom.xml", "DebeziumCount.java"):
         shutil.copyfile(_HERE / name, place / name)
     copy = ["mvn", "-q", "dependency:copy-dependencies", "-DoutputDirectory=lib", "-DincludeScope=runtime"]
+    copy += [f"-Dconnector={connector}", f"-Ddebezium={VERSIONS[connector]}"]
     for command in (copy, ["javac", "-cp", "lib/*", "DebeziumCount.java"]):
         try:
             done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=_FETCH_SECONDS)

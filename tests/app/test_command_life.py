@@ -271,6 +271,6 @@ def test_the_demo_proves_itself_where_an_earlier_one_was_and_its_query_works(tmp
     assert [line.split()[0] for line in equal] == ["main.customers", "main.products", "main.orders", "main.order_items"]
     assert all(line.split()[1] == line.split()[2] for line in equal)
     assert " 0 changes applied" not in text
-    query = next(line.strip() for line in text.splitlines() if "QueryBuilder" in line)
+    query = next(line.strip() for line in text.splitlines() if "to_arrow" in line)
     printed = subprocess.run(query, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "status" in printed.stdout

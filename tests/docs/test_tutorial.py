@@ -12,7 +12,6 @@ from lakefeed.app import cli
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-INSTALL = "make setup"
 NUMBER = re.compile(r"\d[\d.,:@+-]*")
 
 

@@ -16,11 +16,11 @@ from lakefeed.embed.options import IncrementalSnapshot, RuntimeOptions
 from lakefeed.embed.progress import SCHEMAS, SchemaVersions
 from lakefeed.embed.runtime import Runtime
 from lakefeed.embed.store import FileCheckpointStore, MemoryCheckpointStore
-from lakefeed.errors import CheckpointError, ConfigError
+from lakefeed.errors import CheckpointError, ConfigError, SourceUnavailableError
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.faulty import Fault, Faults, FaultyStore
 from lakefeed.testing.runtime_contract import take_all
-from lakefeed.testing.scripted import COMMIT, SchemaChanged, ScriptedCapture, insert
+from lakefeed.testing.scripted import COMMIT, CRASH, SchemaChanged, ScriptedCapture, ScriptStep, insert
 
 STREAM = RuntimeOptions(wait_seconds=0, max_events=1)
 
@@ -90,6 +90,23 @@ def test_c04_t14_a_commit_that_cannot_be_saved_moves_no_history_and_what_is_read
     again.start()
     assert take_all(again) == [2]
     assert widths(again.schema_history[PEOPLE]) == [0, 1]
+
+
+def test_a_capture_is_told_again_after_a_lost_connection_and_of_every_table_that_is_copied() -> None:
+    script: list[ScriptStep] = [insert(shape(0), id=1), COMMIT, CRASH, insert(shape(1), id=2), COMMIT]
+    capture = ScriptedCapture(script, snapshot={shape(0): [{"id": 0}]})
+    options = replace(STREAM, snapshot_tables=(PEOPLE,))
+    runtime = Runtime(capture, MemoryCheckpointStore(), key="k", options=options)
+    runtime.start()
+    first = runtime.poll()
+    assert first is not None
+    assert widths((capture.recalled.pop(PEOPLE),)) == [0], "what the plan has"
+    runtime.commit(first.token)
+    with pytest.raises(SourceUnavailableError):
+        take_all(runtime)
+    assert PEOPLE not in capture.recalled
+    assert take_all(runtime) == [2]
+    assert widths((capture.recalled[PEOPLE],)) == [0], "what was delivered before the connection was lost"
 
 
 def test_rows_of_one_shape_are_one_version_and_those_of_a_chunk_or_read_lazily_are_not_looked_at() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from lakefeed.lake.delta import Delta, maintenance
 from lakefeed.lake.delta.maintenance import clean, interval_hours, remove_old_entries
 from lakefeed.lake.delta.store import DeltaOptions, DeltaStore
 from lakefeed.lake.iceberg import Iceberg
+from lakefeed.lake.iceberg import maintenance as iceberg_maintenance
+from lakefeed.lake.iceberg.store import IcebergStore
 from lakefeed.lake.location import lake_root
 from lakefeed.lake.maintenance import MaintenanceOptions
 from lakefeed.lake.route import Route
@@ -177,3 +180,62 @@ def test_an_address_with_one_slash_is_no_local_directory(path: str) -> None:
     with pytest.raises(ConfigError, match="not a directory"):
         lake_root(path)
     assert lake_root("/a/bb:/c") == "/a/bb:/c"
+
+
+class Answering:
+    """A session that notes what it is asked to do."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def sql(self, statement: str) -> Answering:
+        self.asked.append(statement)
+        return self
+
+    def collect(self) -> list[list[int]]:
+        return [[0]]
+
+
+def iceberg_store(metadata: dict[str, Any]) -> IcebergStore:
+    class Known:
+        def current(self) -> dict[str, Any]:
+            return metadata
+
+    unused: Any = None
+    known: Any = Known()
+    return IcebergStore(("c", "main", "t"), known, "shop/main.t", "lake/main/t", unused)
+
+
+def test_maintenance_of_an_iceberg_table_keeps_snapshots_as_its_owner_wants() -> None:
+    hour, now = 3600, time.time()
+    snapshots = [{"snapshot-id": n, "timestamp-ms": (now - n * hour) * 1000, "summary": {}} for n in range(40)]
+    options = MaintenanceOptions(keep_hours=5, keep_versions=12)
+
+    def asked(**properties: str) -> list[str]:
+        found = {name.replace("_", "-"): value for name, value in properties.items()}
+        named = {f"history.expire.{name}": value for name, value in found.items()}
+        session: Any = Answering()
+        iceberg_maintenance.clean(
+            iceberg_store({"snapshots": snapshots, "properties": named}), lambda: session, options
+        )
+        statements: list[str] = session.asked
+        return statements
+
+    assert "retain_last => 10)" in asked()[0]
+    assert "retain_last => 25)" in asked(min_snapshots_to_keep="25")[0]
+    day = datetime.fromtimestamp(now - 24 * hour, UTC).strftime("%Y-%m-%d %H:%M")
+    assert f"TIMESTAMP '{day}" in asked(max_snapshot_age_ms=str(24 * hour * 1000))[0]
+    assert asked(max_snapshot_age_ms=str(50 * hour * 1000)) == []
+    assert asked(min_snapshots_to_keep="40") == []
+
+
+def test_files_of_an_iceberg_table_are_packed_in_its_owners_order() -> None:
+    for is_ordered, order in (
+        (False, "strategy => 'sort', sort_order => '`id` ASC"),
+        (True, "strategy => 'sort', opt"),
+    ):
+        session: Any = Answering()
+        iceberg_maintenance.pack(session, ("c", "main", "t"), MaintenanceOptions(), ("id",), is_ordered=is_ordered)
+        assert order in session.asked[0]
+    assert iceberg_store({"default-sort-order-id": 1}).is_ordered
+    assert not iceberg_store({"default-sort-order-id": 0}).is_ordered

@@ -19,6 +19,7 @@ from lakefeed.lake.delta import Delta
 from lakefeed.lake.iceberg import Iceberg
 from lakefeed.lake.iceberg.schema import Add, Drop, Move, Widen, replacements, schema_json
 from lakefeed.lake.loader import GROUP_CHUNKS
+from lakefeed.lake.maintenance import MaintenanceOptions
 from lakefeed.lake.mode import Mirror, Mode, Temporal
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.format_contract import one
@@ -252,6 +253,8 @@ def test_a_new_copy_of_a_delta_table_keeps_what_only_spark_can_write(
     read = spark.read.format("delta").load(lake_table.location)
     assert {row["id"]: row["v"] for row in read.collect()}[1] == "newer"
     assert DeltaTable(lake_table.location).metadata().id == before["id"]
+    packing = MaintenanceOptions(most_files=0, cluster=True)
+    assert lake_table.maintain(packing, ("v", "id")).packed, "by an order that such a table may have"
 
 
 @pytest.mark.spark

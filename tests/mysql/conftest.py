@@ -47,6 +47,12 @@ def database(server: MysqlServer) -> Iterator[str]:
         yield name
 
 
+def version_of(server: MysqlServer) -> tuple[int, ...]:
+    with server.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT version()")
+        return tuple(int(part) for part in str(cursor.fetchall()[0][0]).split("-")[0].split("."))
+
+
 @contextmanager
 def new_database(server: MysqlServer) -> Iterator[str]:
     name = f"test_{next(_NUMBERS)}"

@@ -175,10 +175,15 @@ def test_d11_a_tagged_gtid_is_read_and_its_transaction_ends_at_the_united_set() 
         _resolve, lambda statement: Announced(), lambda table: True, PreparedTransactions(), zero_dates=ZeroDates.NULL
     )
     for tag, number, original in (("red", 300, None), ("", 6, micro - 5), ("red", 1 << 40, None)):
-        found = made.decode(
-            _piece(MysqlGtid(f"{server}:1-5"), [_tagged_gtid(server, tag, number, micro, original), drop])
-        )
+        event = _tagged_gtid(server, tag, number, micro, original)
+        found = made.decode(_piece(MysqlGtid(f"{server}:1-5"), [event, drop]))
     assert found.reached == MysqlGtid(f"{server}:1-6:red:300:{1 << 40}")
+    real = bytes.fromhex(  # as MySQL 9.7.4 sent it
+        "0000f153652a01000000500000006102000000000272000000023503d90234d90389033a22c5035902310204f1030000000204040606"
+        "72656408080a0c0c7f88f832f96d60061055041283120b62d9a9f2"
+    )
+    found = _decoder().decode(_piece(MysqlGtid(""), [real[:-4], drop]))
+    assert found.reached == MysqlGtid("cdb61af6-e21d-11f1-968c-02fc00000001:red:1")
     with pytest.raises(DecodeError):
         _decoder().decode(_piece(MysqlGtid(""), [_tagged_gtid(server, "red", 1, micro)[:40]]))
 

@@ -58,7 +58,7 @@ def test_a_position_by_file_moves_with_the_files_of_an_idle_server(play: Play) -
 
 def test_a_purged_file_and_another_server_have_lost_the_position(play: Play, tmp_path: Path) -> None:
     play.run("INSERT INTO t VALUES (1, 'a')", "FLUSH BINARY LOGS")
-    newest = play.run("SHOW MASTER STATUS")[0][0]
+    newest = play.run("SHOW BINARY LOGS")[-1][0]
     with MysqlServer.start("mysql", WITHOUT_GTIDS) as other:
         foreign = replace(play.source, dsn=other.dsn).bind("play")
         foreign.open()
@@ -121,7 +121,9 @@ def test_a_log_that_was_reset_is_noticed_also_when_it_has_grown_again(settings: 
         play.drain()
         play.capture.confirm(play.at)
         time.sleep(1.1)  # the time of a file is in seconds
-        play.run("RESET MASTER", "FLUSH BINARY LOGS", *(f"INSERT INTO t VALUES ({n}, 'a')" for n in range(2, 30)))
+        server.reset_log()
+        play.run("FLUSH BINARY LOGS")
+        play.run(*(f"INSERT INTO t VALUES ({n}, 'a')" for n in range(2, 30)))
         play.run("FLUSH BINARY LOGS", "INSERT INTO t VALUES (99, 'a')")
         with pytest.raises(PositionLostError, match="reset"):
             play.capture.continuity(play.at, [play.table])

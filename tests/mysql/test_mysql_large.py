@@ -59,4 +59,5 @@ def test_ten_times_the_rows_do_not_take_ten_times_the_memory(play: Play) -> None
     assert prepared["peak_bytes"] - small["peak_bytes"] < 200e6
     play.run(_insert(1_000_000, 5000))
     large = taken(play, 5_000_000)
-    assert large["peak_bytes"] - small["peak_bytes"] < 200e6  # their events alone are 300 MB
+    # Their events alone are 300 MB. What is unread and the parts in memory, 64 MB each, are full only now.
+    assert large["peak_bytes"] - small["peak_bytes"] < 250e6

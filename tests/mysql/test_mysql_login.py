@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,14 +15,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
-from tests.mysql.conftest import FLAVOURS
+from tests.mysql.conftest import FLAVOURS, version_of
 from tests.mysql.test_mysql_log import Play
 
 from lakefeed.capture.mysql.database import Database
 from lakefeed.change.batch import Operation
 from lakefeed.errors import ConfigError, SourceSetupError
 from lakefeed.testing.capture_subject import changes
-from lakefeed.testing.server.mysql import MysqlServer
+from lakefeed.testing.server.mysql import Flavour, MysqlServer
 
 
 def _certificates(place: Path) -> dict[str, str]:
@@ -98,12 +98,12 @@ def test_t27_a_certificate_that_does_not_verify_is_refused_and_not_tried_again(s
 def test_accounts_with_a_password_are_let_in_with_and_without_tls(
     secure: MysqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    means = {
-        "mysql": ["WITH mysql_native_password BY 'sesame'", "WITH caching_sha2_password BY 'sesame'"],
-        "mariadb": ["VIA mysql_native_password USING PASSWORD('sesame')"],
-    }
+    means = ["VIA mysql_native_password USING PASSWORD('sesame')"]
+    if secure.flavour == "mysql":
+        kinds = ["caching_sha2_password", *(["mysql_native_password"] if version_of(secure) < (8, 4) else [])]
+        means = [f"WITH {kind} BY 'sesame'" for kind in kinds]
     with secure.connect() as admin, admin.cursor() as cursor:
-        for number, identified in enumerate(means[secure.flavour]):
+        for number, identified in enumerate(means):
             for mode in ("DISABLED", "VERIFY_IDENTITY"):  # another account for each: the server remembers a login
                 user = f"u{number}_{mode.lower()}"
                 cursor.execute(f"CREATE USER {user}@localhost IDENTIFIED {identified}")
@@ -118,11 +118,11 @@ def test_accounts_with_a_password_are_let_in_with_and_without_tls(
                 cursor.execute(f"DROP USER {user}@localhost")
 
 
-def test_t27_a_server_without_tls_is_refused() -> None:
-    with MysqlServer.start("mysql", {"ssl": "OFF"}) as server:
-        for mode in ("REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY"):
-            with pytest.raises(SourceSetupError, match="SSL is required"):
-                Database(server.dsn.replace("DISABLED", mode), "mysql").connect()
+def test_t27_a_server_without_tls_is_refused(servers: Callable[[Flavour], MysqlServer]) -> None:
+    server = servers("mariadb")  # started without
+    for mode in ("REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY"):
+        with pytest.raises(SourceSetupError, match="SSL is required"):
+            Database(server.dsn.replace("DISABLED", mode), "mariadb").connect()
 
 
 @pytest.mark.parametrize("plugin", ["mysql_clear_password", "dialog"])

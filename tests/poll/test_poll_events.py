@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from tests.poll.world import TABLE, Clock, clocked, made
 
 from lakefeed.capture.base import Level
 from lakefeed.capture.poll.source import SoftDelete, TableRule
+from lakefeed.capture.poll.table import instants
 from lakefeed.change.batch import OP, Operation
 from lakefeed.errors import ConfigError
 
@@ -146,3 +148,25 @@ def test_the_columns_of_a_delete_are_null_but_for_its_key(tmp_path: Path, clock:
         world.sql(f"INSERT INTO t VALUES (1, 'a', '{clock.text}', '{clock.text}', '{clock.text}')")
         (row,) = world.rows()
         assert (row["id"], row["v"], row["updated_at"]) == (1, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1970-01-02", 86_400),
+        ("1970-01-01 01:02", 3_720),
+        ("1970-01-01T01:02:03,5", 3_723.5),
+        ("1970-01-01T01:02:03.000001 z", 3_723.000001),
+        ("1970-01-01T06:30+05:30", 3_600),
+        ("1970-01-01T00:30:00-0030", 3_600),
+        ("1970-01-01 00:00:00-01", 3_600),
+    ],
+)
+def test_every_way_to_write_a_time_is_read_to_the_microsecond(text: str, seconds: float) -> None:
+    assert instants(pa.array([text, None])).to_pylist() == [round(seconds * 1e6), None]
+
+
+@pytest.mark.parametrize("text", ["1970-13-01", "1970-01-01 25:00", "yesterday", "1970-01-01T00:00:00.1234567"])
+def test_a_text_that_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=text[:7]):
+        instants(pa.array(["1970-01-01", text]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -15,6 +16,8 @@ from lakefeed.capture.postgres.wire import SocketWire
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked
 from lakefeed.change.table import TableId
 from lakefeed.errors import SourceError, TableStoppedError
+from lakefeed.flow.pipeline import Pipeline
+from lakefeed.testing.memory_lake import MemoryLake
 from lakefeed.testing.server.postgres import PostgresServer
 
 T, U = TableId("public", "t"), TableId("public", "u")
@@ -149,6 +152,27 @@ def test_a_fault_that_is_no_row_is_told_after_one_reading_in_binary_form(
         assert forms == [False, True]
         writer.execute("INSERT INTO u VALUES (1, 'a')")
         assert seen(drain(capture, position)) == ([1], [])
+
+
+def test_a_row_that_can_be_sent_in_no_form_is_named_and_the_remedy_works_as_printed(dsn: str, tmp_path: Path) -> None:
+    """As one of more than 1 GB in both forms."""
+    lake = MemoryLake(str(tmp_path))
+    with psycopg.connect(dsn, autocommit=True) as writer:
+        writer.execute(ODD.replace("byteasend", "shell_out"))
+        with Pipeline(Postgres(dsn), lake, name="p") as pipeline:
+            pipeline.sync_once()
+            writer.execute("INSERT INTO t VALUES (2, 'abc')")
+            with pytest.raises(SourceError, match=r"cannot send the transaction after .* public\.t perhaps") as caught:
+                pipeline.sync_once()
+        assert "or delete it" in caught.value.remedy
+        assert "run `lakefeed uninstall`, which drops the slot, then `lakefeed sync`" in caught.value.remedy
+        writer.execute("DELETE FROM t")
+        assert Pipeline(Postgres(dsn), lake, name="p").uninstall()
+        with Pipeline(Postgres(dsn), lake, name="p") as pipeline:
+            assert not pipeline.sync_once().errors
+            writer.execute("INSERT INTO u VALUES (3, 'b')")
+            assert not pipeline.sync_once().errors
+    assert [row["id"] for row in lake.rows("public.u")] == [3]
 
 
 @pytest.mark.slow

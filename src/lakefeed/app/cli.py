@@ -52,7 +52,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], str, str]] = {
     "diff": (table.diff, "Find deleted rows of polled tables.", "lakefeed diff shop.yaml main.orders"),
     "maintain": (table.maintain, "Pack small files, remove old ones.", "lakefeed maintain shop.yaml"),
     "uninstall": (prepare.uninstall, "Remove Lakefeed from the source.", "lakefeed uninstall shop.yaml"),
-    "demo": (demo.demo, "Follow a live shop, from SQLite to Delta.", "lakefeed demo --seconds 30"),
+    "demo": (demo.demo, "Follow a live shop into Delta tables.", "lakefeed demo --source postgres"),
 }
 for _name, (_command, _short, _example) in COMMANDS.items():
     app.command(_name, short_help=_short, epilog=f"Example: {_example}")(_command)

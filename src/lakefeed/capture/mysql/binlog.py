@@ -69,7 +69,7 @@ PARTIAL_JSON = (
     "`lakefeed rebuild FILE {table} --from-source`."
 )
 _FILE = re.compile(rb"[^\x00-\x1f/\\]+\.([0-9]{6,10})")
-_XID = re.compile(r"X'([0-9A-Fa-f]*)',X'([0-9A-Fa-f]*)',(\d+)")
+_XID = re.compile(r"X'((?:[0-9A-Fa-f]{2})*)',X'((?:[0-9A-Fa-f]{2})*)',([0-9]{1,10})\b")
 
 
 class Resolved(NamedTuple):
@@ -162,14 +162,14 @@ class BinlogDecoder:
         resolve: Callable[[TableMap], Resolved],
         apply: Callable[[Statement], Announced],
         is_captured: Callable[[TableId], bool],
-        prepared: PreparedTransactions,
+        prepared: PreparedTransactions | None = None,
         *,
         zero_dates: ZeroDates = ZeroDates.STOP,
         before_images: bool = False,
     ) -> None:
         self._resolve, self._apply, self._is_captured = resolve, apply, is_captured
         self._zero_dates, self._before_images = zero_dates, before_images
-        self._prepared = prepared
+        self._prepared = prepared or PreparedTransactions()
         self._executed = Executed(MysqlGtid(""))
         self._has_begun = False
         self._again: Executed | None = None  # what was delivered before, while it is read again
@@ -277,8 +277,8 @@ class BinlogDecoder:
             origin, number, self._time_us = _tagged(data, body, end)
             self._gtid, self._id = (origin, number), f"{':'.join(filter(None, origin))}:{number}"
         else:
-            origin = (str(uuid.UUID(bytes=data[body + 1 : body + 17])), "")
-            (number,) = struct.unpack_from("<Q", data, body + 17)
+            server_uuid, number = struct.unpack_from("<x16sQ", data, body)
+            origin = (str(uuid.UUID(bytes=server_uuid)), "")
             self._gtid, self._id = (origin, number), f"{origin[0]}:{number}"
             if end - body >= 49 and data[body + 25] == 2:
                 immediate = int.from_bytes(data[body + 42 : body + 49], "little")

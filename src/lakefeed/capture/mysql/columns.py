@@ -24,15 +24,11 @@ Flavour = Literal["mysql", "mariadb"]
 INTEGERS = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
 """Bytes of each."""
 TEMPORAL = ("date", "datetime", "timestamp")
-TEXTS = ("char", "varchar", "text", "enum", "set")
 _SIGNED: dict[int, pa.DataType] = {1: pa.int8(), 2: pa.int16(), 3: pa.int32(), 4: pa.int32(), 8: pa.int64()}
-_UNSIGNED: dict[int, pa.DataType] = {
-    1: pa.int16(),
-    2: pa.int32(),
-    3: pa.int32(),
-    4: pa.int64(),
-    8: pa.decimal128(20, 0),
-}
+_UNSIGNED: dict[int, pa.DataType] = dict(
+    zip((1, 2, 3, 4), (pa.int16(), pa.int32(), pa.int32(), pa.int64()), strict=True)
+)
+_UNSIGNED[8] = pa.decimal128(20, 0)
 _PLAIN: dict[str, pa.DataType] = {
     "float": pa.float32(), "double": pa.float64(), "year": pa.int16(), "date": pa.date32(),
     "datetime": pa.timestamp("us"), "timestamp": pa.timestamp("us", tz="UTC"),
@@ -232,36 +228,29 @@ def bits(field: Field, width: int, kind: Kind) -> Any:
 
 def packed_decimal(field: Field, kind: Kind) -> Any:
     """Nine digits in four bytes each, fewer at both ends; the sign is the first bit, and a negative one is inverted."""
-    groups = decimal_groups(kind)
-    at, negative = field.starts.copy(), field.data[field.starts] < 0x80
-    limbs = [np.zeros(len(at), np.uint64) for _ in range(5)]
-    for index, (digits, width) in enumerate(groups):
-        value = big_endian(field.data, at, width)
-        if index == 0:
-            value ^= 1 << (8 * width - 1)
-        value = np.where(negative, value ^ ((1 << (8 * width)) - 1), value)
-        carry, factor = value.astype(np.uint64), np.uint64(10**digits)
-        for limb in range(5):
-            product = limbs[limb] * factor + carry
-            limbs[limb], carry = product & np.uint64(0xFFFFFFFF), product >> np.uint64(32)
+    groups, values = decimal_groups(kind), []
+    at, negative = field.starts, field.data[field.starts] < 0x80
+    for index, (_, width) in enumerate(groups):
+        value = big_endian(field.data, at, width) ^ (1 << (8 * width - 1) if index == 0 else 0)
+        values.append(np.where(negative, value ^ ((1 << (8 * width)) - 1), value))
         at = at + width
-    if kind.size > 38:  # what Arrow's type cannot hold: text, as the server prints it
+    if kind.size > WIDEST_DECIMAL:  # what Arrow's type cannot hold: text, as the server prints it
         found = []
-        for ok, start, minus in zip(field.valid.tolist(), field.starts.tolist(), negative.tolist(), strict=True):
-            offset, text = start, ""
-            for index, (digits, width) in enumerate(groups):
-                number = int.from_bytes(field.data[offset : offset + width].tobytes(), "big")
-                number ^= 1 << (8 * width - 1) if index == 0 else 0
-                number ^= (1 << (8 * width)) - 1 if minus else 0
-                text, offset = text + str(number).zfill(digits), offset + width
+        for ok, minus, *numbers in zip(field.valid, negative, *(one.tolist() for one in values), strict=True):
+            text = "".join(str(number).zfill(digits) for number, (digits, _) in zip(numbers, groups, strict=True))
             whole, fraction = text[: kind.size - kind.scale].lstrip("0") or "0", text[kind.size - kind.scale :]
             sign = "-" if minus and text.strip("0") else ""
             found.append((f"{sign}{whole}.{fraction}" if fraction else f"{sign}{whole}") if ok else None)
         return pa.array(found, pa.string())
+    limbs = [np.zeros(len(at), np.uint64) for _ in range(4)]  # of 32 bits each, the lowest first
+    for value, (digits, _) in zip(values, groups, strict=True):
+        carry = value.astype(np.uint64)
+        for index, limb in enumerate(limbs):
+            product = limb * np.uint64(10**digits) + carry
+            limbs[index], carry = product & np.uint64(0xFFFFFFFF), product >> np.uint64(32)
     low, high = limbs[0] | limbs[1] << np.uint64(32), limbs[2] | limbs[3] << np.uint64(32)
-    flipped = ~low + np.uint64(1)
-    high = np.where(negative, ~high + (low == 0), high)
-    return _decimals(field, np.stack([np.where(negative, flipped, low), high], axis=1), kind.size, kind.scale)
+    halves = np.where(negative, ~low + np.uint64(1), low), np.where(negative, ~high + (low == 0), high)
+    return _decimals(field, np.stack(halves, axis=1), kind.size, kind.scale)
 
 
 _BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4)

@@ -18,20 +18,8 @@ import pyarrow as pa
 import pymysql
 
 from lakefeed.capture.fit import MisfitError
-from lakefeed.capture.mysql.columns import (
-    TEMPORAL,
-    Field,
-    Kind,
-    ZeroDates,
-    big_endian,
-    bits,
-    dates,
-    gathered,
-    integers,
-    padded,
-    times,
-    without_srid,
-)
+from lakefeed.capture.mysql import columns as to_arrow
+from lakefeed.capture.mysql.columns import TEMPORAL, Field, Kind, ZeroDates, big_endian, gathered, padded
 from lakefeed.capture.mysql.database import Connection
 from lakefeed.errors import DecodeError
 
@@ -59,10 +47,14 @@ class PacketReader:
         self._answer_seconds = answer_seconds
         self._buffer = bytearray()
         self._parts: list[bytes] = []
+        self._rest: Packets | None = None
 
     def take(self, wait_seconds: float | None = None) -> Packets | None:
         """What has come, whole packets only; None if nothing comes within ``wait_seconds`` (without: it must come)."""
         until = time.monotonic() + (self._answer_seconds if wait_seconds is None else wait_seconds)
+        if (rest := self._rest) is not None:
+            self._rest = None
+            return rest
         while True:
             if found := self._whole():
                 return found
@@ -80,6 +72,17 @@ class PacketReader:
                 if not chunk:
                     break
                 self._buffer += chunk
+
+    def one(self) -> bytes:
+        """The next packet alone. What has come behind it is what ``take`` gives next."""
+        found = self.take()
+        assert found is not None  # noqa: S101  # without a wait it raises instead
+        if len(found.starts) > 1:
+            self._rest = Packets(found.data, found.starts[1:], found.ends[1:])
+        packet = found.data[found.starts[0] : found.ends[0]]
+        if packet[:1] == b"\xff":
+            pymysql.err.raise_mysql_exception(packet)
+        return packet
 
     def _is_readable(self, seconds: float, *, wake: bool = True) -> bool:
         pending = getattr(self._socket, "pending", None)
@@ -136,18 +139,17 @@ def read_rows(
     driver = connection.driver
     driver._execute_command(_COM_STMT_PREPARE, sql)
     reader = PacketReader(connection, answer_seconds)
-    packets = _Packet(reader)
-    answer = packets.next()
+    answer = reader.one()
     statement, count, parameters = struct.unpack_from("<IHH", answer, 1)
     for _ in range(parameters + bool(parameters) + count + bool(count)):
-        packets.next()
+        reader.one()
     driver._execute_command(_COM_STMT_EXECUTE, struct.pack("<IBI", statement, 0, 1))
-    count = packets.next()[0]
+    count = reader.one()[0]
     if count != len(schema):
         raise DecodeError(f"a query gave {count} columns instead of {len(schema)}")
     types = []
     for _ in range(count):  # a column's type, by its code and in words, is behind six texts and a length
-        packet, at = packets.next(), 0
+        packet, at = reader.one(), 0
         for _ in range(6):
             length = packet[at]
             if length == 0xFC:
@@ -156,10 +158,10 @@ def read_rows(
         width, code, flags, digits = struct.unpack_from("<IBHB", packet, at + 3)
         size = width if code == _BIT else digits if digits <= 6 else 0
         types.append((code, Kind(_NAMES.get(code, "text"), bool(flags & 0x20), size)))
-    packets.next()  # the end of the definitions
+    reader.one()  # the end of the definitions
     is_over = False
     while not is_over:
-        batch = packets.rest() or reader.take()
+        batch = reader.take()
         assert batch is not None  # noqa: S101  # without a wait it raises instead
         starts, ends = batch.starts, batch.ends
         first = batch.data[starts[-1]]
@@ -172,31 +174,6 @@ def read_rows(
                 _decoded(batch.data, starts, ends, types, schema, zero_dates), schema=schema
             )
     driver._execute_command(_COM_STMT_CLOSE, struct.pack("<I", statement))
-
-
-class _Packet:
-    """One packet after another, and then the rest of the gulp."""
-
-    def __init__(self, reader: PacketReader) -> None:
-        self._reader = reader
-        self._gulp: Packets | None = None
-        self._index = 0
-
-    def next(self) -> bytes:
-        if self._gulp is None or self._index == len(self._gulp.starts):
-            self._gulp, self._index = self._reader.take(), 0
-        assert self._gulp is not None  # noqa: S101  # without a wait it raises instead
-        found = self._gulp.data[self._gulp.starts[self._index] : self._gulp.ends[self._index]]
-        self._index += 1
-        if found[:1] == b"\xff":
-            pymysql.err.raise_mysql_exception(found)
-        return found
-
-    def rest(self) -> Packets | None:
-        gulp, self._gulp = self._gulp, None
-        if gulp is None or self._index == len(gulp.starts):
-            return None
-        return Packets(gulp.data, gulp.starts[self._index :], gulp.ends[self._index :])
 
 
 def _decoded(
@@ -238,19 +215,19 @@ def _decoded(
 
 def _array(field: Field, code: int, kind: Kind, type_: pa.DataType, zero_dates: ZeroDates) -> Any:
     if code == _TIME:
-        return times(field, kind, *_temporal(field, is_time=True))
+        return to_arrow.times(field, kind, *_temporal(field, is_time=True))
     if kind.name in TEMPORAL:
         parts = _temporal(field, is_time=False)
-        return dates(field, kind, parts[:3] if kind.name == "date" else parts, zero_dates)
+        return to_arrow.dates(field, kind, parts[:3] if kind.name == "date" else parts, zero_dates)
     if code in (4, 5):
         return field.array(gathered(field.data, field.starts, "<f4" if code == 4 else "<f8"), type_)
     if code in _FIXED:
-        native = integers(field, kind, kind.arrow(zero_dates))
+        native = to_arrow.integers(field, kind, kind.arrow(zero_dates))
         return native if native.type == type_ else native.cast(type_)
     if code == _BIT:
-        return bits(field, (kind.size + 7) // 8, kind)
+        return to_arrow.bits(field, (kind.size + 7) // 8, kind)
     if code == _GEOMETRY:
-        return without_srid(field)
+        return to_arrow.without_srid(field)
     raw = field.binary()
     if type_ == pa.binary():
         return raw

@@ -22,28 +22,9 @@ from pymysql.charset import charset_by_id
 
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.log import Rows
+from lakefeed.capture.mysql import columns as to_arrow
 from lakefeed.capture.mysql.binary_json import json_texts
-from lakefeed.capture.mysql.columns import (
-    CODECS,
-    INTEGERS,
-    Bytes,
-    Field,
-    Ints,
-    Kind,
-    ZeroDates,
-    big_endian,
-    bits,
-    dates,
-    decimal_groups,
-    decoded_text,
-    gathered,
-    instants,
-    integers,
-    packed_decimal,
-    padded_binary,
-    times,
-    without_srid,
-)
+from lakefeed.capture.mysql.columns import CODECS, INTEGERS, Bytes, Field, Ints, Kind, ZeroDates, big_endian, gathered
 from lakefeed.change.batch import Operation
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import DecodeError
@@ -162,16 +143,22 @@ def _kind(
     """The kind, the width and the bytes of the length before it."""
     is_binary = collation == _BINARY
     if code == 246:
+        if not 1 <= meta[0] <= 65 or meta[1] > meta[0]:
+            raise DecodeError(f"a table map has a decimal({meta[0]},{meta[1]}), which no server has")
         kind = Kind("decimal", False, meta[0], meta[1])
-        return kind, sum(width for _, width in decimal_groups(kind)), 0
+        return kind, sum(width for _, width in to_arrow.decimal_groups(kind)), 0
     if code in _NUMERIC:
         return Kind(_NUMERIC[code], unsigned and code not in (4, 5)), _WIDTHS[code], 0
     if code in (13, 10):
         return Kind("year" if code == 13 else "date"), _WIDTHS[code], 0
     if code in _FRACTIONS:
         name, width = _FRACTIONS[code]
+        if meta[0] > 6:
+            raise DecodeError(f"a table map has {meta[0]} digits of a second, more than any server has")
         return Kind(name, size=meta[0]), width + (meta[0] + 1) // 2, 0
     if code == 16:
+        if not 1 <= meta[1] * 8 + meta[0] <= 64:
+            raise DecodeError(f"a table map has bit({meta[1] * 8 + meta[0]}), which no server has")
         return Kind("bit", size=meta[1] * 8 + meta[0]), meta[1] + bool(meta[0]), 0
     if code in (247, 248):
         return Kind("enum" if code == 247 else "set", charset=charset, members=members), meta[1], 0
@@ -355,33 +342,35 @@ def _walk(data: Bytes, at: Ints, ends: Ints, columns: tuple[WireColumn, ...]) ->
 def _array(field: Field, kind: Kind, column: WireColumn, zero_dates: ZeroDates) -> Any:
     data, at, name = field.data, field.starts, kind.name
     if name in INTEGERS:
-        return integers(field, kind, kind.arrow(zero_dates))
+        return to_arrow.integers(field, kind, kind.arrow(zero_dates))
     if name == "decimal":
-        return packed_decimal(field, kind)
+        return to_arrow.packed_decimal(field, kind)
     if name in ("float", "double"):
         return field.array(gathered(data, at, "<f4" if name == "float" else "<f8"), kind.arrow(zero_dates))
     if name == "bit":
-        return bits(field, column.width, kind)
+        return to_arrow.bits(field, column.width, kind)
     if name == "year":
         found = data[at].astype(np.int16)
         return field.array(np.where(found == 0, 0, found + 1900).astype(np.int16), pa.int16())
     if name == "date":
         packed = gathered(data, at, "<u4").astype(np.int64) & 0xFFFFFF
-        return dates(field, kind, (packed >> 9, packed >> 5 & 15, packed & 31), zero_dates)
+        return to_arrow.dates(field, kind, (packed >> 9, packed >> 5 & 15, packed & 31), zero_dates)
     if name in ("datetime", "timestamp", "time"):
         digits = (kind.size + 1) // 2
         scale = 10 ** (6 - 2 * digits)
         if name == "timestamp":
-            return instants(field, kind, big_endian(data, at, 4), big_endian(data, at + 4, digits) * scale, zero_dates)
+            return to_arrow.instants(
+                field, kind, big_endian(data, at, 4), big_endian(data, at + 4, digits) * scale, zero_dates
+            )
         if name == "datetime":
             packed = big_endian(data, at, 5) - (1 << 39)
             months, rest = packed >> 22, packed & 0x3FFFFF
             parts = (months // 13, months % 13, rest >> 17, rest >> 12 & 31, rest >> 6 & 63, rest & 63)
-            return dates(field, kind, (*parts, big_endian(data, at + 5, digits) * scale), zero_dates)
+            return to_arrow.dates(field, kind, (*parts, big_endian(data, at + 5, digits) * scale), zero_dates)
         packed = big_endian(data, at, 3 + digits) - (1 << (23 + 8 * digits))
         negative, packed = packed < 0, np.abs(packed)
         whole, fraction = packed >> 8 * digits, packed & ((1 << 8 * digits) - 1)
-        return times(field, kind, negative, whole >> 12 & 0x3FF, whole >> 6 & 63, whole & 63, fraction * scale)
+        return to_arrow.times(field, kind, negative, whole >> 12 & 0x3FF, whole >> 6 & 63, whole & 63, fraction * scale)
     if name == "enum":
         numbers = data[at] if column.width == 1 else gathered(data, at, "<u2")
         if np.any(numbers[field.valid] > len(kind.members)):
@@ -396,9 +385,9 @@ def _array(field: Field, kind: Kind, column: WireColumn, zero_dates: ZeroDates) 
         texts = [",".join(one for i, one in enumerate(kind.members) if mask >> i & 1) for mask in unique.tolist()]
         return pa.array(texts, pa.string()).take(field.array(inverse.astype(np.int32), pa.int32()))
     if name == "binary":
-        return padded_binary(field, kind.size)
+        return to_arrow.padded_binary(field, kind.size)
     if name == "geometry":
-        return without_srid(field)
+        return to_arrow.without_srid(field)
     if name == "json":
         return json_texts(field)
     raw = field.binary()
@@ -408,7 +397,7 @@ def _array(field: Field, kind: Kind, column: WireColumn, zero_dates: ZeroDates) 
         if any(one is not None and len(one) != width for one in values):
             raise DecodeError(f"a value of type {name} has more than {width} bytes")
         return pa.array([None if one is None else printed(one) for one in values], pa.string())
-    return decoded_text(raw, kind.charset) if kind.charset else raw
+    return to_arrow.decoded_text(raw, kind.charset) if kind.charset else raw
 
 
 _ADDRESSES: dict[str, tuple[int, Callable[[bytes], str]]] = {

@@ -39,6 +39,9 @@ class Effect(Enum):
     OTHER = "other"
 
 
+_OF_TABLES = {"DROP": Effect.DROP, "TRUNCATE": Effect.TRUNCATE, "RENAME": Effect.RENAME, "ALTER": Effect.ALTER}
+_BEFORE_NAMES = {"TABLE", "TABLES", "IF", "EXISTS", "NOT", "OR", "REPLACE", "IGNORE", "ONLINE"}
+_CHANGES = {"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "CALL", "DO", "SELECT"}
 _XA = {
     "START": Effect.XA_START, "BEGIN": Effect.XA_START, "COMMIT": Effect.XA_COMMIT, "ROLLBACK": Effect.XA_ROLLBACK,
 }  # fmt: skip
@@ -66,13 +69,10 @@ def read_statement(sql: str, schema: str) -> Statement:  # noqa: C901  # one kin
             tokens.append((match["word"] or match["mark"], False))
     plain = [text.upper() if not is_quoted else "" for text, is_quoted in tokens]
     words = tuple(text.lower() for text, _ in tokens)
-    start = 0
-    while start < len(plain) and plain[start] == "(":
-        start += 1
-    first, second = [*plain[start : start + 2], "", ""][:2]
-    if first == "SET" and second == "STATEMENT" and "FOR" in plain:  # MariaDB: for the time of one statement
+    start = next((index for index, text in enumerate(plain) if text != "("), 0)
+    if plain[start : start + 2] == ["SET", "STATEMENT"] and "FOR" in plain:  # MariaDB: for the time of one statement
         start = plain.index("FOR") + 1
-        first, second = [*plain[start : start + 2], "", ""][:2]
+    first, second = [*plain[start : start + 2], "", ""][:2]
     if first == "BEGIN" or (first == "START" and second == "TRANSACTION"):
         return Statement(Effect.BEGIN)
     if first == "COMMIT":
@@ -86,27 +86,15 @@ def read_statement(sql: str, schema: str) -> Statement:  # noqa: C901  # one kin
         return Statement(Effect.DROP_DATABASE, database=tokens[at][0] if at < len(tokens) else "")
     if "TEMPORARY" in plain[start : start + 4]:
         return Statement(Effect.OTHER)
-    if first in ("INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "CALL", "DO", "SELECT"):
+    if first in _CHANGES:
         return Statement(Effect.CHANGE, words=words)
-    effect = {"DROP": Effect.DROP, "TRUNCATE": Effect.TRUNCATE, "RENAME": Effect.RENAME, "ALTER": Effect.ALTER}.get(
-        first
-    )
+    effect = _OF_TABLES.get(first)
     if first == "CREATE" and "REPLACE" in plain[start : start + 3] and "TABLE" in plain[start : start + 4]:
         effect = Effect.DROP
     if effect is None or (first != "TRUNCATE" and not {"TABLE", "TABLES"} & set(plain[start : start + 5])):
         return Statement(Effect.OTHER)
     at = start + 1
-    while at < len(plain) and plain[at] in (
-        "TABLE",
-        "TABLES",
-        "IF",
-        "EXISTS",
-        "NOT",
-        "OR",
-        "REPLACE",
-        "IGNORE",
-        "ONLINE",
-    ):
+    while at < len(plain) and plain[at] in _BEFORE_NAMES:
         at += 1
     tables = []
     while at < len(tokens):

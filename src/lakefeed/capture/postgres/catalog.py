@@ -26,8 +26,7 @@ from lakefeed.change.table import Column, TableId, TableSchema
 if TYPE_CHECKING:
     from lakefeed.capture.postgres.pgoutput import Relation
 
-# An index that is not immediate (PRIMARY KEY ... DEFERRABLE) or not valid is no replica identity. Nor is it a key for
-# the lake: inside a transaction two rows may have the same.
+# An index that is deferrable or not valid is no replica identity, and no key: two rows may have the same for a while.
 _TABLES = """
 SELECT c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.relpersistence::text, c.relkind::text,
        k.names, k.primary_key, k.generated,
@@ -59,8 +58,7 @@ _MISSING = """
 SELECT attrelid::int8, attname::text, (attmissingval::text::text[])[1] FROM pg_attribute
  WHERE attrelid = ANY(%s) AND atthasmissing AND NOT attisdropped"""
 
-# What the text of a value depends on beside the value: labels of enums, and the attributes of composites, also inside
-# arrays, domains, ranges and other composites.
+# What the text of a value depends on beside the value: labels of enums and attributes of composites, also nested ones.
 _PARTS = """
 WITH RECURSIVE part(root, type) AS (
   SELECT t, t FROM unnest(%s::oid[]) AS u(t)
@@ -107,9 +105,8 @@ _KEPT = """
 SELECT bool_or(age(xmin) > pg_snapshot_xmax(pg_current_snapshot())::text::int8 - {seen})
   FROM (SELECT xmin FROM ONLY {name} LIMIT 1000) AS r"""
 
-# Every transaction with an id has a lock on it until its rows are visible, and everybody may read locks. An open one
-# whose client is idle is not committing. A prepared one (its lock has no process) is committed by somebody's statement.
-# Of any other, and of sessions that this role may not see into, nothing is known: it is waited for.
+# Every transaction with an id has a lock on it until its rows are visible. An open one whose client is idle is not
+# committing. A prepared one (no process) is committed by somebody's statement. Any other may be: it is waited for.
 _COMMITTING = """
 SELECT l.transactionid::text FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
  WHERE l.locktype = 'transactionid' AND l.granted AND CASE WHEN l.pid IS NULL
@@ -206,23 +203,22 @@ class SourceTable:
         enough = {FULL} if not self.key else {FULL, INDEX} if self.identity == INDEX else {FULL, DEFAULT}
         unfit = [leaf.name for leaf in self.leaves if leaf.identity not in enough]
         full = [leaf.name for leaf in self.leaves if leaf.identity == FULL] + [name] * (self.identity == FULL)
-        if self.persistence != _LOGGED:
-            return Refusal("it is not logged, so its changes are not in the log", altered([name], "SET LOGGED"))
-        if unlogged:
-            reason = f"its partition {unlogged[0]} is not logged, so the changes of that are not in the log"
-            return Refusal(reason, altered(unlogged, "SET LOGGED"))
+        if self.persistence != _LOGGED or unlogged:
+            what = "it" if self.persistence != _LOGGED else f"its partition {unlogged[0]}"
+            remedy = altered([name] if self.persistence != _LOGGED else unlogged, "SET LOGGED")
+            return Refusal(f"{what} is not logged, so its changes are not in the log", remedy)
         if self.generated_key:
             repair = f"{altered([name], 'REPLICA IDENTITY USING INDEX …')} with an index of other columns."
             return Refusal("a column of its key is generated, and the log does not carry generated columns", repair)
         if self.identity == NOTHING:
             return Refusal("its replica identity is NOTHING", altered([name], "REPLICA IDENTITY DEFAULT"))
         if self.generated_refused and full:
-            reason = f"its replica identity is FULL, and it has a generated column: {_REFUSING}"
             with_key = altered([name], "ADD PRIMARY KEY (…), REPLICA IDENTITY DEFAULT")
-            return Refusal(reason, altered(full, "REPLICA IDENTITY DEFAULT") if self.key else with_key)
+            remedy = altered(full, "REPLICA IDENTITY DEFAULT") if self.key else with_key
+            return Refusal(f"its replica identity is FULL, and it has a generated column: {_REFUSING}", remedy)
         if self.identity != FULL and not self.key:
-            reason = f"it has no primary key, or only a deferrable one: {_REFUSING}"
-            return Refusal(reason, altered([*unfit, name], "REPLICA IDENTITY FULL"))
+            remedy = altered([*unfit, name], "REPLICA IDENTITY FULL")
+            return Refusal(f"it has no primary key, or only a deferrable one: {_REFUSING}", remedy)
         if unfit:
             reason = f"the replica identity of its partition {unfit[0]} is another one, without its key"
             return Refusal(f"{reason}: each partition has its own", altered(unfit, "REPLICA IDENTITY FULL"))
@@ -330,17 +326,16 @@ def read_facts(connection: Connection, relations: Iterable[Relation]) -> Catalog
 
 
 def wait_for_commits(connection: Connection, seconds: float) -> bool:
-    """Wait until no transaction that may be committing now is left: what is in the log by now is visible then. False
-    if that takes too long."""
+    """Wait until all transactions that may be committing now are over, and visible. False if that takes too long."""
     return not wait_while(connection, _COMMITTING, seconds)
 
 
 def has_kept_rows(connection: Connection, name: str, seen: int) -> bool | None:
     """Whether the file of a table has rows from before ``seen``; None if it has none at all, or nobody can tell."""
+    found: bool | None = None
     with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable):
-        found: bool | None = connection.one(_KEPT.format(name=name, seen=seen))[0]
-        return found
-    return None
+        (found,) = connection.one(_KEPT.format(name=name, seen=seen))
+    return found
 
 
 def fingerprint(source: SourceTable) -> str:
@@ -357,12 +352,10 @@ def width_of(fingerprint: str) -> int:
 def altered(connection: Connection | None, before: str, source: SourceTable) -> tuple[bool, dict[str, str]]:
     """Whether the fingerprint is to be remembered again; and the columns, by id, whose values in existing rows may be
     others than when ``before`` was read, with the reason. Without a connection every new file counts.
-
     ALTER TABLE ... TYPE that changes values writes all rows to a new file, in its own transaction, and the column's row
     in the catalog. VACUUM FULL, CLUSTER and TRUNCATE make a new file, too; the first two keep what rows say of their
     transaction, the last is in the log. A column from before that is new was a generated one; one that came with a new
-    file may have got values that the catalog does not have any more.
-    """
+    file may have got values that the catalog does not have any more."""
     seen, width, files, columns = json.loads(before)
     names = {source.oid: sql_name(source.id), **{leaf.oid: leaf.name for leaf in source.leaves}}
     changed = [oid for oid, file in source.files.items() if files.get(str(oid), file) != file]

@@ -66,10 +66,8 @@ source:
         try:
             from lakefeed.capture.postgres.dialect import PostgresDialect
         except ImportError as error:
-            raise ConfigError(
-                f"source.kind: postgres needs the driver psycopg, which is not installed ({error})",
-                remedy="pip install 'lakefeed[postgres]'",
-            ) from error
+            problem = f"source.kind: postgres needs the driver psycopg, which is not installed ({error})"
+            raise ConfigError(problem, remedy="pip install 'lakefeed[postgres]'") from error
         return PostgresDialect(self.dsn, tuple(self.text_columns))
 
     def verify_reader(self, table: TableId) -> PostgresVerifyReader:

@@ -50,8 +50,7 @@ _DEFAULTS = {
     "keepalives_count": 4, "tcp_user_timeout": 30_000,
 }  # fmt: skip
 _LIMITS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
-_TRANSACTION_TIMEOUT = 170_000  # from this version on
-_LONGEST_NAME = 63
+_TRANSACTION_TIMEOUT, _LONGEST_NAME = 170_000, 63  # from this version on; of any object
 
 
 class Timeouts(NamedTuple):
@@ -66,13 +65,11 @@ class Timeouts(NamedTuple):
 
 
 CATALOG = Timeouts()
+# One chunk, or its plan, takes hours at most: a consumer that is slower has died.
 READING = Timeouts(lock=10, statement=21_600, idle_in_transaction=21_600, transaction=21_600, answer=600)
-"""One chunk, or its plan, takes hours at most: a consumer that is slower has died. A server that is gone is noticed by
-``Line.listen``."""
+# Keeps an exported snapshot, and is asked every second: the server ends it if this process freezes.
 KEEPING = Timeouts(statement=10, idle_in_transaction=120, transaction=0, answer=20)
-"""Keeps an exported snapshot, and is asked every second: the server ends it if this process freezes."""
-SLOT = Timeouts(lock=600, statement=0, transaction=0)
-"""Making a slot waits for running transactions, which the server counts as locks; ``create_slot`` gives up earlier."""
+SLOT = Timeouts(lock=600, statement=0, transaction=0)  # transactions that a new slot waits for count as locks
 STREAM = Timeouts(lock=10, statement=0, idle_in_transaction=0, transaction=0)
 
 
@@ -105,11 +102,6 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         assert row is not None, query  # noqa: S101  # functions and aggregates always answer
         return row
 
-    def require_alive(self) -> None:
-        """OperationalError unless the server lets somebody in and answers."""
-        with self.database.connection("lakefeed") as other:
-            other.execute("SELECT 1")
-
     def sever(self) -> None:
         """Make whatever waits on it fail at once. Any thread; never raises."""
         with suppress(psycopg.Error, OSError, ValueError), socket.socket(fileno=os.dup(self.pgconn.socket)) as other:
@@ -141,11 +133,11 @@ class Database:
         try:
             conninfo_to_dict(self.dsn)
         except psycopg.ProgrammingError:
-            raise ConfigError(
-                f"source.dsn is not a PostgreSQL connection string: {next(_mistakes(self.dsn))}",
-                remedy="Write it as host=localhost port=5432 dbname=shop user=lakefeed, "
-                "or as postgresql://lakefeed@localhost:5432/shop.",
-            ) from None
+            problem = f"source.dsn is not a PostgreSQL connection string: {next(_mistakes(self.dsn))}"
+            forms = (
+                "host=localhost port=5432 dbname=shop user=lakefeed, or as postgresql://lakefeed@localhost:5432/shop"
+            )
+            raise ConfigError(problem, remedy=f"Write it as {forms}.") from None
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -158,8 +150,7 @@ class Database:
     def connect(self, name: str, timeouts: Timeouts = CATALOG, *, replication: bool = False) -> Connection:
         """A connection of the caller's own, in autocommit mode. ``name`` is what pg_stat_activity shows."""
         wanted = {**_DEFAULTS, **self.parameters, "application_name": name[:63]}
-        if replication:
-            wanted["replication"] = "database"
+        wanted |= {"replication": "database"} if replication else {}
         with self.errors():
             connection = Connection.connect(make_conninfo(**wanted), autocommit=True)
             try:
@@ -216,7 +207,6 @@ class Connections:
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """A connection for one block, with errors mapped."""
         with self.database.connection(self._name) as connection:
             self._open.add(connection)
             yield connection
@@ -260,8 +250,7 @@ def quoted(name: str) -> str:
 
 class Names:
     """The objects that one pipeline has in the source. Slot and publication have one name, in lower case with
-    underscores, as slots must. A pipeline whose own name is not like that gets a digest behind it, so that no two
-    pipelines can share a slot."""
+    underscores, as slots must; with a digest where the pipeline's is not like that, so that no two share a slot."""
 
     def __init__(self, pipeline: str) -> None:
         clean = re.sub("[^a-z0-9_]", "_", pipeline)

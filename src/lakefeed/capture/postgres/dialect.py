@@ -31,7 +31,6 @@ from lakefeed.change.table import Column, TableId
 from lakefeed.change.watermark import KeyValue
 
 _NAME, _VERIFY, _RUN_ROWS = "lakefeed_poll", "lakefeed_verify", 50_000
-_UNREADABLE = Refusal("this role may not read it")
 COUNTED_BYTES = 64 << 20  # larger tables are not counted: the catalog's estimate and a sample are good enough
 # For each chunk. Rows of one block are often neighbours by key, so a few blocks would give uneven chunks.
 _SAMPLED_BLOCKS, _BLOCK_BYTES = 50, 8192
@@ -91,8 +90,6 @@ class PostgresDialect(Dialect):
         printed = f"\\x{value.hex()}" if isinstance(value, bytes) else str(value)
         if isinstance(value, int) and pa.types.is_timestamp(column.type):
             printed = (_EPOCH + timedelta(microseconds=value)).isoformat(" ", "microseconds")
-        elif isinstance(value, int) and pa.types.is_boolean(column.type):
-            printed = "t" if value else "f"
         return f"{sql.Literal(printed).as_string(None)}::{column.source_type}"
 
 
@@ -110,9 +107,8 @@ class PostgresSession(Session):
 
     def identity(self) -> str:
         """System identifier and database. A replica is the same database: it has the same rows."""
-        query = "SELECT (SELECT system_identifier::text FROM pg_control_system()), current_database()"
         with self._database.errors():
-            system, name = self._connection.one(query)
+            system, name = self._connection.one("SELECT system_identifier, current_database() FROM pg_control_system()")
         return f"postgres:{system}/{name}"
 
     def tables(self) -> Mapping[TableId, Refusal | None]:
@@ -120,7 +116,8 @@ class PostgresSession(Session):
             there = read_tables(self._connection)
             query = "SELECT oid::int8 FROM pg_class WHERE oid = ANY(%s) AND has_any_column_privilege(oid, 'SELECT')"
             may = {row[0] for row in self._connection.execute(query, ([table.oid for table in there.values()],))}
-        return {table: None if source.oid in may else _UNREADABLE for table, source in there.items()}
+        unreadable = Refusal("this role may not read it")
+        return {table: None if source.oid in may else unreadable for table, source in there.items()}
 
     def describe(self, tables: Sequence[TableId]) -> Mapping[TableId, DescribedTable]:
         with self._reading(), self._database.errors():

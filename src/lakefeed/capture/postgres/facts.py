@@ -89,8 +89,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             return Resolved(None)
         table = TableId(relation.schema, relation.name)
         moment, source = facts.tables.get(relation.id, (catalog.NEVER, None))
-        newest = self._newest.get(relation.id)
-        if newest is not None and newest.snapshot > moment:
+        if (newest := self._newest.get(relation.id)) is not None and newest.snapshot > moment:
             source = newest
         last = self._last(table, relation.id)
         names = [column.name for column in relation.columns]
@@ -176,7 +175,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
                 is_other, reasons = True, dict[str, str]()
                 if before is not None and before.fingerprint:
                     is_other, reasons = catalog.altered(connection, before.fingerprint, source)
-                    is_other = is_other or schema.names != before.names
+                    is_other |= schema.names != before.names
                 schema = replace(schema, fingerprint=catalog.fingerprint(source) if is_other else "")
                 stated.append(Stated(source.oid, schema, source.refusal, stale_reason, _not_known(source), reasons))
             self.observe(stated, lambda: _flushed(connection))
@@ -185,9 +184,9 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
     def _compare(self, connection: Connection, there: Mapping[TableId, SourceTable], coverage: Coverage) -> None:
         """Find captured tables that are gone, whose changes the publication leaves out, or whose partitions left; and
         take out of the publication what must not be there any more."""
-        # PostgreSQL sends no new description of a partitioned table that was renamed (seen with 15 and 18): changes
-        # arrive under the old name for as long as the connection lives. So once that is reported as dropped, the stream
-        # begins again; until then the new name is not offered, since its copy might be from before that.
+        # Of a partitioned table that was renamed (seen with 15 and 18) changes arrive under the old name for as long as
+        # the connection lives. So once that is reported as dropped, the stream begins again; until then the new name is
+        # not offered, since its copy might be from before that.
         partitioned = {source.oid for source in there.values() if source.kind == catalog.PARTITIONED}
         with self._lock:
             gone = {one.life: table for table, one in self._known.items() if table not in there}
@@ -243,11 +242,9 @@ def match_columns(
     names: Sequence[str], before: TableSchema | None, source: SourceTable | None
 ) -> tuple[tuple[int, ...], str | None]:
     """The attribute number of each column; and why existing rows may have other values than these numbers say.
-
     ``before`` is the last schema of the same relation that was delivered, ``source`` the catalog as it was read, before
     or after ``names`` were in force. PostgreSQL counts columns up, never gives a number twice, and keeps dropped ones.
-    So a column that the catalog does not show yet has the next number; if that turns out wrong, the table is copied.
-    """
+    So a column that the catalog does not show yet has the next number; if that turns out wrong, the table is copied."""
     was = {column.name: int((column.id or ".0").partition(".")[2]) for column in before.columns} if before else {}
     if source is None:
         unknown = itertools.count(max(was.values(), default=0) + 1)
@@ -271,8 +268,7 @@ def match_columns(
 
 
 def _guessed(names: Sequence[str], source: SourceTable) -> tuple[int, ...]:
-    """By name first, by order for the rest. Of the names only those whose numbers grow, as attribute numbers do: a name
-    that was given to another column does not."""
+    """By name first, by order for the rest. Of names only those whose numbers grow: one given to another does not."""
     live = {column.name: column.number for column in source.columns}
     by_name, last = list[int | None](), 0
     for name in names:
@@ -292,8 +288,8 @@ def _shape(schema: TableSchema) -> tuple[Any, ...]:
 
 
 def _not_known(source: SourceTable | None) -> dict[str, str]:
-    """Columns whose value in existing rows nobody can tell: those with a default that is not kept as a value, and NOT
-    NULL without one, whose rows were rewritten, as for an identity column."""
+    """Columns whose value in existing rows nobody can tell: with a default that is not kept as a value, or NOT NULL
+    without one, whose rows were rewritten, as for an identity column."""
     if source is None:
         return {}
     unknown = [one for one in source.attributes if one.missing is not None or one.has_default or one.not_null]

@@ -45,8 +45,7 @@ _PLACES = 3  # of the order that one row message has: before image, delete, and 
 _ABSENT = pa.list_(pa.string())
 PIECE_BYTES = 4 << 20
 _PIECE_MESSAGES = 12_000  # decoded at a time: fewer cost more each, more leave the processor's caches
-LARGE_BYTES = 64 << 20
-"""A row from this size on, in binary form, may be what cannot be printed: eight times as long at most, as bits are."""
+LARGE_BYTES = 64 << 20  # from here on a row in binary form may be what cannot be printed, eight times as long at most
 
 
 class _BinaryError(DecodeError):
@@ -99,7 +98,6 @@ def read_truncate(message: bytes) -> tuple[int, ...]:
 
 
 def described(run: Messages) -> list[Relation]:
-    """The tables that a run describes."""
     return [read_relation(run.message(index)) for index in np.flatnonzero(run.kinds == _RELATION).tolist()]
 
 
@@ -120,9 +118,8 @@ def without(run: Messages, given: int) -> tuple[Messages, int]:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How rows of a relation become rows of a table. ``schema.columns`` are those of its message, in that order.
-    An empty key: rows match as a whole. ``whole_old_rows``: an old row that is said to be full is. Not so where a
-    partition has another replica identity."""
+    """How rows of a relation, with the columns of its message, become rows of a table. No key: rows match as a whole.
+    ``whole_old_rows``: an old row that is said to be full is. Not so where a partition has another identity."""
 
     schema: TableSchema
     whole_old_rows: bool = True
@@ -142,9 +139,8 @@ class Resolved(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WalPiece:
-    """What has come of the log: a run of messages, and what the catalog says about the relations that they describe.
-    ``messages`` are all that the server has sent. ``idle_at``: its last word was that it has nothing more up to there;
-    it said so at ``sent_us`` (its clock, microseconds since 1970)."""
+    """What has come: ``messages`` of the server, among them a run of the log; and what the catalog says about relations
+    in it. ``idle_at``: at ``sent_us`` (its clock, since 1970) its last word was that there is no more until there."""
 
     run: Messages = field(default_factory=join)
     facts: CatalogFacts = field(default_factory=CatalogFacts)
@@ -180,8 +176,7 @@ def walk(run: Messages, at: Ints, limit: Ints, columns: int) -> tuple[list[Slice
 
 
 def _rows(run: Messages, chosen: Ints, order: Ints, codes: Any, layout: Layout, *, before_images: bool) -> Rows:
-    """The rows that the messages ``chosen``, all of one relation, make. Each has ``_PLACES`` in the order. MisfitError
-    for a value that its column cannot hold; it names the column."""
+    """The rows that the messages ``chosen``, all of one relation, make. Each message has ``_PLACES`` in the order."""
     # 1. The first tuple of each message, and the second one of updates that carry the old row.
     begins, ends, kinds = run.begins[chosen], run.ends[chosen], run.kinds[chosen]
     if np.any(begins + _TUPLE > ends):
@@ -257,8 +252,7 @@ class PgoutputDecoder:
     """See ``capture.log.Decoder``. Whole transactions are decoded as they come. The beginning of one is kept until its
     commit has come, too, so that a change set can be cut before it; unless it is large: then it is given in parts.
 
-    ``resolve`` says what a relation message means, given the facts of the piece; it asks nobody either. With
-    ``before_images`` the old rows that the stream carries whole are delivered, too."""
+    ``resolve`` says what a relation message means, given the facts of the piece; it asks nobody either."""
 
     def __init__(self, resolve: Callable[[Relation, CatalogFacts], Resolved], *, before_images: bool = False) -> None:
         self._resolve, self._before_images = resolve, before_images

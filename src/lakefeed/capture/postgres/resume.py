@@ -23,7 +23,7 @@ from lakefeed.capture.postgres.walsender import Walsender
 from lakefeed.capture.reader import BackgroundReader
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError, PositionLostError, SourceSetupError, SourceUnavailableError, StateError
+from lakefeed.errors import ConfigError, PositionLostError, SourceSetupError, StateError
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +81,7 @@ class Coverage(NamedTuple):
     def statement(self, wanted: Iterable[TableId]) -> str | None:
         """The SQL that makes the publication cover ``wanted``; None if it does."""
         missing = sorted(set(wanted) - (self.members or {}).keys())
-        # ONLY: children of a table are published with it otherwise, asked for or not, and without an identity the
-        # application's own UPDATE and DELETE on them would fail.
+        # ONLY: children would be published, too, and without an identity the application's UPDATEs of them would fail.
         tables = ", ".join(f"ONLY {sql_name(table)}" for table in missing)
         if self.members is None:
             of = f" FOR TABLE {tables}" if tables else ""
@@ -218,11 +217,12 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
                 oids = [source.oid, *(leaf.oid for leaf in source.leaves)]
                 if writers := wait_while(connection, _WRITERS, WRITERS_SECONDS, oids):
                     pids = ", ".join(str(pid) if pid is not None else "a prepared transaction" for pid in writers)
-                    raise SourceSetupError(
-                        f"the copy of {table} cannot start: transactions that may have written to it before it was "
-                        f"published are still open, in the processes {pids}",
-                        remedy=f"Commit them, or end them: SELECT pg_terminate_backend({writers[0] or '…'});",
+                    problem = (
+                        f"the copy of {table} cannot start: transactions that may have written to it before it was"
                     )
+                    problem += f" published are still open, in the processes {pids}"
+                    remedy = f"Commit them, or end them: SELECT pg_terminate_backend({writers[0] or '…'});"
+                    raise SourceSetupError(problem, remedy=remedy)
         return (origin or slots.SnapshotOrigin())._asdict()
 
     def exact_at(self, origin: Mapping[str, Any]) -> PostgresLsn | None:
@@ -257,12 +257,8 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         name = self._names.slot
         with self._connections.connection() as connection:
             slot = read_slot(connection, name)
-            if slot is None or position <= slot.confirmed:
-                return
-            try:
+            if slot is not None and position > slot.confirmed:
                 connection.execute("SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (name, position.text()))
-            except psycopg.errors.ObjectInUse as error:
-                raise SourceUnavailableError(f"the replication slot {name} is in use: {error}") from error
 
     def ahead_bytes(self, low: PostgresLsn, high: PostgresLsn) -> int:
         return high.value - low.value
@@ -311,9 +307,8 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         return tuple(removed)
 
     def _publish(self, connection: Connection, coverage: Coverage, wanted: Sequence[TableId]) -> None:
-        """All at once; one by one if some may not be. The others then are published before the slot is made, and one
-        snapshot does for all. A table that somebody has locked is tried at once first, then for as long as
-        ``lock_timeout`` allows with no snapshot of ours kept."""
+        """All at once; one by one if some may not be, so that the others are published before the slot is made. One
+        that somebody has locked is tried for as long as ``lock_timeout`` allows, then with no snapshot of ours kept."""
         if (statement := coverage.statement(wanted)) is None:
             return
         try:

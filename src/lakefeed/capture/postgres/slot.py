@@ -3,7 +3,6 @@
 A read transaction under an exported snapshot has exactly the commits up to its position; only making a slot tells both.
 For a copy that starts later than the pipeline's own slot, a temporary one is made; a plain transaction takes its
 snapshot over at once, so that the slot keeps no log back. Losing a snapshot is no error: chunks then have brackets.
-
 A snapshot keeps the server from cleaning up, and CREATE INDEX CONCURRENTLY, for one, waits for it. So the transaction
 that keeps it touches no table and no catalog, it is kept only for tables whose copy is not over, and a thread asks
 every half second whether a session waits for it, and gives it up at once if so.
@@ -79,17 +78,13 @@ def usable_slot(connection: Connection, name: str) -> Slot | None:
     pid, plugin, database = (slot.report[key] for key in ("active_pid", "plugin", "database"))
     here = connection.info.dbname
     if plugin != PLUGIN or database != here:
-        raise SourceSetupError(
-            f"the replication slot {name} belongs to plugin '{plugin}' and database '{database}', "
-            f"not to {PLUGIN} and '{here}'",
-            remedy="Give the pipeline another name, or drop that slot if nobody needs it.",
-        )
+        belongs = f"belongs to plugin '{plugin}' and database '{database}', not to {PLUGIN} and '{here}'"
+        remedy = "Give the pipeline another name, or drop that slot if nobody needs it."
+        raise SourceSetupError(f"the replication slot {name} {belongs}", remedy=remedy)
     if slot.report["confirmed_flush_lsn"] is None:
-        raise SourceUnavailableError(
-            f"the replication slot {name} is still being made by the server's process {pid}, for a client "
-            "that may be gone: it waits for transactions that were running",
-            remedy=f"Wait, or end it: SELECT pg_terminate_backend({pid});",
-        )
+        waits = "for a client that may be gone: it waits for transactions that were running"
+        problem = f"the replication slot {name} is still being made by the server's process {pid}, {waits}"
+        raise SourceUnavailableError(problem, remedy=f"Wait, or end it: SELECT pg_terminate_backend({pid});")
     return slot
 
 
@@ -145,8 +140,7 @@ def create_slot(
     return connection, PostgresLsn.parse(point), snapshot
 
 
-# Whether a session waits for a process of ours, and whether somebody reads: a chunk is read in a transaction; the
-# session that plans copies has none while it waits.
+# Whether a session waits for a process of ours; and whether somebody reads, which is in a transaction.
 _IN_USE = """
 SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pg_blocking_pids(pid) && %s::int4[]),
        EXISTS (SELECT FROM pg_stat_activity WHERE application_name = %s AND state <> 'idle')"""
@@ -177,8 +171,7 @@ class SnapshotOrigin(NamedTuple):
 
 
 def import_snapshot(connection: Connection, origin: SnapshotOrigin) -> bool:
-    """Begin a read transaction under an exported snapshot, if it is still there and still the same: names are used
-    again after a restart. False: no transaction is open."""
+    """Begin a read transaction under an exported snapshot, if it is there and the same: a restart uses names again."""
     if not origin.snapshot:
         return False
     connection.execute(BEGIN)
@@ -191,23 +184,20 @@ def import_snapshot(connection: Connection, origin: SnapshotOrigin) -> bool:
 
 
 def shows(connection: Connection, table: str) -> bool:
-    """Whether the transaction's snapshot has the rows of a table (its name as SQL) and of its partitions of now. One
-    that was rewritten or attached since would be read with the catalog of now and the rows of then: an ALTER TABLE that
-    rewrites leaves none to be seen."""
+    """Whether the transaction's snapshot has the rows of a table (its name as SQL) and its partitions of now. One that
+    was rewritten or attached since would be read with the catalog of now and the rows of then: none after a rewrite."""
     return connection.execute(_CHANGED, {"table": table}).fetchone() == (0,)
 
 
 def bracketed(connection: Connection) -> tuple[PostgresLsn, PostgresLsn]:
-    """Begin a read transaction, and say which commits it has: all up to the first position, none after the second. By
-    visibility and not by log position alone (T5): a commit is in the log before its rows become visible. So the
-    position that was read first is a low mark only once every transaction that might have been committing at that
-    moment is over; the high mark is read after the snapshot. SourceUnavailableError if they do not come to an end."""
+    """Begin a read transaction, and say which commits it has: all up to the first position, none after the second. A
+    commit is in the log before its rows become visible (T5). So the position that was read first is a low mark only
+    once all that might have been committing then are over; SourceUnavailableError if they do not come to an end."""
     low = inserted(connection)
     if not wait_for_commits(connection, _COMMIT_SECONDS):
-        raise SourceUnavailableError(
-            f"transactions that were active {_COMMIT_SECONDS:.0f} s ago are still active, so a copy cannot be dated",
-            remedy="Let them come to their end: pg_stat_activity shows them.",
-        )
+        problem = f"transactions that were active {_COMMIT_SECONDS:.0f} s ago still are, so a copy cannot be dated"
+        remedy = "Let them come to their end: pg_stat_activity shows them."
+        raise SourceUnavailableError(problem, remedy=remedy)
     connection.execute(BEGIN)
     connection.execute("SELECT pg_current_snapshot()")  # the first statement takes the snapshot
     return low, inserted(connection)
@@ -315,7 +305,7 @@ class ExportedSnapshots:
                                 kept.transaction.execute("SELECT 1")  # so that the server knows that somebody is there
                         except psycopg.Error:
                             reason = "its connection was lost"
-                        if reason is not None:
+                        if reason is not None and kept in self._kept:  # and not ended meanwhile
                             log.warning("the exported snapshot at %s is given up: %s", kept.origin.position, reason)
                             with self._lock:
                                 self._end(kept)

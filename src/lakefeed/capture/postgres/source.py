@@ -29,11 +29,10 @@ class Postgres:
     """A PostgreSQL database, 15 or newer.
 
     ``dsn`` is a libpq connection string or URI; the password may come from PGPASSWORD or a password file instead, and
-    is not shown by ``repr``. ``tables`` are glob patterns (see ``capture.patterns``) over ``schema.table``.
+    is not shown by ``repr``. ``tables`` are glob patterns (see ``capture.select``) over ``schema.table``.
     ``text_columns`` are patterns over ``schema.table.column``: those columns are kept as PostgreSQL prints them.
     With ``before_images`` rows are delivered as they were before each update and delete, too, of tables with REPLICA
-    IDENTITY FULL; the others have none.
-    Without ``provision``, publication and slot must be there already: ``check`` prints the statements.
+    IDENTITY FULL. Without ``provision``, publication and slot must be there already: ``check`` prints the statements.
     """
 
     dsn: str = field(repr=False)

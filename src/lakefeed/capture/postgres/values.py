@@ -65,7 +65,6 @@ class Messages:
 
 
 def as_messages(parts: list[bytes]) -> Messages:
-    """Whole messages."""
     lengths = np.fromiter(map(len, parts), np.int64, len(parts))
     ends = np.cumsum(lengths)
     return Messages(np.frombuffer(b"".join([*parts, bytes(PAD)]), np.uint8), ends - lengths, ends)
@@ -204,8 +203,7 @@ def copied_columns(rows: Messages, count: int) -> tuple[Slices, ...]:
     return tuple(found)
 
 
-_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31, counted from 1970
-_DAY = 86_400_000_000
+_FIRST_DAY, _LAST_DAY, _DAY = -719_162, 2_932_896, 86_400_000_000  # 0001-01-01 and 9999-12-31, from 1970; in µs
 
 
 def _fixed(values: Slices, sent: str, made: Any) -> Any:
@@ -266,8 +264,7 @@ _GROUP = 4  # decimal digits in a digit of base 10,000
 
 
 def decimals(values: Slices, kind: pa.Decimal128Type) -> Array:
-    """A column of ``numeric`` as ``kind``, which has at most WIDEST digits: digits of base 10,000 are added up, times
-    10 to the scale."""
+    """A column of ``numeric`` as ``kind``, which has at most WIDEST digits: those of base 10,000 are added up."""
     data, starts, lengths = values.data, values.starts[values.valid], values.lengths[values.valid]
     if np.any(lengths < _NUMERIC_HEAD):
         raise DecodeError("a numeric ends too early")
@@ -338,8 +335,7 @@ class SourceType(NamedTuple):
 
 
 def arrow_type(source: SourceType) -> pa.DataType:
-    """The column's Arrow type. A numeric is a decimal if its declaration bounds it to 38 digits, else text: there is no
-    number type that holds it all."""
+    """The column's Arrow type. A numeric is a decimal if it is declared with at most 38 digits, else text."""
     if source.oid != _NUMERIC:
         return _TYPES[source.oid][0] if source.oid in _TYPES else pa.string()
     modifier = source.modifier - _TYPMOD_HEADER
@@ -354,8 +350,7 @@ def arrow_type(source: SourceType) -> pa.DataType:
 
 
 def form_of(column: str, kind: pa.DataType, stated: SourceType) -> tuple[str, Reader]:
-    """What a copy selects for ``column`` (its name as SQL), and what makes Arrow of it. ``kind`` is its Arrow type,
-    ``stated`` the type that the server says it has."""
+    """What a copy selects for ``column`` (as SQL, of type ``stated`` by the server), and what makes ``kind`` of it."""
     if arrow_type(stated) == kind:
         if stated.oid == _NUMERIC and isinstance(kind, pa.Decimal128Type) and kind.precision <= WIDEST:
             return column, partial(decimals, kind=kind)

@@ -1,7 +1,5 @@
-"""Walsender: the replication connection, as a LogReader. What it reads comes in pieces with whole messages.
-
-The catalog is asked on a second connection, once for all relations that a piece describes, and the answer travels
-inside the piece: the decoder asks nobody.
+"""Walsender: the replication connection, as a LogReader. What it reads comes in pieces with whole messages. What the
+catalog says about the relations that a piece describes is asked on a second connection, and travels inside the piece.
 
 A transaction with a row that the server cannot print (a bytea of 600 MB has 1.2 GB of text) would end the stream for
 all tables. It is read in binary form instead, from where the text ended to its COMMIT; the decoder says which tables
@@ -31,12 +29,10 @@ from lakefeed.change.lsn import PostgresLsn
 from lakefeed.errors import LakefeedError, PositionLostError, SourceError, SourceUnavailableError
 
 _LOG, _KEEPALIVE = ord("w"), ord("k")
-_HEAD_BYTES = 25  # before each message of the log: w, start, end, time
-_KEEPALIVE_BYTES = 18
+_HEAD_BYTES, _KEEPALIVE_BYTES = 25, 18  # the first is before each message of the log: w, start, end, time
 _STATUS_SECONDS = 1.0  # an idle server says by itself only now and then how far it has come
 _BURST = 500
-# With a backlog over TCP, a pause between reads lets the buffers fill: the walsender wakes up less often and is nearly
-# twice as fast. On a unix socket the same pause is harmful.
+# With a backlog over TCP, a pause lets the buffers fill: nearly twice as fast. On a unix socket it is harmful.
 GULP_SECONDS = 0.02
 _FREE_SECONDS = 3.0  # for a slot that a connection of before still has: the server notices its end a little later
 _CLOSE_SECONDS, _VISIBLE_SECONDS, _ASK_SECONDS, _ANSWER_SECONDS = 2.0, 2.0, 0.01, 1.0
@@ -136,8 +132,7 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         self._owned.close()
 
     def _start(self, *, binary: bool = False) -> None:
-        """Read the log from the last COMMIT on, on a new connection. What was given of the transaction behind it is not
-        given again."""
+        """Read the log from the last COMMIT on, on a new connection, without what was given of the rest."""
         self._is_binary, self._skip, self._described = binary, self._given, set[str]()
         self._stream.close()
         connection = self._database.connect(self._names.slot, STREAM, replication=True)
@@ -145,10 +140,8 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         self._wire = self._stream.enter_context(closing(open_wire(connection)))
         self._gulps = not (connection.info.host or "/").startswith("/")
         publication = quoted(self._names.publication).replace("'", "''")
-        command = (
-            f"START_REPLICATION SLOT {quoted(self._names.slot)} LOGICAL {self._after.text()}"
-            f" (proto_version '1', publication_names '{publication}', binary '{str(binary).lower()}')"
-        )
+        options = f"(proto_version '1', publication_names '{publication}', binary '{str(binary).lower()}')"
+        command = f"START_REPLICATION SLOT {quoted(self._names.slot)} LOGICAL {self._after.text()} {options}"
         until = time.monotonic() + _FREE_SECONDS
         while True:
             try:
@@ -159,8 +152,7 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
                 time.sleep(0.05)
 
     def _next(self, wait_seconds: float) -> WalPiece | None:
-        """What comes within that time, and with a backlog as much as is decoded at once; None if nothing does, or
-        somebody called ``wake``."""
+        """What comes within that time, with a backlog as much as is decoded at once; None: nothing, or ``wake``."""
         until = time.monotonic() + wait_seconds
         if self._error is not None:
             error, self._error = self._error, None
@@ -172,8 +164,7 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
                 break
             if self._wire.is_over:
                 raise SourceUnavailableError(f"{self._database}: the server ended the replication stream")
-            left = until - time.monotonic()
-            if left <= 0:
+            if (left := until - time.monotonic()) <= 0:
                 return None
             if self._wake_read in wait_ready((self._connection.pgconn.socket, self._wake_read), min(left, 1.0)):
                 os.read(self._wake_read, 4096)
@@ -196,11 +187,14 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             messages = self._wire.read()
         except UNSENDABLE as error:
             if self._is_binary:  # a row of more than 1 GB in any form, or some other fault
+                tables = " or ".join(sorted(self._described)) or "a table"
+                problem = (
+                    f"PostgreSQL cannot send the transaction after {self._after.text()}, a row of {tables} perhaps"
+                )
+                again = "run `lakefeed uninstall`, which drops the slot, then `lakefeed sync`, which copies every table"
+                remedy = f"{TOO_LARGE} If the log cannot be read past it: {again} again."
                 raise SourceError(
-                    f"{self._database}: PostgreSQL cannot send the transaction after {self._after.text()}, a row of"
-                    f" {' or '.join(sorted(self._described)) or 'a table'} perhaps: {str(error).splitlines()[0]}",
-                    remedy=f"{TOO_LARGE} If the log cannot be read past it: run `lakefeed uninstall`, which drops the"
-                    " slot, then `lakefeed sync`, which copies every table again.",
+                    f"{self._database}: {problem}: {str(error).splitlines()[0]}", remedy=remedy
                 ) from error
             self._start(binary=True)
             return WalPiece(messages=1)
@@ -234,8 +228,7 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
 
         The server answers, then looks how far the log is flushed, then decodes or sleeps: so one that sleeps after an
         answer has sent everything, and what is still on its way comes before an answer that it gives after that, also
-        where the log ends inside a record. Answers to earlier questions do not count, which their time tells.
-        """
+        where the log ends inside a record. Answers to earlier questions do not count, which their time tells."""
         if self._is_settled:
             self._is_settled = False
             return None
@@ -263,8 +256,7 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         return is_waiting is True, now
 
     def _report(self) -> None:
-        """Standby status update: written, flushed and applied up to what was confirmed. The server is asked to answer,
-        so that its silence is noticed."""
+        """Standby status update: applied up to what was confirmed. The server is to answer: its silence is noticed."""
         now, position = time.monotonic(), self._confirmed
         late = now - self._reported_at >= _STATUS_SECONDS
         if self._asked or late or position > self._reported:
@@ -274,8 +266,7 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
             self._reported, self._reported_at = position, now
 
     def _mapped(self, error: psycopg.Error) -> LakefeedError:
-        """A slot or a log that is gone is PositionLostError, by its SQLSTATE; of an invalidated slot the server says
-        no more than that it is not in the right state."""
+        """A slot or a log that is gone is PositionLostError. Of an invalidated slot the SQLSTATE says less."""
         lost = isinstance(error, (psycopg.errors.UndefinedObject, psycopg.errors.UndefinedFile))
         if isinstance(error, psycopg.errors.ObjectNotInPrerequisiteState):
             with suppress(psycopg.Error):

@@ -4,8 +4,7 @@
 only of connections that are not encrypted, and only while libpq waits for nothing: whoever starts a command reads until
 it is over, or closes the connection. ``LibpqWire`` is for the others. Both give the same.
 
-Frames of the protocol: a kind (1 byte), a length (int32, which counts itself), a body. Format: PostgreSQL
-documentation, "Message Formats".
+Frames: a kind (1 byte), a length (int32, which counts itself), a body. PostgreSQL documentation: "Message Formats".
 """
 
 from __future__ import annotations
@@ -29,22 +28,20 @@ from lakefeed.errors import DecodeError
 _DATA, _BOTH, _OUT, _ERROR, _READY = (ord(letter) for letter in "dWHEZ")
 _HEAD, _LENGTH, _READY_FRAME = 5, struct.Struct(">i"), bytes([_READY, 0, 0, 0, 5])
 _ROOM_BYTES, _MOST_BYTES = 4 << 20, 8 << 20
-_OBJECT_BYTES = 200  # what Python needs for each message, however short
-_SEND_SECONDS = 10.0
+_OBJECT_BYTES, _SEND_SECONDS = 200, 10.0  # what Python needs for each message, however short; to send one
 _SILENCE_SECONDS = 30.0  # without a byte of a COPY: then the server is asked on another connection whether it lives
 
 
 def wait_ready(files: tuple[int, ...], seconds: float, event: int = select.POLLIN) -> list[int]:
-    """Those that can be read, or are closed; none if the time is over. By poll: select refuses descriptors from 1024
-    on, which a process with many files has."""
+    """Those that can be read or are closed; none if time is over. By poll: select takes no descriptor above 1023."""
     waiting = select.poll()
     for file in files:
         waiting.register(file, event)
     return [file for file, _ in waiting.poll(max(0.0, seconds) * 1000)]
 
 
+# What a server raises that cannot send a row: a value or a row above 1 GB, a type without output.
 UNSENDABLE = (psycopg.errors.InternalError_, psycopg.errors.ProgramLimitExceeded, psycopg.errors.FeatureNotSupported)
-"""What a server raises that cannot send a row: a value or a row above 1 GB, a type without output."""
 
 
 class Inbox:
@@ -124,8 +121,7 @@ class SocketWire:
 
     def read(self, least_bytes: int = 0) -> Messages | None:
         """The data that has come by now, several MB at most, without a wait; None if it is less than ``least_bytes``
-        and more is to come. An error of the server is raised behind the data that came before it, when the command
-        is over."""
+        and more is to come. An error of the server is raised behind the data before it, when the command is over."""
         if self._first is not None:
             first, self._first = self._first, None
             return first
@@ -255,11 +251,9 @@ _TRAILER = b"\xff\xff"
 def read_copy(connection: Connection, query: str, *, piece_bytes: int, piece_rows: int) -> Iterator[Messages]:
     """The rows of ``query`` as COPY ... TO STDOUT (FORMAT binary) sends them, in pieces of about that size, for
     ``copied_columns``. psycopg.Error if it fails, also in the middle; MisfitError for a row that cannot be sent.
-
     Format: PostgreSQL documentation, "COPY", "Binary Format". The server sends one row in a message, the first one
     behind a header; a trailer is the last. It may be silent for as long as a query takes to its first row, but only
-    while it answers on another connection. Whoever stops before the end has no connection any more.
-    """
+    while it answers on another connection. Whoever stops before the end has no connection any more."""
     wire = open_wire(connection)
     has_begun = has_ended = False
     try:
@@ -268,7 +262,7 @@ def read_copy(connection: Connection, query: str, *, piece_bytes: int, piece_row
             rows = wire.read(piece_bytes)
             if rows is None:
                 if not wire.is_over and not wait_ready((connection.pgconn.socket,), _SILENCE_SECONDS):
-                    connection.require_alive()
+                    connection.database.connect("lakefeed").close()
                 continue
             if has_ended:
                 raise DecodeError("a copy goes on behind its trailer")

@@ -24,6 +24,7 @@ class Features:
     stay where they are. ``keeps_life``: a new copy can leave protocol, properties, id and comments as they are, by
     adding files; where it cannot, Spark writes it.
     ``has_mapped_columns``: by Delta's own column mapping, files have other column names than the table.
+    ``is_clustered``: the table has, or had, clustering columns.
     """
 
     takes_files: bool
@@ -32,6 +33,7 @@ class Features:
     tracks_rows: bool
     keeps_life: bool
     has_mapped_columns: bool
+    is_clustered: bool
 
 
 def features_of(table: DeltaTable) -> Features:
@@ -51,4 +53,5 @@ def features_of(table: DeltaTable) -> Features:
         keeps_life=features <= _KEPT and not mapped and not constrained and not metadata.partition_columns,
         masks_rows=masked and settings.get("delta.enableDeletionVectors") == "true",
         has_mapped_columns=mapped,
+        is_clustered="clustering" in features,
     )

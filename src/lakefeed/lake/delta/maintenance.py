@@ -64,8 +64,10 @@ def maintain_table(
     before = after = len(sizes)
     try:
         if needs_packing(before, sum(sizes), options):
-            there = {field.name for field in table.schema().fields}
-            pack(session(), store.location, options, [name for name in key if options.cluster and name in there])
+            # Delta sorts neither by a partition column nor a table whose owner has clustered it, which sorts it, too.
+            there = {field.name for field in table.schema().fields} - set(table.metadata().partition_columns)
+            clusters = options.cluster and not features_of(table).is_clustered
+            pack(session(), store.location, options, [name for name in key if clusters and name in there])
             packed = store.opened()
             after = len(packed.get_add_actions(flatten=True).column("path")) if packed is not None else after
     finally:  # a table that cannot be packed must not grow without end, too

@@ -38,7 +38,8 @@ def maintain_table(
     before = after = size[0]
     try:
         if needs_packing(*size, options):
-            pack(session(), store.name, options, store.having(key) if options.cluster else ())
+            wanted = store.having(key) if options.cluster else ()
+            pack(session(), store.name, options, wanted, is_ordered=options.cluster and store.is_ordered)
             packed = store.size()
             after = packed[0] if packed is not None else after
     finally:  # a table that cannot be packed must not grow without end, too
@@ -46,8 +47,10 @@ def maintain_table(
     return MaintenanceResult(files_before=before, files_after=after, removed=removed)
 
 
-def pack(session: SparkSession, name: Sequence[str], options: MaintenanceOptions, key: Sequence[str]) -> None:
-    """Small files into large ones, sorted by ``key`` if there is one."""
+def pack(
+    session: SparkSession, name: Sequence[str], options: MaintenanceOptions, key: Sequence[str], *, is_ordered: bool
+) -> None:
+    """Small files into large ones, sorted as the table's owner has ordered it, else by ``key`` if there is one."""
     given = {
         "target-file-size-bytes": str(options.file_bytes),
         "max-file-size-bytes": str(_NO_LIMIT),
@@ -57,13 +60,17 @@ def pack(session: SparkSession, name: Sequence[str], options: MaintenanceOptions
     listed = ", ".join(_text(part) for pair in given.items() for part in pair)
     order = _text(", ".join(f"{quoted(column)} ASC NULLS FIRST" for column in key))
     sort = f", strategy => 'sort', sort_order => {order}" if key else ""
+    sort = ", strategy => 'sort'" if is_ordered else sort
     table = _text(".".join(map(quoted, name[1:])))
     call = f"rewrite_data_files(table => {table}{sort}, options => map({listed}))"
     session.sql(f"CALL {quoted(name[0])}.system.{call}").collect()
 
 
 def clean(store: IcebergStore, session: Callable[[], SparkSession], options: MaintenanceOptions) -> int:
-    """Expire snapshots that nobody needs, after one that records is on top of those that do not. Returns the files."""
+    """Expire snapshots that nobody needs, after one that records is on top of those that do not. Returns the files.
+
+    What the table's owner wants to keep longer, by its properties, is kept longer.
+    """
     found = store.newest_below_others()
     if found is not None:
         record, commit = found
@@ -72,14 +79,16 @@ def clean(store: IcebergStore, session: Callable[[], SparkSession], options: Mai
         staged = store.staged(attempt)
         if staged is not None and staged.before == record:
             store.java.publish(staged.snapshot)
+    kept_seconds, least = store.kept_snapshots()
+    kept = max(KEPT_SNAPSHOTS, least)
     aged = time.time() - options.keep_hours * 3600 if options.keep_hours is not None else None
-    limit = store.expirable(aged, options.keep_versions, kept=KEPT_SNAPSHOTS)
+    limit = store.expirable(aged, options.keep_versions, kept=kept, until=time.time() - kept_seconds)
     if limit is None:
         return 0
     before = datetime.fromtimestamp(limit, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
     call = (
         f"expire_snapshots(table => {_text('.'.join(map(quoted, store.name[1:])))}, "
-        f"older_than => TIMESTAMP '{before}+00:00', retain_last => {KEPT_SNAPSHOTS})"
+        f"older_than => TIMESTAMP '{before}+00:00', retain_last => {kept})"
     )
     counts = session().sql(f"CALL {quoted(store.name[0])}.system.{call}").collect()[0]
     return sum(int(count or 0) for count in counts)

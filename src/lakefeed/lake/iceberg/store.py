@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 _SLACK = 1.25
 """How many times as many snapshots as are wanted are let be: to expire a few takes as long as to expire many."""
 
+_KEPT = ("max-snapshot-age-ms", "min-snapshots-to-keep")
 _VIEW = "lakefeed_changes"
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _PARTITIONS = "spark.sql.shuffle.partitions"
@@ -339,6 +340,17 @@ class IcebergStore:
         there = {field["name"] for field in current_schema(metadata)["fields"]} if metadata is not None else set()
         return tuple(name for name in names if name in there)
 
+    @property
+    def is_ordered(self) -> bool:
+        """The table's owner has given it a sort order."""
+        return bool((self.metadata() or {}).get("default-sort-order-id", 0))
+
+    def kept_snapshots(self) -> tuple[float, int]:
+        """For how many seconds, and how many of them, snapshots are to stay by the table's properties."""
+        properties = (self.metadata() or {}).get("properties", {})
+        age, least = (properties.get(f"history.expire.{name}", "0") for name in _KEPT)
+        return int(age) / 1000, int(least)
+
     def newest_below_others(self) -> tuple[Record, Mapping[str, Any]] | None:
         """What the table records and says to people, if its newest snapshot does not.
 
@@ -350,14 +362,15 @@ class IcebergStore:
             return None
         return self._newest(metadata, current)
 
-    def expirable(self, aged: float | None, most: int, *, kept: int) -> float | None:
+    def expirable(self, aged: float | None, most: int, *, kept: int, until: float) -> float | None:
         """Expire snapshots from before this time: None if there are none, or no more than ``kept``.
 
-        Those from before ``aged``, and the oldest of clearly more than ``most``.
+        Those from before ``aged``, and the oldest of clearly more than ``most``; none from after ``until``.
         """
         times = sorted(one["timestamp-ms"] / 1000 for one in (self.metadata() or {}).get("snapshots", ()))
         surplus = times[-most] if len(times) > most * _SLACK else None
-        limit = max((one for one in (aged, surplus) if one is not None), default=None)
+        limits = [min(one, until) for one in (aged, surplus) if one is not None]
+        limit = max(limits, default=None)
         return limit if limit is not None and len(times) > kept and times[0] < limit else None
 
 
