@@ -290,6 +290,9 @@ class _PlannedStore:
         )
         return self._applied
 
+    def lost_by(self, path: Sequence[TableSchema]) -> None:  # noqa: ARG002  # a plan loses nothing
+        return None
+
     def evolve(self, session: SparkSession, path: Sequence[TableSchema], stamp: Stamp) -> None:  # noqa: ARG002
         self.rows = self.rows.select(*projected(path))
         version = stamp.schema_version or self._applied.schema_version
