@@ -81,6 +81,9 @@ if TYPE_CHECKING:
     from lakefeed.lake.schema.policy import Evolution as Evolution
     from lakefeed.lake.spark.session import spark_session as spark_session
     from lakefeed.reading.at import read_at as read_at
+    from lakefeed.reading.fresh import current as current
+    from lakefeed.reading.fresh import register_views as register_views
+    from lakefeed.reading.fresh import snapshot as snapshot
     from lakefeed.reading.source import register_source as register_source
     from lakefeed.reading.table import register_tables as register_tables
     from lakefeed.reading.table import table as table
@@ -120,6 +123,7 @@ _HOMES = {
     "lakefeed.lake.route": "Rule",
     "lakefeed.lake.spark.session": "spark_session",
     "lakefeed.reading.at": "read_at",
+    "lakefeed.reading.fresh": "current register_views snapshot",
     "lakefeed.reading.source": "register_source",
     "lakefeed.reading.table": "register_tables table to_arrow",
     "lakefeed.reading.temporal": "as_of",

@@ -13,12 +13,18 @@ from lakefeed.change.table import TableSchema
 from lakefeed.errors import CommitFailedError
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
+from lakefeed.lake.spark.type import quoted
 from lakefeed.lake.window import KeyBounds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from lakefeed.lake.mode.base import CurrentRows, Mode
+
+BROADCAST_ROWS = 1_000_000
+"""Of keys, up to which they are sent to every task that reads the table's rows."""
+
+_MATCHED = "_lakefeed_matched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +57,64 @@ class RewriteRows:
     old: Replaceable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MergeRows:
-    """``MERGE INTO <table> AS t USING <view of rows> AS s ON <condition> <clauses>``, in Spark SQL.
+    """A merge of ``rows``, called ``s``, into the table, called ``t``; everything else is Spark SQL.
 
-    ``count`` is about how many rows there are.
+    A row of the table that matches (``condition``) goes if ``deletes`` holds, else it gets the ``updates``; it matches
+    one row of ``rows`` at most. A row of ``rows`` that matches none is inserted as ``inserts`` if ``inserts_if`` holds.
+    ``replaces``: what matches may as well go, and every row of ``rows`` be inserted if ``inserts_if`` holds. ``count``
+    is about how many rows there are.
     """
 
     rows: DataFrame
     condition: str
-    clauses: tuple[str, ...]
+    deletes: str | None = None
+    updates: Mapping[str, str]
+    inserts: Mapping[str, str]
+    inserts_if: str | None = None
+    replaces: bool
     count: int
 
     def statement(self, table: str, view: str) -> str:
-        return "\n".join([f"MERGE INTO {table} AS t USING {view} AS s ON {self.condition}", *self.clauses])
+        """As one MERGE; ``view`` has the rows."""
+        updates = ", ".join(f"t.{quoted(name)} = {value}" for name, value in self.updates.items())
+        names, values = ", ".join(map(quoted, self.inserts)), ", ".join(self.inserts.values())
+        clauses = [
+            *([f"WHEN MATCHED AND {self.deletes} THEN DELETE"] if self.deletes else []),
+            *([f"WHEN MATCHED THEN UPDATE SET {updates}"] if updates else []),
+            f"WHEN NOT MATCHED{f' AND {self.inserts_if}' if self.inserts_if else ''}",
+            f"THEN INSERT ({names}) VALUES ({values})",  # noqa: S608  # names are quoted
+        ]
+        return "\n".join([f"MERGE INTO {table} AS t USING {view} AS s ON {self.condition}", *clauses])
+
+    def merged(self, stored: DataFrame) -> DataFrame:
+        """What the table has after the merge, if it has ``stored`` before: a plan, nothing is written."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        on, is_few = F.expr(self.condition), self.count <= BROADCAST_ROWS
+        rows = F.broadcast(self.rows) if is_few else self.rows
+        names = [name for name in stored.columns if name in self.inserts]
+        new = [F.expr(self.inserts[name]).alias(name) for name in names]
+        inserted = self.rows.alias("s").where(self.inserts_if or "true")
+        if self.replaces:  # one pass over the table
+            kept = stored.alias("t").join(rows.alias("s"), on, "left_anti").select(*map(quoted, names))
+            return kept.unionByName(inserted.select(*new))
+        met = stored.alias("t").join(rows.alias("s"), on, "left_semi")
+        inserted = inserted.join((F.broadcast(met) if is_few else met).alias("t"), on, "left_anti").select(*new)
+        matched = F.col(f"s.{_MATCHED}").isNotNull()
+        joined = stored.alias("t").join(rows.withColumn(_MATCHED, F.lit(True)).alias("s"), on, "left")
+        if self.deletes:
+            joined = joined.where(~(matched & F.expr(self.deletes)))
+        values = [
+            F.when(matched, F.expr(self.updates[name])).otherwise(F.col(f"t.{quoted(name)}"))
+            if name in self.updates
+            else F.col(f"t.{quoted(name)}")
+            for name in names
+        ]
+        return joined.select(*(value.alias(name) for name, value in zip(names, values, strict=True))).unionByName(
+            inserted
+        )
 
 
 Step = AppendRows | ReplaceRows | RewriteRows | MergeRows

@@ -192,6 +192,16 @@ def narrowed(bounds: KeyBounds | None, window: Window, table_bytes: int) -> KeyB
     return replace(bounds, values=tuple(sorted(values)))
 
 
+def last_time(segment: Segment) -> datetime | None:
+    """The latest commit time in a segment, by its footer; None if no change in it has one."""
+    files, place = filesystem(segment.path)
+    footer = pq.read_metadata(place, filesystem=files)
+    leaves: list[Any] = [footer.schema.column(index) for index in range(len(footer.schema))]
+    index = next(number for number, leaf in enumerate(leaves) if leaf.path == TIME)
+    parts: list[Any] = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
+    return max((part.max for part in parts if part is not None and part.has_min_max), default=None)
+
+
 def first_time(window: Window) -> datetime | None:
     """The earliest commit time of a window; None if unknown, as where a change has none."""
     found = key_bounds(window, of_times=True)

@@ -94,13 +94,16 @@ def keyless_step(session: SparkSession, window: Window, store: TableStore, own: 
     columns = [F.col(quoted(name)) for name in changes.columns if name not in (_SOURCE, SEQ)]
     stored = stored.select(*columns, F.lit(_TABLE).alias(_SOURCE), F.lit(0).cast("bigint").alias(SEQ))
     rows = _counted(changes.unionByName(stored), window)
-    names = [name for name in rows.columns if name != _TAKES]
-    values = ", ".join(f"s.{quoted(name)}" for name in names)
-    clauses = (
-        "WHEN MATCHED THEN DELETE",
-        f"WHEN NOT MATCHED THEN INSERT ({', '.join(map(quoted, names))}) VALUES ({values})",  # noqa: S608  # quoted
+    return MergeRows(
+        rows=rows,
+        condition=f"s.{_TAKES} AND {equal}",
+        deletes="true",
+        updates={},
+        inserts={name: f"s.{quoted(name)}" for name in rows.columns if name != _TAKES},
+        inserts_if=f"NOT s.{_TAKES}",
+        replaces=True,
+        count=counts.total,
     )
-    return MergeRows(rows, f"s.{_TAKES} AND {equal}", clauses, counts.total)
 
 
 def after_copy(window: Window) -> tuple[int, Counts]:

@@ -31,12 +31,12 @@ from lakefeed.errors import ConfigError, TableStoppedError
 from lakefeed.lake.mode.base import INSTANT, UNKNOWN_TIME, CurrentRows, Mode, check_name, checked_names
 from lakefeed.lake.mode.collapse import truncates_as_deletes
 from lakefeed.lake.mode.moved import with_moved_values
-from lakefeed.lake.mode.upsert import BROADCAST_ROWS, Own, matches, packed, rewritten_files, upsert_step
+from lakefeed.lake.mode.upsert import Own, matches, packed, rewritten_files, upsert_step
 from lakefeed.lake.mode.versions import STORED, Versions
 from lakefeed.lake.schema.mapping import ColumnMapping
 from lakefeed.lake.schema.projection import lineage
 from lakefeed.lake.spark.type import quoted
-from lakefeed.lake.store import AppendRows, MergeRows, RewriteRows, Step, TableStore
+from lakefeed.lake.store import BROADCAST_ROWS, AppendRows, MergeRows, RewriteRows, Step, TableStore
 from lakefeed.lake.window import key_bounds, lowest_time, narrowed, read_changes
 
 if TYPE_CHECKING:
@@ -201,11 +201,12 @@ class Temporal(Mode):
         # no bounds.
         parts = (matches(window), f"s.{STORED}", f"{current} AND t.{quoted(self.valid_to)} IS NULL", within)
         changing = [*(name for name in target.names if name not in target.key), self.valid_to, self.is_current]
-        updates = ", ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in changing)
         names = [*target.names, *(column.name for column in self.added_columns())]
-        values = ", ".join(f"s.{quoted(name)}" for name in names)
-        clauses = (
-            f"WHEN MATCHED THEN UPDATE SET {updates}",
-            f"WHEN NOT MATCHED THEN INSERT ({', '.join(map(quoted, names))}) VALUES ({values})",  # noqa: S608  # names are quoted
+        return MergeRows(
+            rows=rows,
+            condition=" AND ".join(part for part in parts if part),
+            updates={name: f"s.{quoted(name)}" for name in changing},
+            inserts={name: f"s.{quoted(name)}" for name in names},
+            replaces=True,
+            count=window.counts.total,
         )
-        return MergeRows(rows, " AND ".join(part for part in parts if part), clauses, window.counts.total)

@@ -24,7 +24,16 @@ from lakefeed.lake.mode.collapse import FRESH, HELD, collapse
 from lakefeed.lake.mode.moved import with_moved_values
 from lakefeed.lake.spark.error import INCOMPLETE, INCOMPLETE_COPY
 from lakefeed.lake.spark.type import quoted, spark_type
-from lakefeed.lake.store import AppendRows, Extent, MergeRows, ReplaceRows, RewriteRows, Step, TableStore
+from lakefeed.lake.store import (
+    BROADCAST_ROWS,
+    AppendRows,
+    Extent,
+    MergeRows,
+    ReplaceRows,
+    RewriteRows,
+    Step,
+    TableStore,
+)
 from lakefeed.lake.window import KeyBounds, incomplete_columns, key_bounds, narrowed, read_changes
 
 if TYPE_CHECKING:
@@ -42,8 +51,6 @@ _SURELY_TOUCHED = 4
 _FILE_BYTES = 128 << 20
 _FILE_ROWS = 200_000
 _TASK_BYTES = 1 << 20
-BROADCAST_ROWS = 1_000_000
-"""Of keys, up to which they are sent to every task that reads the table's rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,21 +127,19 @@ def merge_step(changes: DataFrame, window: Window, bounds: KeyBounds | None, own
             kept = f"CASE WHEN s.{FRESH} THEN {refusal(window, name)} ELSE t.{quoted(name)} END"
             value = f"CASE WHEN s.{flags[name]} THEN {value} ELSE {kept} END"
         sets[name] = f"CASE WHEN s.{HELD} THEN {value} ELSE t.{quoted(name)} END" if own.keeps_deleted else value
-    updates = ", ".join(f"t.{quoted(name)} = {value}" for name, value in {**sets, **own.onto}.items())
-    columns = ", ".join(map(quoted, [*names, *own.new]))
     new = {name: f"s.{quoted(name)}" for name in names} | dict(own.new)
     new |= {name: _whole(window, name, flag) for name, flag in flags.items()}
-    values = ", ".join(new.values())
-    deletes = f"WHEN MATCHED AND s.{OP} = {int(Operation.DELETE)} THEN DELETE"
-    clauses = (
-        *(() if own.keeps_deleted else (deletes,)),
-        *((f"WHEN MATCHED THEN UPDATE SET {updates}",) if updates else ()),
-        f"WHEN NOT MATCHED AND {own.left}",
-        f"THEN INSERT ({columns}) VALUES ({values})",  # noqa: S608  # names are quoted
-    )
     within = bounds.condition("t") if bounds is not None else None
-    condition = " AND ".join(part for part in (matches(window), own.only, within) if part)
-    return MergeRows(changes, condition, clauses, window.counts.total)
+    return MergeRows(
+        rows=changes,
+        condition=" AND ".join(part for part in (matches(window), own.only, within) if part),
+        deletes=None if own.keeps_deleted else f"s.{OP} = {int(Operation.DELETE)}",
+        updates={**sets, **own.onto},
+        inserts=new,
+        inserts_if=own.left,
+        replaces=not flags and not own.keeps_deleted and own.onto == own.new,
+        count=window.counts.total,
+    )
 
 
 def left_rows(changes: DataFrame, window: Window, own: Own = NOTHING_OWN) -> DataFrame:

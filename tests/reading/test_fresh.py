@@ -1,0 +1,177 @@
+"""``current`` and ``snapshot``: tables with what only the journal has, at one moment, against what the source had."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lakefeed import Append, Delta, Iceberg, Mirror, Pipeline, Rule, Sqlite, Temporal, current, register_views, snapshot
+from lakefeed.change.table import TableId
+from lakefeed.errors import ConfigError, LakeError
+from lakefeed.journal.journal import Journal
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+ACCOUNTS = 12
+RULES = [
+    Rule("savings", Mirror(soft_delete="gone_at"), "{table}_kept"),
+    Rule("savings", Temporal(), "{table}_history"),
+    Rule("savings", Append(), "{table}_log"),
+]
+
+
+class Bank:
+    """Money moves between two tables, and never gets more or less. ``lake`` follows; ``capture`` fills its journal."""
+
+    def __init__(self, spark: SparkSession, place: Path, kind: type[Delta] | type[Iceberg]) -> None:
+        self.path = place / "bank.db"
+        self.lake = kind(spark, place / "lake", rules=RULES)
+        self.root = place / "lake" / "_lakefeed" / "bank"
+        self._database = sqlite3.connect(self.path, isolation_level=None)
+        for table in ("checking", "savings"):
+            self.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, amount INTEGER, note TEXT)")
+            for number in range(ACCOUNTS):
+                self.execute(f"INSERT INTO {table} VALUES ({number}, 100, NULL)")
+
+    def execute(self, statements: str) -> None:
+        self._database.executescript(f"BEGIN; {statements}; COMMIT;" if ";" in statements else statements)
+
+    def transfer(self, chance: random.Random) -> None:
+        first, second = chance.sample(["checking", "savings"], 2)
+        one, other = (chance.choice(self.rows(table))[0] for table in (first, second))
+        amount = chance.randrange(1, 9)
+        statements = [
+            f"UPDATE {first} SET amount = amount - {amount} WHERE id = {one}",
+            f"UPDATE {second} SET amount = amount + {amount}, note = 'n{amount}' WHERE id = {other}",
+        ]
+        if chance.random() < 0.3:  # an account is closed and another opened with what it had
+            statements.append(f"UPDATE {second} SET id = id + 100 WHERE id = {other}")
+            statements.append(f"UPDATE {second} SET id = id - 100 WHERE id >= 100 AND {chance.randrange(2)}")
+        self.execute("; ".join(statements))
+
+    def rows(self, table: str) -> list[tuple[Any, ...]]:
+        return sorted(self._database.execute(f"SELECT * FROM {table}").fetchall(), key=repr)
+
+    @contextmanager
+    def pipeline(self) -> Iterator[Pipeline]:
+        with Pipeline(Sqlite(self.path), self.lake, name="bank") as pipeline:
+            yield pipeline
+
+    def sync(self) -> None:
+        with self.pipeline() as pipeline:
+            result = pipeline.sync_once()
+        assert all(table.error is None for table in result.tables.values())
+
+    def capture(self) -> int:
+        """The journal has everything, the lake not. Returns the newest change set."""
+        with self.pipeline() as pipeline:
+            pipeline._open().capture.drain()
+        return Journal.read(self.root).head
+
+
+def rows(frame: DataFrame, columns: str = "id, amount, note") -> list[tuple[Any, ...]]:
+    return sorted((tuple(row) for row in frame.selectExpr(*columns.split(", ")).collect()), key=repr)
+
+
+@pytest.mark.parametrize("kind", [Delta, Iceberg])
+def test_every_moment_is_whole_whatever_the_lake_tables_have_by_then(
+    spark: SparkSession, tmp_path: Path, kind: type[Delta] | type[Iceberg]
+) -> None:
+    bank, chance = Bank(spark, tmp_path, kind), random.Random(7)
+    bank.sync()
+    seen: dict[int, dict[str, list[tuple[Any, ...]]]] = {}
+    for step in range(3):
+        for _ in range(6):
+            bank.transfer(chance)
+        seen[bank.capture()] = {table: bank.rows(table) for table in ("checking", "savings")}
+        if step == 0:
+            bank.sync()
+    newest = max(seen)
+    for table in ("checking", "savings"):
+        assert rows(current(spark, bank.lake, f"main.{table}")) == seen[newest][table]
+    history = current(spark, bank.lake, "main.savings_history")
+    assert rows(history.where("is_current")) == seen[newest]["savings"]
+    assert rows(current(spark, bank.lake, "main.savings_kept").where("gone_at IS NULL")) == seen[newest]["savings"]
+    planned = {
+        name: rows(current(spark, bank.lake, name), "*") for name in ("main.savings_history", "main.savings_kept")
+    }
+    logged = rows(current(spark, bank.lake, "main.savings_log"), "id, amount, note, _lakefeed_operation, _lakefeed_seq")
+    for number, tables in seen.items():
+        found = snapshot(spark, bank.lake, number)
+        money = 0
+        for table, expected in tables.items():
+            assert rows(found[f"main.{table}"]) == expected, (number, table)
+            money += sum(row[1] for row in expected)
+        assert money == ACCOUNTS * 200
+    bank.sync()  # what was read ahead is what the merges then make
+    assert (
+        rows(bank.lake.history(TableId("main", "savings_history")).read(spark, _newest(bank)), "*")
+        == planned["main.savings_history"]
+    )
+    assert rows(current(spark, bank.lake, "main.savings_kept"), "*") == planned["main.savings_kept"]
+    now = current(spark, bank.lake, "main.savings_log")
+    assert rows(now, "id, amount, note, _lakefeed_operation, _lakefeed_seq") == logged
+
+
+def _newest(bank: Bank) -> int:
+    return bank.lake.history(TableId("main", "savings_history")).commits()[-1].version
+
+
+def test_columns_that_changed_since_the_merge_are_as_the_source_has_them(spark: SparkSession, tmp_path: Path) -> None:
+    bank = Bank(spark, tmp_path, Delta)
+    bank.sync()
+    bank.execute("ALTER TABLE checking ADD COLUMN opened TEXT DEFAULT 'early'")
+    bank.execute("INSERT INTO checking VALUES (50, 1, NULL, 'late')")
+    bank.execute("ALTER TABLE checking RENAME COLUMN note TO remark")
+    bank.execute("UPDATE checking SET remark = 'x' WHERE id = 50")
+    bank.capture()
+    found = current(spark, str(tmp_path / "lake"), "main.checking")
+    assert rows(found, "id, amount, remark, opened") == bank.rows("checking")
+    bank.sync()
+    assert rows(current(spark, bank.lake, "main.checking"), "id, amount, remark, opened") == bank.rows("checking")
+
+
+def test_a_moment_is_a_number_a_position_or_a_time_and_views_show_it(spark: SparkSession, tmp_path: Path) -> None:
+    bank, chance = Bank(spark, tmp_path, Delta), random.Random(3)
+    bank.sync()
+    before = bank.capture()
+    expected = bank.rows("checking")
+    position = Journal.read(bank.root).position(before)
+    between = datetime.now(UTC)
+    while datetime.now(UTC) < between + timedelta(milliseconds=5):
+        pass
+    for _ in range(3):
+        bank.transfer(chance)
+    bank.capture()
+    assert position is not None
+    for moment in (before, position, position.encode(), between):
+        assert rows(snapshot(spark, bank.lake, moment)["main.checking"]) == expected, moment
+    assert "main_checking" in register_views(spark, bank.lake)
+    found = spark.sql("SELECT sum(amount) FROM (SELECT * FROM main_checking UNION ALL SELECT * FROM main_savings)")
+    assert found.collect()[0][0] == ACCOUNTS * 200
+    assert rows(spark.table("main_checking")) == bank.rows("checking")
+
+
+def test_what_cannot_be_given_is_said(spark: SparkSession, tmp_path: Path) -> None:
+    bank = Bank(spark, tmp_path, Delta)
+    with pytest.raises(LakeError, match="there is no pipeline's journal"):
+        current(spark, bank.lake, "main.checking")
+    bank.sync()
+    with pytest.raises(LakeError, match=r"the lake has no table main\.nothing") as caught:
+        current(spark, bank.lake, "main.nothing")
+    assert "main.checking" in caught.value.remedy
+    with pytest.raises(LakeError, match="not 99"):
+        snapshot(spark, bank.lake, 99)
+    with pytest.raises(ConfigError, match="no pipeline 'other'"):
+        snapshot(spark, bank.lake, pipeline="other")
+    with pytest.raises(ConfigError, match="has no zone"):
+        snapshot(spark, bank.lake, datetime(2026, 1, 1))
