@@ -113,7 +113,7 @@ class Database:
             context.check_hostname = self.ssl_mode == "VERIFY_IDENTITY"
             context.verify_mode = ssl.CERT_NONE if self.ssl_mode == "REQUIRED" else ssl.CERT_REQUIRED
             given["ssl"] = context
-        if self.ssl_mode in ("DISABLED", "REQUIRED"):
+        if self.ssl_mode in ("DISABLED", "REQUIRED") and "unix_socket" not in options:
             given["auth_plugin_map"] = dict.fromkeys(("mysql_clear_password", "dialog"), _Refusal)
         with self.errors():
             try:

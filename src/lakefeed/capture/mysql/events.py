@@ -1,8 +1,8 @@
 """Events of the binlog, one by one: their kinds, where they stand, and what is in those that have a form of their own.
 Pure; DecodeError, IndexError, zlib.error, ArrowException or struct.error for bytes that are none.
 
-Statements are not parsed: ``read_statement`` knows RENAME, DROP, TRUNCATE and the beginning of everything else, and lists
-the names that follow.
+Statements are not parsed: ``read_statement`` knows RENAME, DROP, TRUNCATE and the beginning of everything else, and
+lists the names that follow.
 """
 
 from __future__ import annotations

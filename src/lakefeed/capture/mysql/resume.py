@@ -20,7 +20,7 @@ from typing import Any
 from lakefeed.capture.base import Lag
 from lakefeed.capture.log import ResumePoint
 from lakefeed.capture.mysql.binlog import BinlogPiece
-from lakefeed.capture.mysql.database import Connection, Database
+from lakefeed.capture.mysql.database import Database
 from lakefeed.capture.mysql.dialect import read_columns, read_identity
 from lakefeed.capture.mysql.history import Gtid, executed, log_begin, log_end, log_files
 from lakefeed.capture.mysql.stream import BinlogReader, made_at
@@ -102,53 +102,47 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
     def require(self, position: Gtid) -> None:
         kept = self._load() or {}
         with self._database.connection() as connection:
-            server = read_identity(connection)
+            now, newest, server = executed(connection, position), log_end(connection), read_identity(connection)
             is_same = server == kept.get("server", server)
-            self._require_history(connection, kept, position, is_same=is_same)
+            if is_same and "log" in kept:
+                name, made = kept["log"]
+                there = name in dict(log_files(connection))
+                if (there and made_at(self._database, name) != made) or MysqlBinlog(name, 0) > newest:
+                    raise PositionLostError(
+                        f"the binlog was reset: its file {name} is not the one that was read before, or is gone",
+                        remedy=f"Restore the server's log, or {_AGAIN}.",
+                    )
+            if not is_same and isinstance(position, MysqlBinlog):
+                other = f"{self._database} is another server than before"
+                raise SourceChangedError(f"{other}, and {position} is a position in the files of that one")
+            if not position <= now:
+                missing = f"{position} (it has {now})"
+                if isinstance(position, MysqlGtid) and isinstance(now, MysqlGtid):
+                    missing = position.without(now)
+                raise PositionLostError(
+                    f"{self._database} does not have the transactions that were captured up to {position}; it lacks "
+                    f"{missing}",
+                    remedy=f"Point source.dsn at the server that has them, or {_AGAIN}.",
+                )
+            if not is_same:  # its GTIDs cover ours, so it goes on; unless they prove nothing
+                if isinstance(position, MariadbGtid):  # which names its server by server_id alone
+                    own = int(connection.value("SELECT @@server_id"))
+                    proves = bool(position.domains) and all(one != own for _, one, _ in position.domains)
+                else:
+                    proves = isinstance(position, MysqlGtid) and bool(position.intervals)
+                if not proves:
+                    raise SourceChangedError(
+                        f"{self._database} is another server than before, and its GTIDs do not prove the same history"
+                    )
             begin, purged = self._begin(position), log_begin(connection, position)
             if not purged <= begin:
                 raise PositionLostError(
                     f"the binlog after {begin} was purged; the server has forgotten what lies before {purged}",
                     remedy=f"Restore the server's log and keep it longer (binlog_expire_logs_seconds), or {_AGAIN}.",
                 )
-            newest = log_end(connection).file
-            if kept and (not is_same or [newest] != kept["log"][:1]):
-                self._save({**kept, "server": server, "log": [newest, made_at(self._database, newest)]})
-
-    def _require_history(self, connection: Connection, kept: dict[str, Any], position: Gtid, *, is_same: bool) -> None:
-        """The server has the log that the position is from."""
-        now, newest = executed(connection, position), log_end(connection)
-        if is_same and kept:
-            name, made = kept["log"]
-            there = name in dict(log_files(connection))
-            if (there and made_at(self._database, name) != made) or MysqlBinlog(name, 0) > newest:
-                raise PositionLostError(
-                    f"the binlog was reset: its file {name} is not the one that was read before, or is gone",
-                    remedy=f"Restore the server's log, or {_AGAIN}.",
-                )
-        if not is_same and isinstance(position, MysqlBinlog):
-            raise SourceChangedError(
-                f"{self._database} is another server than before, and {position} is a position in the files of that one"
-            )
-        if not position <= now:
-            missing = f"{position} (it has {now})"
-            if isinstance(position, MysqlGtid) and isinstance(now, MysqlGtid):
-                missing = position.without(now)
-            raise PositionLostError(
-                f"{self._database} does not have the transactions that were captured up to {position}; it lacks "
-                f"{missing}",
-                remedy=f"Point source.dsn at the server that has them, or {_AGAIN}.",
-            )
-        if not is_same:  # its GTIDs cover ours, so it goes on; unless they prove nothing
-            if isinstance(position, MariadbGtid):  # which names its server by server_id alone
-                own = int(connection.value("SELECT @@server_id"))
-                proves = bool(position.domains) and all(one != own for _, one, _ in position.domains)
-            else:
-                proves = isinstance(position, MysqlGtid) and bool(position.intervals)
-            if not proves:
-                raise SourceChangedError(
-                    f"{self._database} is another server than before, and its GTIDs do not prove the same history"
-                )
+            if kept and (not is_same or newest.file not in kept.get("log", ())):
+                log = [newest.file, made_at(self._database, newest.file)]
+                self._save({**kept, "server": server, "log": log})
 
     def _begin(self, after: Gtid) -> Gtid:
         """Where a stream begins that delivers what comes after ``after``: before distributed transactions that were

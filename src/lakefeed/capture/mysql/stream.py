@@ -61,37 +61,11 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
         self._is_closed = False
         try:
             with database.errors():
-                self._dump(own_id)
+                request_log(self._connection, self._begin, own_id)
                 self._packets = PacketReader(self._connection, STREAM.answer, self._woken)
         except BaseException:
             self.close()
             raise
-
-    def _dump(self, own_id: int) -> None:
-        run, begin, execute = self._connection.run, self._begin, self._connection.driver._execute_command
-        run("SET SESSION net_write_timeout = 3600")  # a consumer that is busy is no dead one
-        for name in ("master", "source"):
-            run(f"SET @{name}_binlog_checksum = 'CRC32'")  # as the file has it: none if that has none
-            run(f"SET @{name}_heartbeat_period = {_HEARTBEAT_NANOSECONDS}")
-        if self._database.flavour == "mysql" and own_id:
-            run(f"SET @slave_uuid = '{uuid.uuid5(uuid.NAMESPACE_OID, str(own_id))}'")
-        if self._database.flavour == "mariadb":
-            run("SET @mariadb_slave_capability = 4")
-            run("SET @slave_gtid_strict_mode = 1, @slave_gtid_ignore_duplicates = 0")
-        if isinstance(begin, MysqlGtid):
-            block = encode_set(begin)
-            head = struct.pack("<HIIQI", _THROUGH_GTID, own_id, 0, FIRST_OFFSET, len(block))
-            execute(_COM_BINLOG_DUMP_GTID, head + block)
-            return
-        file, offset = b"", FIRST_OFFSET
-        if isinstance(begin, MariadbGtid):
-            run(f"SET @slave_connect_state = {literal(begin.text())}")
-        else:
-            file, offset = begin.file.encode(), begin.offset
-            if offset >= 1 << 32:  # more than the command can tell: it is a file's end, behind one large transaction
-                following = [name for name, _ in log_files(self._connection) if MysqlBinlog(name, 4) > begin]
-                file, offset = "".join(following[:1]).encode() or file, FIRST_OFFSET
-        execute(_COM_BINLOG_DUMP, struct.pack("<IHI", offset, 0, own_id) + file)
 
     def read(self, wait_seconds: float) -> BinlogPiece | None:
         with self._database.errors():
@@ -166,6 +140,36 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
             place.move(data, at + 1, end, code, offset)
             self._has_read = self._has_read or code not in (ROTATE, FORMAT, HEARTBEAT)
         return found
+
+
+def request_log(connection: Connection, begin: Gtid, own_id: int) -> None:
+    """Make the server send its log after ``begin``, as to the replica ``own_id``. From here on the connection has
+    events and nothing else."""
+    flavour, execute = connection.database.flavour, connection.driver._execute_command
+    settings = ["SESSION net_write_timeout = 3600"]  # a consumer that is busy is no dead one
+    settings += [  # checksums as the file has them: none if that has none
+        f"@{name}_binlog_checksum = 'CRC32', @{name}_heartbeat_period = {_HEARTBEAT_NANOSECONDS}"
+        for name in ("master", "source")
+    ]
+    if flavour == "mysql" and own_id:
+        settings.append(f"@slave_uuid = '{uuid.uuid5(uuid.NAMESPACE_OID, str(own_id))}'")
+    if flavour == "mariadb":
+        settings.append("@mariadb_slave_capability = 4, @slave_gtid_strict_mode = 1, @slave_gtid_ignore_duplicates = 0")
+    if isinstance(begin, MariadbGtid):
+        settings.append(f"@slave_connect_state = {literal(begin.text())}")
+    connection.run(f"SET {', '.join(settings)}")
+    if isinstance(begin, MysqlGtid):
+        block = encode_set(begin)
+        head = struct.pack("<HIIQI", _THROUGH_GTID, own_id, 0, FIRST_OFFSET, len(block))
+        execute(_COM_BINLOG_DUMP_GTID, head + block)
+        return
+    file, offset = "", FIRST_OFFSET
+    if isinstance(begin, MysqlBinlog):
+        file, offset = begin.file, begin.offset
+        if offset >= 1 << 32:  # more than the command can tell: it is a file's end, behind one large transaction
+            following = (name for name, _ in log_files(connection) if MysqlBinlog(name, FIRST_OFFSET) > begin)
+            file, offset = next(following, file), FIRST_OFFSET
+    execute(_COM_BINLOG_DUMP, struct.pack("<IHI", offset, 0, own_id) + file.encode())
 
 
 def made_at(database: Database, name: str) -> int | None:
