@@ -115,7 +115,7 @@ def test_what_nobody_needs_goes_although_packing_fails(world: World, monkeypatch
     cleaned: list[int] = []
     clean = keeper.clean
 
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise RuntimeError("no room to pack")
 
     def cleans(*arguments: Any) -> int:
