@@ -47,24 +47,10 @@ def database(server: MysqlServer) -> Iterator[str]:
         yield name
 
 
-_NEWER = {
-    "RESET MASTER": "RESET BINARY LOGS AND GTIDS", "CHANGE MASTER": "CHANGE REPLICATION SOURCE", "MASTER_": "SOURCE_",
-    "SLAVE": "REPLICA",
-}  # fmt: skip
-
-
 def version_of(server: MysqlServer) -> tuple[int, ...]:
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SELECT version()")
         return tuple(int(part) for part in str(cursor.fetchall()[0][0]).split("-")[0].split("."))
-
-
-def spelled(server: MysqlServer, sql: str) -> str:
-    """A statement about replication in the words of the server: MySQL 8.4 has new ones, and not the old."""
-    if server.flavour == "mysql" and version_of(server) >= (8, 4):
-        for old, new in _NEWER.items():
-            sql = sql.replace(old, new)
-    return sql
 
 
 @contextmanager

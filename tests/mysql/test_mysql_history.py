@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.mysql.conftest import FLAVOURS, WITHOUT_GTIDS, new_database, spelled
+from tests.mysql.conftest import FLAVOURS, WITHOUT_GTIDS, new_database
 from tests.mysql.test_mysql_log import Play
 
 from lakefeed.capture.base import Level
@@ -121,7 +121,8 @@ def test_a_log_that_was_reset_is_noticed_also_when_it_has_grown_again(settings: 
         play.drain()
         play.capture.confirm(play.at)
         time.sleep(1.1)  # the time of a file is in seconds
-        play.run(spelled(server, "RESET MASTER"), "FLUSH BINARY LOGS")
+        server.reset_log()
+        play.run("FLUSH BINARY LOGS")
         play.run(*(f"INSERT INTO t VALUES ({n}, 'a')" for n in range(2, 30)))
         play.run("FLUSH BINARY LOGS", "INSERT INTO t VALUES (99, 'a')")
         with pytest.raises(PositionLostError, match="reset"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mysql.conftest import FLAVOURS, spelled, version_of
+from tests.mysql.conftest import FLAVOURS, version_of
 
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.capture.mysql.packets import PacketReader, Packets
@@ -353,7 +353,7 @@ def test_a_purged_a_reset_and_a_foreign_log_have_lost_the_position(flavour: Flav
         play.capture.open()
         with pytest.raises(PositionLostError, match="purged"):
             play.capture.continuity(start, [play.table])
-        play.run(spelled(server, "RESET MASTER"))
+        server.reset_log()
         with pytest.raises(PositionLostError):
             play.capture.continuity(play.at, [play.table])
         play.close()
@@ -364,13 +364,8 @@ def test_a_promoted_replica_goes_on_without_a_copy(flavour: Flavour, tmp_path: P
     own = {"server_id": "2", "log_slave_updates": "ON"}
     with MysqlServer.start(flavour) as old, MysqlServer.start(flavour, own) as new, _database(old, "shop"):
         play = Play(old, "shop", tmp_path)
-        auto = "MASTER_USE_GTID = slave_pos" if flavour == "mariadb" else "MASTER_AUTO_POSITION = 1"
+        new.follow(old)
         with new.connect() as replica, replica.cursor() as cursor:
-            if flavour == "mysql":
-                cursor.execute(spelled(new, "RESET MASTER"))
-            source = f"MASTER_HOST = '127.0.0.1', MASTER_PORT = {old.port}, MASTER_USER = 'root', {auto}"
-            cursor.execute(spelled(new, f"CHANGE MASTER TO {source}"))
-            cursor.execute(spelled(new, "START SLAVE"))
             play.run("INSERT INTO t VALUES (1, 'a')")
             assert changes(play.drain()) == [(Operation.INSERT, 1)]
             play.run("INSERT INTO t VALUES (2, 'b')")
@@ -382,7 +377,7 @@ def test_a_promoted_replica_goes_on_without_a_copy(flavour: Flavour, tmp_path: P
                     count = cursor.fetchone()[0]
                 time.sleep(0.05)
             assert count == 2
-            cursor.execute(spelled(new, "STOP SLAVE"))
+            new.promote()
             cursor.execute("INSERT INTO shop.t VALUES (3, 'c')")
         play.capture.close()
         promoted = Mysql(new.dsn, kind=flavour, tables=["shop.*"], state=tmp_path).bind("play")

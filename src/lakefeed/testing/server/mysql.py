@@ -118,10 +118,10 @@ class Binaries:
     share: Path
 
 
-def find_server(flavour: Flavour) -> Binaries:
+def find_server(flavour: Flavour, version: str = "") -> Binaries:
     """The installation to test with, fetched if this machine has none yet. FetchError if it cannot be had."""
     name = f"LAKEFEED_{flavour.upper()}"
-    wanted = os.environ.get(name, "")
+    wanted = os.environ.get(name, version)
     if os.sep in wanted:
         daemon = Path(wanted).resolve()
     else:
@@ -150,9 +150,9 @@ class MysqlServer(Server):
         self.settings = dict(settings)
 
     @classmethod
-    def start(cls, flavour: Flavour, settings: Mapping[str, str] | None = None) -> MysqlServer:
+    def start(cls, flavour: Flavour, settings: Mapping[str, str] | None = None, version: str = "") -> MysqlServer:
         """Start a server on a copy of a data directory that was initialised once."""
-        binaries = find_server(flavour)
+        binaries = find_server(flavour, version)
         directory = Path(tempfile.mkdtemp(prefix=f"lakefeed-{flavour}-"))
         wanted = {**_COMMON, **_SMALL, **_OWN[flavour], **(settings or {})}
         server = cls(binaries, directory, free_port(), wanted)
@@ -173,6 +173,39 @@ class MysqlServer(Server):
         """A connection of a test's own, in autocommit mode."""
         given = {"host": "127.0.0.1", "port": self.port, "user": "root", "autocommit": True, "ssl_disabled": True}
         return pymysql.connect(**{**given, "connect_timeout": 10, "charset": "utf8mb4", **options})
+
+    def says_source(self) -> bool:
+        """MySQL 8.4 and newer: source and replica, not master and slave."""
+        with self.connect() as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT version()")
+            major, minor = str(cursor.fetchone()[0]).split(".")[:2]
+        return self.flavour == "mysql" and (int(major), int(minor)) >= (8, 4)
+
+    def reset_log(self) -> None:
+        """Its binlog begins anew, without a GTID."""
+        with self.connect() as connection, connection.cursor() as cursor:
+            cursor.execute("RESET BINARY LOGS AND GTIDS" if self.says_source() else "RESET MASTER")
+
+    def follow(self, source: MysqlServer) -> None:
+        """Become a replica, by GTIDs, without encryption."""
+        new = self.says_source()
+        auto = (
+            "MASTER_USE_GTID = slave_pos, MASTER_SSL = 0" if self.flavour == "mariadb" else "MASTER_AUTO_POSITION = 1"
+        )
+        if new:
+            auto += ", GET_MASTER_PUBLIC_KEY = 1"
+        sql = f"CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = {source.port}, MASTER_USER = 'root', {auto}"
+        if self.flavour == "mysql":
+            self.reset_log()
+        with self.connect() as connection, connection.cursor() as cursor:
+            sql = sql.replace("MASTER TO", "REPLICATION SOURCE TO").replace("MASTER", "SOURCE") if new else sql
+            cursor.execute(sql)
+            cursor.execute("START REPLICA" if new else "START SLAVE")
+
+    def promote(self) -> None:
+        """Follow nobody any more."""
+        with self.connect() as connection, connection.cursor() as cursor:
+            cursor.execute("STOP REPLICA" if self.says_source() else "STOP SLAVE")
 
     def command(self) -> list[str]:
         own = {
