@@ -41,9 +41,10 @@ def _prepare(play: Play, xid: str, *statements: str) -> None:
     play.run(f"XA START {xid}", *statements, f"XA END {xid}", f"XA PREPARE {xid}")
 
 
-def _begin_again(play: Play) -> None:
-    """Another process goes on with what the first has confirmed."""
-    play.capture.confirm(play.at)
+def _begin_again(play: Play, *, confirms: bool = True) -> None:
+    """Another process goes on with what the first has delivered, and maybe not confirmed."""
+    if confirms:
+        play.capture.confirm(play.at)
     play.capture.close()
     play.capture = play.source.bind("play")
     play.capture.open()
@@ -76,7 +77,7 @@ def test_a_prepared_transaction_survives_a_restart_and_nothing_else_comes_twice(
     with play.server.connect(database=play.database) as other, other.cursor() as cursor:
         cursor.execute("INSERT INTO t VALUES (2, 'b')")
         assert changes(play.drain()) == [(Operation.INSERT, 2)]
-        _begin_again(play)
+        _begin_again(play, confirms=False)
         assert play.drain() == []
         _begin_again(play)  # confirmed by a process that has not caught up
         cursor.execute("FLUSH BINARY LOGS")
@@ -88,6 +89,19 @@ def test_a_prepared_transaction_survives_a_restart_and_nothing_else_comes_twice(
     _begin_again(play)
     play.run("INSERT INTO t VALUES (4, 'd')")
     assert changes(play.drain()) == [(Operation.INSERT, 4)]
+
+
+def test_a_transaction_that_was_prepared_behind_the_confirmed_position_survives_a_crash(play: Play) -> None:
+    play.run("INSERT INTO t VALUES (1, 'a')")
+    play.drain()
+    play.capture.confirm(play.at)
+    _prepare(play, "'x'", "INSERT INTO t VALUES (2, 'b')")
+    with play.server.connect(database=play.database) as other, other.cursor() as cursor:
+        cursor.execute("INSERT INTO t VALUES (3, 'c')")
+    assert changes(play.drain()) == [(Operation.INSERT, 3)]
+    _begin_again(play, confirms=False)
+    play.run("XA COMMIT 'x'", "INSERT INTO t VALUES (4, 'd')")
+    assert changes(play.drain()) == [(Operation.INSERT, 2), (Operation.INSERT, 4)]
 
 
 def test_a_large_prepared_transaction_is_spilled(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:

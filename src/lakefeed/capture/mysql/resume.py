@@ -146,10 +146,9 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
 
     def _begin(self, after: Gtid) -> Gtid:
         """Where a stream begins that delivers what comes after ``after``: before distributed transactions that were
-        open there."""
-        oldest = (self._load() or {}).get("oldest")
-        found = after if oldest is None else _position({"position": oldest})
-        return min(after, found)
+        open at the confirmed position. Others began behind that one, which may be earlier than ``after``."""
+        kept = self._load()
+        return after if kept is None else min(after, _position({"position": kept.get("oldest") or kept["position"]}))
 
     def start(self, after: Gtid) -> BackgroundReader[Gtid, BinlogPiece]:
         begin = self._begin(after)
