@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.parametrize("name", ["writer", "drain", "pg_stream", "memory"])
+@pytest.mark.parametrize(
+    "name", ["writer", "drain", "pg_stream", "memory", pytest.param("mysql_stream", marks=pytest.mark.slow)]
+)
 def test_a_benchmark_of_the_capture_side_runs_and_reports_ratios(name: str, tmp_path: Path) -> None:
     _check(CASES[name].run(Bench(tmp_path, quick=True)))
 
@@ -35,7 +37,9 @@ def test_a_benchmark_of_the_lake_side_runs_and_reports_ratios(name: str, spark: 
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("name", ["snapshot", pytest.param("pg_snapshot", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["snapshot", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pg_snapshot", "mysql_snapshot"))]
+)
 def test_the_snapshot_benchmarks_run_in_a_process_and_session_of_their_own(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from tests.mysql.golden import events
 from tests.mysql.test_mysql_decoder import _piece
 from tests.mysql.test_mysql_golden import NAMES, decoder
 
+from lakefeed.capture.mysql.rows import read_table_map
 from lakefeed.change.mysql import MariadbGtid, MysqlGtid
 from lakefeed.errors import DecodeError
 
@@ -75,6 +76,16 @@ def test_t12_damaged_events_of_every_version_give_arrow_or_a_decode_error(rounds
     ends = try_damaged(rounds, seed=rounds)
     assert ends["Arrow"] > rounds // 20
     assert ends["DecodeError"] > rounds // 20
+
+
+@pytest.mark.parametrize(
+    ("code", "meta"),
+    [(246, b"\x00\x00"), (246, b"\x42\x00"), (246, b"\x05\x06"), (18, b"\x07"), (16, b"\x00\x00"), (16, b"\x01\x08")],
+)
+def test_a_table_map_with_a_column_that_no_server_has_is_a_decode_error(code: int, meta: bytes) -> None:
+    body = b"\x01s\0\x01t\0\x01" + bytes((code, len(meta))) + meta + b"\0"
+    with pytest.raises(DecodeError, match="a table map has"):
+        read_table_map(body)
 
 
 if __name__ == "__main__":

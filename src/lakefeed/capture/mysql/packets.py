@@ -25,6 +25,7 @@ from lakefeed.errors import DecodeError
 
 _LONGEST = 0xFFFFFF
 _GULP_BYTES = 4 << 20
+_HEAD = struct.Struct("<I").unpack_from
 _COM_STMT_PREPARE, _COM_STMT_EXECUTE, _COM_STMT_CLOSE = 0x16, 0x17, 0x19
 _EOF, _ERROR, _OK = 0xFE, 0xFF, 0x00
 
@@ -97,7 +98,7 @@ class PacketReader:
         starts: list[int] = []
         ends: list[int] = []
         while at + 4 <= size:
-            length = data[at] | data[at + 1] << 8 | data[at + 2] << 16
+            length = _HEAD(data, at)[0] & _LONGEST  # and a number in the fourth byte
             end = at + 4 + length
             if end > size:
                 break
