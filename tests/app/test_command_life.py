@@ -93,7 +93,17 @@ def test_check_and_status_of_a_pipeline_that_never_ran_change_nothing(shop: Path
     assert commands.answer("check") == {"ready": True, "findings": []}
     assert commands.text("check") == "shop is ready.\n"
     status = commands.answer("status")
-    assert set(status) == {"verdict", "reason", "remedy", "age_seconds", "journal_head", "lag", "source", "tables"}
+    assert set(status) == {
+        "verdict",
+        "reason",
+        "remedy",
+        "age_seconds",
+        "journal_head",
+        "lag",
+        "source",
+        "tables",
+        "blocked",
+    }
     assert (status["verdict"], status["journal_head"], status["tables"]) == ("stopped", 0, {})
     assert set(status["lag"]) == {"rows", "bytes", "seconds"}
     assert commands.answer("journal") == {"pipeline": "shop", "change_sets": []}

@@ -744,9 +744,7 @@ def test_a_sync_with_a_full_backlog_goes_on_for_the_tables_that_work_or_says_why
         broken.tables.add(B.table)
         for number in range(9, 14):
             capture.append(insert(B, id=number, v="x"), COMMIT)
-        with pytest.raises(
-            LakeError, match=r"capture has stopped: .* wait for tables .*\(main.b\): its dir"
-        ) as raised:
+        with pytest.raises(LakeError, match=r"capture has stopped: .* wait for tables .*\(main.b\): its dir") as raised:
             pipeline.sync_once()
         assert raised.value.remedy == "Make it writable."
         broken.tables.clear()

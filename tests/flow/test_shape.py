@@ -137,6 +137,7 @@ def test_a_list_belongs_to_the_source_table_and_not_to_a_second_lake_table() -> 
 
 def test_a_rule_that_names_the_table_counts_before_a_pattern() -> None:
     lake = MemoryLake("x", rules=[Rule("main.people", columns=("id",)), Rule("main.*", columns=("*", "!tax"))])
+    assert lake.columns is not None
     assert lake.columns(PEOPLE.table) == ("id",)
 
 

@@ -100,7 +100,8 @@ def execute(arguments: list[str]) -> int:
         level = logging.DEBUG if debug else logging.INFO
     be_quiet("quiet" in given)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", handlers=[LogLines()])
-    logging.getLogger().setLevel(level)
+    root, before = logging.getLogger(), logging.getLogger().level
+    root.setLevel(level)
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a JVM that is stopped logs the lost connection
     try:
         arm_from_environment()
@@ -144,3 +145,5 @@ def execute(arguments: list[str]) -> int:
         )
         show_error(unexpected, as_json=as_json)
         return FAILURE
+    finally:
+        root.setLevel(before)  # whoever calls this from Python keeps the level

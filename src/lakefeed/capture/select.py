@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fnmatch import translate
 
 from lakefeed.change.table import TableId
@@ -30,13 +30,11 @@ class TablePatterns:
         whole = {pattern: name if "." in name else f"{default_schema}.{name}" for pattern, name in names.items()}
         self._matchers = {pattern: re.compile(translate(text), flags) for pattern, text in whole.items()}
         if names and all(pattern.startswith("!") for pattern in names):
-            first = next(iter(names))
-            remedy = f'Add what to take them from: ["{default_schema}.*", "{first}"].'
-            raise ConfigError(f"the table pattern '{first}' takes tables away, and no pattern has any", remedy=remedy)
+            remedy = f'Add what to take them from: ["{default_schema}.*", "{next(iter(names))}"].'
+            raise ConfigError("every table pattern takes tables away, and none has any", remedy=remedy)
 
     def matching(self, table: TableId) -> list[str]:
-        """The patterns that match ``table``, whether there is such a table or not; those that name it come first. None
-        if one takes it away."""
+        """The patterns that match a table, there or not, those that name it first; none if one takes it away."""
         found = [pattern for pattern, matcher in self._matchers.items() if matcher.match(str(table))]
         is_taken_away = any(pattern.startswith("!") for pattern in found)
         return [] if is_taken_away else sorted(found, key=lambda pattern: not is_literal(pattern))
@@ -60,9 +58,11 @@ def is_literal(pattern: str) -> bool:
     return not any(mark in pattern for mark in "*?[")
 
 
-def refused_name(column: str) -> tuple[str, str] | None:
-    """Why lake tables refuse a column's name, and a name that they accept; None if they accept it."""
-    fixed = _REFUSED.sub("_", column)
-    if column.lower().startswith("_lakefeed"):
-        return f"the column name '{column}' is reserved", fixed.lstrip("_")
-    return None if fixed == column else (f"lake tables refuse the column name '{column}'", fixed)
+def refused_names(columns: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """Of column names those that lake tables refuse, why, and a name that they accept."""
+    for column in columns:
+        fixed = _REFUSED.sub("_", column)
+        if column.lower().startswith("_lakefeed"):
+            yield column, f"the column name '{column}' is reserved", fixed.lstrip("_")
+        elif fixed != column:
+            yield column, f"lake tables refuse the column name '{column}'", fixed

@@ -30,10 +30,11 @@ _INNER, _NAMES = "shaped", "names"
 
 
 class Shape:
-    """``columns`` gives the list of a source table; an empty one takes every column."""
+    """``columns`` gives the list of a source table; an empty one takes every column. None: there is no list at all."""
 
-    def __init__(self, columns: Callable[[TableId], Sequence[str]]) -> None:
-        self._columns = columns
+    def __init__(self, columns: Callable[[TableId], Sequence[str]] | None) -> None:
+        self._is_plain = columns is None
+        self._columns = columns or (lambda _: ())
 
     def schema(self, schema: TableSchema) -> TableSchema:
         """What is taken of a table with this schema, as the source has it."""
@@ -62,7 +63,7 @@ class Shape:
 
     def change_set(self, change_set: ChangeSet) -> ChangeSet:
         """The same changes without what is left out."""
-        if change_set.is_heartbeat:
+        if self._is_plain or change_set.is_heartbeat:
             return change_set
         return replace(
             change_set,

@@ -175,8 +175,9 @@ class TableFormat(Protocol):
     def routes(self, source: TableId) -> tuple[Route, ...]:
         """The lake tables of a source table, at least one. Pure."""
 
-    def columns(self, source: TableId) -> tuple[str, ...]:
-        """Globs of the columns that are taken of a source table; none: all of them. Pure."""
+    @property
+    def columns(self) -> Callable[[TableId], tuple[str, ...]] | None:
+        """What gives the globs of the columns that are taken of a source table; None if no rule leaves any out."""
 
     def table(self, route: Route) -> LakeTable:
         """The lake table of a route, whether it exists yet or not; asked again, the same object. Any thread."""

@@ -127,6 +127,7 @@ class Routes:
     def __init__(self, mode: Mode, rules: Sequence[Rule] = (), evolution: Evolution = Evolution()) -> None:  # noqa: B008  # immutable
         self._mode = mode
         self._rules = tuple(rules)
+        self.leaves_out = any(rule.columns for rule in self._rules)
         self._evolution = evolution
 
     def of(self, source: TableId) -> tuple[Route, ...]:

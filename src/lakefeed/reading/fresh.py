@@ -224,8 +224,7 @@ class _Plans:
     def routes(self, source: TableId) -> tuple[Route, ...]:
         return (Route.same(source),)
 
-    def columns(self, source: TableId) -> tuple[str, ...]:  # noqa: ARG002  # the journal has what was taken
-        return ()
+    columns = None  # the journal has what was taken
 
     def table(self, route: Route) -> SparkTable:
         lake = self._pipeline.lake

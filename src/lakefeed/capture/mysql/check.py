@@ -12,9 +12,9 @@ from lakefeed.capture.mysql.columns import ZeroDates
 from lakefeed.capture.mysql.database import Connection, Database, quoted
 from lakefeed.capture.mysql.dialect import MysqlSession, read_columns, unknown_charset
 from lakefeed.capture.mysql.history import GTID_MODE, wait_for_commits
+from lakefeed.capture.select import refused_names
 from lakefeed.errors import ConfigError, SourceSetupError
 
-_REFUSED_BY_DELTA = " ,;{}()\n\t="
 _LEAST_SECONDS = 86_400
 _OLDEST = {"mysql": (8, 0), "mariadb": (10, 6)}
 
@@ -36,12 +36,9 @@ def check_source(database: Database, choose: Choose) -> tuple[Finding, ...]:
             if (odd := unknown_charset(columns)) is not None:
                 problem = f"the character set of its column {odd} is not known here"
                 problems.append((Level.ERROR, problem, f"ALTER TABLE {name} CONVERT TO CHARACTER SET utf8mb4;"))
-            for column in columns:
-                fixed = "".join("_" if letter in _REFUSED_BY_DELTA else letter for letter in column.name)
-                if fixed != column.name or column.name.lower().startswith("_lakefeed"):
-                    better = quoted(fixed.lstrip("_") or "renamed")
-                    remedy = f"ALTER TABLE {name} RENAME COLUMN {quoted(column.name)} TO {better};"
-                    problems.append((Level.ERROR, f"lake tables refuse the column name '{column.name}'", remedy))
+            for column, problem, better in refused_names(one.name for one in columns):
+                remedy = f"ALTER TABLE {name} RENAME COLUMN {quoted(column)} TO {quoted(better)};"
+                problems.append((Level.ERROR, problem, remedy))
             for level, problem, remedy in problems:
                 found.append(Finding(level=level, problem=f"{table}: {problem}", remedy=remedy, table=table))
     return tuple(found)

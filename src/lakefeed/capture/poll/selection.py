@@ -15,7 +15,7 @@ from lakefeed.capture.dialect import DescribedTable, Dialect, Session
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.poll.source import NullPolicy, SoftDelete, TableRule
 from lakefeed.capture.poll.table import PolledTable, TableReads, given
-from lakefeed.capture.select import TablePatterns, is_literal, refused_name
+from lakefeed.capture.select import TablePatterns, is_literal, refused_names
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import ConfigError, LakefeedError, Retry
 
@@ -158,9 +158,8 @@ class TableSelection:
         if isinstance(kind, pa.TimestampType) and kind.tz is None:
             problem = f"'{updated_at}' has no time zone and is taken for UTC; late commits are missed if it is not"
             yield Level.WARNING, problem, f"Write it in UTC, or make '{updated_at}' a timestamp with time zone."
-        for column in table.schema.names:
-            if (refused := refused_name(column)) is not None:
-                yield Level.ERROR, refused[0], "Rename it, or leave it out: columns."
+        for _, problem, _ in refused_names(table.schema.names):
+            yield Level.ERROR, problem, "Rename it, or leave it out: columns."
         try:
             if count := reads.count_timeless():
                 stops = table.rule.null_updated_at is not NullPolicy.IGNORE

@@ -10,12 +10,12 @@ from lakefeed.capture.postgres.catalog import SourceTable, one_reading, read_tab
 from lakefeed.capture.postgres.database import Connection, Database, Names, quoted
 from lakefeed.capture.postgres.resume import Coverage, read_coverage
 from lakefeed.capture.postgres.slot import Slot, slot_statement, usable_slot
+from lakefeed.capture.select import refused_names
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, SourceSetupError, SourceUnavailableError
 
-OLDEST, _REFUSED_BY_DELTA = 150_000, " ,;{}()\n\t="
 _ENCRYPTED, _LOCAL = ("require", "verify-ca", "verify-full"), ("localhost", "127.0.0.1", "::1")
-_ERROR, _WARNING = Level.ERROR, Level.WARNING
+OLDEST, _ERROR, _WARNING = 150_000, Level.ERROR, Level.WARNING
 
 _SERVER = """
 SELECT current_user::text, (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
@@ -65,8 +65,8 @@ def check_source(
         granted = {oid: rights for oid, *rights in connection.execute(_PRIVILEGES, ([one.oid for one in tables],))}
         for table in tables:
             reads, enters, hides = granted.get(table.oid, (True, True, False))
-            rights = _of_privileges(table.id, user, reads=reads, enters=enters, hides=hides)
-            found += _findings([*rights, *_of_table(table, before_images=before_images)], table.id)
+            rights = {"reads": reads, "enters": enters, "hides": hides}
+            found += _findings(_of_table(table, user, before_images=before_images, **rights), table.id)
         # Tables of the schemas in question whose changes the log does not have: reported, not skipped in silence.
         schemas = {table.schema for table in chosen or there}
         for name, source in there.items():
@@ -157,30 +157,20 @@ def _of_rights(
     ]  # fmt: skip
 
 
-def _of_privileges(table: TableId, user: str, *, reads: bool, enters: bool, hides: bool) -> list[_Found]:
-    role = quoted(user)
+def _of_table(
+    table: SourceTable, user: str, *, reads: bool, enters: bool, hides: bool, before_images: bool
+) -> list[_Found]:
+    name, role = sql_name(table.id), quoted(user)
+    rename = f"ALTER TABLE {name} RENAME COLUMN {{}} TO {{}};"
     return [
         (not enters, _ERROR, f"the role {user} may not use its schema",
-         Statement(f"GRANT USAGE ON SCHEMA {quoted(table.schema)} TO {role};")),
-        (not reads, _ERROR, f"the role {user} may not read it",
-         Statement(f"GRANT SELECT ON {sql_name(table)} TO {role};")),
-        (hides, _ERROR, f"row security hides rows of it from the role {user}",
-         Statement(f"ALTER ROLE {role} BYPASSRLS;")),
-    ]  # fmt: skip
-
-
-def _of_table(table: SourceTable, *, before_images: bool) -> list[_Found]:
-    name = sql_name(table.id)
-    renames = []
-    for column in (one.name for one in table.columns):
-        fixed = "".join("_" if letter in _REFUSED_BY_DELTA else letter for letter in column)
-        if fixed != column or column.lower().startswith("_lakefeed"):
-            remedy = f"ALTER TABLE {name} RENAME COLUMN {quoted(column)} TO {quoted(fixed.lstrip('_') or 'renamed')};"
-            renames.append((True, _ERROR, f"lake tables refuse the column name '{column}'", Statement(remedy)))
-    return [
+         Statement(f"GRANT USAGE ON SCHEMA {quoted(table.id.schema)} TO {role};")),
+        (not reads, _ERROR, f"the role {user} may not read it", Statement(f"GRANT SELECT ON {name} TO {role};")),
+        (hides, _ERROR, f"row security hides rows from the role {user}", Statement(f"ALTER ROLE {role} BYPASSRLS;")),
         (not table.key, _WARNING, "no key: rows are matched as a whole, and each update is a delete and an insert",
          f"ALTER TABLE {name} ADD PRIMARY KEY (…);"),
-        *renames,
+        *((True, _ERROR, problem, Statement(rename.format(quoted(column), quoted(better))))
+          for column, problem, better in refused_names(one.name for one in table.columns)),
         (before_images and bool(table.not_whole), _WARNING,
          "no before images, because its replica identity does not log old rows whole",
          Statement(" ".join(f"ALTER TABLE {one} REPLICA IDENTITY FULL;" for one in table.not_whole))),

@@ -23,7 +23,7 @@ from pathlib import Path
 from lakefeed.capture.base import Capabilities, ChangeCapture, Finding, Level
 from lakefeed.capture.log import Choose
 from lakefeed.capture.log_capture import LogCapture
-from lakefeed.capture.select import refused_name
+from lakefeed.capture.select import refused_names
 from lakefeed.capture.sqlite.database import Database, quoted
 from lakefeed.capture.sqlite.dialect import SqliteDialect
 from lakefeed.capture.sqlite.drift import WIDEST
@@ -119,7 +119,5 @@ def _problems(source: SourceTable) -> Iterator[tuple[Level, str, str]]:
         yield Level.WARNING, problem, "Write with ON CONFLICT DO UPDATE or DELETE instead of REPLACE."
     if len(source.columns) > WIDEST:
         yield Level.ERROR, f"{len(source.columns)} columns; {WIDEST} can be captured", "Leave the table out."
-    for column in (one.name for one in source.columns):
-        if (refused := refused_name(column)) is not None:
-            problem, better = refused
-            yield Level.ERROR, problem, f"ALTER TABLE {name} RENAME COLUMN {quoted(column)} TO {quoted(better)};"
+    for column, problem, better in refused_names(one.name for one in source.columns):
+        yield Level.ERROR, problem, f"ALTER TABLE {name} RENAME COLUMN {quoted(column)} TO {quoted(better)};"

@@ -95,8 +95,9 @@ class IcebergFormat:
     def routes(self, source: TableId) -> tuple[Route, ...]:
         return self._routes.of(source)
 
-    def columns(self, source: TableId) -> tuple[str, ...]:
-        return self._routes.columns(source)
+    @property
+    def columns(self) -> Callable[[TableId], tuple[str, ...]] | None:
+        return self._routes.columns if self._routes.leaves_out else None
 
     def table(self, route: Route) -> SparkTable:
         with self._lock:

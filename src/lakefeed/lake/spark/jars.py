@@ -11,17 +11,16 @@ import fcntl
 import json
 import os
 import re
+import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 from lakefeed.lake.formats import FORMATS
-from lakefeed.lake.spark.java import cache_directory
+from lakefeed.lake.spark.java import cache_directory, find_java
 
-_RESOLVE_SECONDS, _ANSWER_SECONDS = 300.0, 10.0
-_REPOSITORY = "maven"
+_RESOLVE_SECONDS = 300.0
 _VERSION = re.compile(r"-\d[\w.\-]*\.jar$")
 
 
@@ -42,17 +41,38 @@ def remembered_jars(coordinates: str = FORMATS["delta"].coordinates) -> tuple[st
 
 
 def missing_jars(coordinates: str) -> str | None:
-    """Why Spark would not get the jars: they are not here, and the repository does not answer. None if all is well."""
+    """Why Spark would not get the jars: they are not here, and its resolver cannot fetch them. None if all is well."""
     group, artifact, version = coordinates.split(":")
     cached = Path.home().glob(f".ivy2*/jars/{group}_{artifact}-{version}.jar")  # where Spark's resolver keeps them
     if remembered_jars(coordinates) or any(cached):
         return None
-    address = f"{_REPOSITORY}/{group.replace('.', '/')}/{artifact}/{version}/{artifact}-{version}.pom"
     try:
-        with urlopen(Request(address, method="HEAD"), timeout=_ANSWER_SECONDS):  # noqa: S310  # a constant https
-            return None
+        with resolving(coordinates):
+            fetch_jars(coordinates)
     except OSError as error:
-        return f"{_REPOSITORY} does not answer: {getattr(error, 'reason', error)}"
+        return str(error)
+    return None
+
+
+def fetch_jars(coordinates: str, place: Path | None = None) -> list[Path]:
+    """Let Spark's own resolver fetch jars, into ``place`` or where it keeps all. OSError with its last words."""
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    command = [str(home / "bin" / "spark-submit"), "--packages", coordinates]
+    command += ["--conf", f"spark.jars.ivy={place}"] if place is not None else []
+    done = subprocess.run(
+        [*command, "--class", "none", "none.jar"],  # there is nothing to run: it ends once it has them
+        env={**os.environ, "SPARK_HOME": str(home), "JAVA_HOME": str(find_java().home)},
+        capture_output=True, text=True, timeout=_RESOLVE_SECONDS, check=False,
+    )  # fmt: skip
+    group, artifact, version = coordinates.split(":")
+    folders = [place] if place is not None else list(Path.home().glob(".ivy2*"))
+    found = [jar for folder in folders for jar in folder.glob(f"jars/{group}_{artifact}-{version}.jar")]
+    if not found:
+        said = [line.strip() for line in done.stderr.splitlines() if "not found" in line or "failed" in line]
+        raise OSError(f"Spark's resolver says: {said[0] if said else done.returncode}")
+    return found
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""Programs for tests that no Python package has: from Maven's central repository and from Debian's archive.
+"""Programs for tests that no Python package has: from Maven's repository and from Debian's archive.
+
+Jars come by Spark's own resolver, other files of Maven's repository by ``mvn``; Debian's archive is the one that apt is
+set up with, or LAKEFEED_DEBIAN.
 
     place = installation("mariadb-11.8", debian=("trixie", ("mariadb-server-core",)))
 
@@ -18,6 +21,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import tarfile
 import tempfile
 import urllib.request
@@ -25,11 +29,10 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from lakefeed.lake.spark.jars import fetch_jars
 from lakefeed.lake.spark.java import cache_directory
 
-MAVEN = os.environ.get("LAKEFEED_MAVEN", "maven")
-DEBIAN = os.environ.get("LAKEFEED_DEBIAN", "debian")
-_WAIT_SECONDS = 60.0
+_WAIT_SECONDS, _FETCH_SECONDS = 60.0, 600.0
 _LIBRARIES = ("usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu", "usr/lib64", "lib64")
 _LOADER = "ld-linux-x86-64.so.2"
 _NO_LIBRARIES = re.compile(r"perl.*|debconf.*|.*-common|passwd|adduser|psmisc|rsync|socat|lsof|gawk|iproute2|galera.*")
@@ -48,7 +51,7 @@ def installation(
     unpack: Callable[[zipfile.ZipFile, Path], None] | None = None,
 ) -> Path:
     """The directory of the installation ``name``: packages of a Debian suite with their libraries, and over them what
-    ``unpack`` takes out of a file of Maven's repository."""
+    ``unpack`` takes out of a file of Maven's repository (``group:artifact:version``, with ``:type:classifier``)."""
     place = cache_directory() / "servers" / name
     place.parent.mkdir(parents=True, exist_ok=True)
     with (place.parent / f"{name}.lock").open("w") as turn:  # one process fetches, the others wait for it
@@ -61,27 +64,53 @@ def installation(
         try:
             _unpack_packages(*debian, fresh)
             if maven is not None and unpack is not None:
-                with tempfile.TemporaryFile() as file:
-                    _download(f"{MAVEN}/{maven}", file)
-                    with zipfile.ZipFile(file) as archive:
-                        unpack(archive, fresh)
+                with tempfile.TemporaryDirectory() as directory, zipfile.ZipFile(_of_maven(maven, directory)) as found:
+                    unpack(found, fresh)
             _start_by_own_loader(fresh)
             fresh.rename(place)
         except (OSError, zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError) as error:
             raise FetchError(
-                f"{name} could not be fetched: {error}. Remedy: check the network connection, or name mirrors in "
-                "LAKEFEED_MAVEN and LAKEFEED_DEBIAN, then run make setup"
+                f"{name} could not be fetched: {error}. Remedy: check the network connection, or name an archive of "
+                "Debian in LAKEFEED_DEBIAN, then run make setup"
             ) from error
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     return place
 
 
+def _of_maven(coordinates: str, directory: str) -> Path:
+    """One file of Maven's repository."""
+    if coordinates.count(":") == 2:
+        return fetch_jars(coordinates, Path(directory))[0]
+    group, artifact, version, kind, classifier = coordinates.split(":")
+    if shutil.which("mvn") is None:
+        raise OSError(f"{coordinates} is no jar, so that mvn is needed to fetch it")
+    command = ["mvn", "-q", "-B", "dependency:get", f"-Dartifact={coordinates}", "-Dtransitive=false"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
+    if done.returncode != 0:
+        raise OSError(f"mvn did not fetch {coordinates}: {done.stdout.strip()[-500:]}")
+    folder = Path.home() / ".m2" / "repository" / Path(*group.split(".")) / artifact / version
+    return folder / f"{artifact}-{version}-{classifier}.{kind}"
+
+
+def _debian() -> str:
+    """The address of Debian's archive."""
+    if named := os.environ.get("LAKEFEED_DEBIAN"):
+        return named.rstrip("/")
+    if shutil.which("apt-get") is not None:
+        command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Identifier: Packages"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_WAIT_SECONDS, check=False)
+        for address in done.stdout.split():
+            if address.rstrip("/").endswith("/debian"):
+                return address.rstrip("/")
+    raise OSError("apt is not set up with an archive of Debian here")
+
+
 def _download(url: str, file: io.IOBase | tempfile._TemporaryFileWrapper[bytes]) -> str:
     """Into ``file``. Returns the SHA-256."""
     digest = hashlib.sha256()
     try:
-        with urllib.request.urlopen(url, timeout=_WAIT_SECONDS) as answer:  # noqa: S310  # the two addresses above
+        with urllib.request.urlopen(url, timeout=_WAIT_SECONDS) as answer:  # noqa: S310  # the archive's
             while chunk := answer.read(1 << 20):
                 digest.update(chunk)
                 file.write(chunk)
@@ -92,8 +121,8 @@ def _download(url: str, file: io.IOBase | tempfile._TemporaryFileWrapper[bytes])
 
 def _unpack_packages(suite: str, names: tuple[str, ...], place: Path) -> None:
     """Packages with all that they need to run, each checked against the suite's list. Unpacked, not installed."""
-    index = io.BytesIO()
-    _download(f"{DEBIAN}/dists/{suite}/main/binary-amd64/Packages.xz", index)
+    index, archive = io.BytesIO(), _debian()
+    _download(f"{archive}/dists/{suite}/main/binary-amd64/Packages.xz", index)
     known: dict[str, dict[str, str]] = {}
     for stanza in lzma.decompress(index.getvalue()).decode().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in stanza.splitlines() if ": " in line and line[0] != " ")
@@ -114,7 +143,7 @@ def _unpack_packages(suite: str, names: tuple[str, ...], place: Path) -> None:
         choices = ([re.split(r"[\s(:]", one.strip())[0] for one in every.split("|")] for every in needed if every)
         waiting += [next((one for one in each if one in known), each[0]) for each in choices if each[0]]
         package = io.BytesIO()
-        if _download(f"{DEBIAN}/{fields['Filename']}", package) != fields["SHA256"]:
+        if _download(f"{archive}/{fields['Filename']}", package) != fields["SHA256"]:
             raise OSError(f"{fields['Filename']} has another checksum than Debian's list of {suite}")
         _unpack_package(package.getvalue(), place)
 

