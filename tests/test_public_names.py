@@ -21,8 +21,8 @@ JournalFullError JournalOptions Lag LakeError LakefeedError LeaseError Listener 
 MemoryWatermarkStore Mirror OP Operation Pace Pipeline PipelineOptions PipelineStatus Polling PollingSource
 PositionLostError Postgres PostgresPolling Query RebuildNeededError Retry Rule Runtime RuntimeOptions SEQ Session
 SoftDelete SourceChangedError SourceError SourceSetupError SourceUnavailableError SparkSetupError Sqlite SqlitePolling
-StateError TableId TableRule TableSchema TableStatus TableStoppedError Temporal as_of read_at register_source
-register_tables spark_session table to_arrow
+StateError TableId TableRule TableSchema TableStatus TableStoppedError Temporal as_of current read_at
+register_source register_tables register_views snapshot spark_session table to_arrow
 """
 
 CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.LakefeedError)]

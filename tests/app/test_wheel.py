@@ -20,7 +20,8 @@ ONLY_IN_A_CLONE = re.compile(r"make (setup|test|demo)|\bdocs/|scripts/")
 
 
 def run(*command: str | Path, cwd: Path, **variables: str) -> str:
-    environment = {**os.environ, **variables}
+    trust = {"UV_SYSTEM_CERTS": "true", "UV_NATIVE_TLS": "true"}  # the system's certificates, as pip has them
+    environment = {**trust, **os.environ, **variables}
     done = subprocess.run(
         [str(word) for word in command], cwd=cwd, capture_output=True, text=True, env=environment, check=False
     )

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    "name", ["writer", "drain", "pg_stream", "memory", pytest.param("mysql_stream", marks=pytest.mark.slow)]
+    "name",
+    [
+        "drain",
+        "pg_stream",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("writer", "memory", "mysql_stream")),
+    ],
 )
 def test_a_benchmark_of_the_capture_side_runs_and_reports_ratios(name: str, tmp_path: Path) -> None:
     _check(CASES[name].run(Bench(tmp_path, quick=True)))
@@ -27,9 +32,12 @@ def test_a_benchmark_of_the_capture_side_runs_and_reports_ratios(name: str, tmp_
 @pytest.mark.parametrize(
     "name",
     [
-        *("tables", "pg_lake", "poll_snapshot", "poll_diff", "journal"),
+        *("pg_lake", "poll_snapshot", "journal"),
         # Also in their quick form these take longer than what they prove is worth in every run.
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("merge", "growth", "cost", "freshness", "endurance")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("tables", "poll_diff", "merge", "growth", "cost", "freshness", "endurance")
+        ),
     ],
 )
 def test_a_benchmark_of_the_lake_side_runs_and_reports_ratios(name: str, spark: SparkSession, tmp_path: Path) -> None:

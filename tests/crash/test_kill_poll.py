@@ -47,6 +47,7 @@ def killed_in_turn(shop: PollShop, failpoints: Sequence[str]) -> None:
     assert shop.lakefeed("sync")["rows"] == {"inserted": 0, "updated": 0, "deleted": 0}
 
 
+@pytest.mark.slow
 def test_a17_a25_one_polling_pipeline_killed_in_turn_ends_with_a_lake_equal_to_the_source(tmp_path: Path) -> None:
     """Where the source and the journal meet; the slow form goes through all of them."""
     killed_in_turn(PollShop(tmp_path), SHORT)

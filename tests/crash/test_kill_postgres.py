@@ -57,6 +57,7 @@ def killed_in_turn(shop: PostgresShop, server: PostgresServer, failpoints: Seque
     assert shop.lakefeed("sync")["rows"] == {"inserted": 0, "updated": 0, "deleted": 0}
 
 
+@pytest.mark.slow  # the storm of make test kills a process that follows PostgreSQL, too
 def test_one_pipeline_killed_in_turn_and_its_server_crashed_ends_with_a_lake_equal_to_the_source(
     shop: PostgresShop, server: PostgresServer
 ) -> None:

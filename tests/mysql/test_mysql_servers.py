@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from lakefeed.testing.server import fetch, mysql
+from lakefeed.testing.server import mysql
 from lakefeed.testing.server.fetch import FetchError, installation
 
 
 @pytest.fixture(autouse=True)
 def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(fetch, "DEBIAN", f"file://{tmp_path}/debian")
+    monkeypatch.setenv("LAKEFEED_DEBIAN", f"file://{tmp_path}/debian")
 
 
 def _archive(place: Path, *, checksum: str = "") -> None:

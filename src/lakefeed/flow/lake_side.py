@@ -83,7 +83,7 @@ class LakeSide:
         elif is_running:
             then = f". If it goes on, the changes of this table are given up in {rest:.0f} s, and capture goes on"
         return LakeError(
-            f"capture has stopped: more than {self._most_bytes:,} bytes of changes wait for {len(failed)} tables that "
+            f"capture has stopped: more than {self._most_bytes:,} bytes of changes wait for tables that "
             f"cannot be written ({', '.join(map(str, sorted(failed)))}): {first.rstrip('.')}{then}",
             remedy=remedy,
         )
