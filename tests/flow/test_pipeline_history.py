@@ -170,6 +170,16 @@ class History(RuleBasedStateMachine):
             self.directory.cleanup()
 
 
+def test_a_table_that_is_made_anew_twice_is_copied_twice_and_at_once() -> None:
+    state = History()
+    state.begin(wal=True)
+    for _ in range(2):
+        state.sync()
+        state.recreate_table()
+    state.write_loose(x="\x00x", y=b"\x08")
+    state.teardown()  # two more syncs, then lake == source
+
+
 TestHistory = History.TestCase
 TestHistory.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
