@@ -32,11 +32,11 @@ def test_a_benchmark_of_the_capture_side_runs_and_reports_ratios(name: str, tmp_
 @pytest.mark.parametrize(
     "name",
     [
-        *("pg_lake", "poll_snapshot", "journal"),
+        *("pg_lake", "journal"),
         # Also in their quick form these take longer than what they prove is worth in every run.
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("tables", "poll_diff", "merge", "growth", "cost", "freshness", "endurance")
+            for name in ("tables", "poll_snapshot", "poll_diff", "merge", "growth", "cost", "freshness", "endurance")
         ),
     ],
 )
