@@ -206,13 +206,8 @@ POINTS = {
 LATER = {
     ("T", 9): "comes with re-snapshots beside a live stream",
     ("T", 10): "comes with re-snapshots beside a live stream",
-    ("T", 15): "comes with MySQL",
-    ("T", 18): "comes with MySQL",
     ("T", 21): "comes with SQL Server",
-    ("T", 25): "comes with masks",
-    ("T", 26): "comes with transforms",
     ("T", 28): "a rule of the journal: a change set is one commit; `python -m bench journal` measures it",
-    ("T", 29): "comes with MySQL",
     ("T", 30): "a rule for tests: CONTRIBUTING.md",
 }
 """Points without a test by name, and why."""

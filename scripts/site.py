@@ -19,9 +19,8 @@ from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-_FILES = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/stream_changes.py")
-"""What pages link to and is no page."""
-_LINK = re.compile(r"\[([^\]]+)\]\(([\w./-]+\.md)\)")
+_LINK = re.compile(r"^(\w.*?)(?:,.*)?:$|\[([^\]]+)\]\(([\w./-]+\.md)\)", re.MULTILINE)
+"""In docs/README.md: a line that announces a group of pages, or a page."""
 _HEADING = re.compile(r"<h([1-6])>(.*?)</h\1>", re.DOTALL)
 _HREF = re.compile(r'(href|src)="([^":#]*)(#[^"]*)?"')
 _TAG = re.compile(r"<[^>]+>")
@@ -42,6 +41,8 @@ nav a { display: block; padding: .15rem 0; text-decoration: none; color: inherit
 nav a.name { font-weight: 700; font-size: 1.2rem } nav a.here { font-weight: 600; color: var(--link) }
 nav input { width: 100%; box-sizing: border-box; margin: .8rem 0; padding: .4rem }
 nav ul { padding: 0; list-style: none }
+nav b { display: block; margin: 1rem 0 .2rem; font-size: .75rem; text-transform: uppercase; opacity: .65 }
+@media (min-width: 50rem) { nav { position: sticky; top: 0; height: 100vh; overflow-y: auto } }
 #found a { border-left: 3px solid var(--link); padding-left: .5rem; margin: .3rem 0; font-size: .9rem }
 main { max-width: 52rem; padding: 1.5rem 2.5rem; min-width: 0 } main a { color: var(--link) } img { max-width: 100% }
 pre { background: var(--soft); padding: .8rem; overflow-x: auto; border-radius: 6px } code { font-size: .9em }
@@ -71,11 +72,11 @@ def build(site: Path) -> list[Path]:
     shutil.rmtree(site, ignore_errors=True)
     shutil.copytree(DOCS / "img", site / "img")
     shutil.copy(DOCS / "lakefeed.schema.json", site)
-    (site / "files").mkdir()
-    for file in _FILES:
-        shutil.copy(ROOT / file, site / "files")
-    listed = dict.fromkeys(_LINK.findall((DOCS / "README.md").read_text()))
-    order = [("Overview", "index.html"), *((title, target.replace(".md", ".html")) for title, target in listed)]
+    (site / "files").mkdir()  # what pages link to and is no page
+    order = [("", "Overview", "index.html")]
+    for group, title, target in dict.fromkeys(_LINK.findall((DOCS / "README.md").read_text())):
+        if group or all(target.replace(".md", ".html") != page for _, _, page in order):
+            order.append((group, title, target.replace(".md", ".html")))
     pages = {site / "index.html": ROOT / "README.md"}
     pages |= {site / page.relative_to(DOCS).with_suffix(".html"): page for page in sorted(DOCS.rglob("*.md"))}
     markdown = MarkdownIt("commonmark").enable("table")
@@ -84,15 +85,17 @@ def build(site: Path) -> list[Path]:
         up = "../" * (len(target.relative_to(site).parts) - 1)
         name = target.relative_to(site).as_posix()
         body = _HEADING.sub(_anchored, markdown.render(source.read_text()))
-        body = _HREF.sub(lambda match, page=source: _linked(match, page), body)  # type: ignore[misc]  # bound now
+        body = _HREF.sub(lambda match, page=source: _linked(match, page, site), body)  # type: ignore[misc]  # bound now
         found = _HEADING_WITH_ID.split(body)
         title = _text(found[2]) if len(found) > 2 else name
         for anchor, heading, text in zip(found[1::3], found[2::3], found[3::3], strict=True):
             where = _text(heading) if _text(heading) == title else f"{title}: {_text(heading)}"
             sections.append((f"{name}#{anchor}", where, " ".join(_text(text).lower().split())[:2000]))
         menu = "".join(
-            f'<a href="{up}{page}"{" class=here" if page == name else ""}>{html.escape(shown)}</a>'
-            for shown, page in order
+            f"<b>{html.escape(group)}</b>"
+            if group
+            else f'<a href="{up}{page}"{" class=here" if page == name else ""}>{html.escape(shown)}</a>'
+            for group, shown, page in order
         )
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(_PAGE.format(title=html.escape(title), up=up, menu=menu, body=body))
@@ -110,8 +113,8 @@ def _anchored(match: re.Match[str]) -> str:
     return f'<h{match[1]} id="{anchor}">{match[2]}</h{match[1]}>'
 
 
-def _linked(match: re.Match[str], page: Path) -> str:
-    """A link between Markdown files as one between pages; what is outside of docs/ is in files/."""
+def _linked(match: re.Match[str], page: Path, site: Path) -> str:
+    """A link between Markdown files as one between pages; what is outside of docs/ is copied to files/."""
     kind, target, anchor = match[1], match[2], match[3] or ""
     if target:
         there = (page.parent / target).resolve()
@@ -120,6 +123,8 @@ def _linked(match: re.Match[str], page: Path) -> str:
         else:
             here = DOCS if page == ROOT / "README.md" else page.parent
             is_page = there.is_relative_to(DOCS)
+            if not is_page:
+                shutil.copy(there, site / "files")
             target = os.path.relpath(there if is_page else DOCS / "files" / there.name, here)
             target = target.removesuffix(".md") + ".html" if is_page and target.endswith(".md") else target
     return f'{kind}="{target}{anchor}"'
