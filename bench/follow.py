@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RATE, SIZE = 1_000, 50
+INTERVAL = 0.2
+"""Seconds between two merges, at least: a merge takes longer than that, so that one follows the other."""
 WARM = 10
 """Merges before the clock starts: a JVM that has just started is slower than one that runs for months."""
 _LIMIT_SECONDS = 900.0
@@ -54,7 +56,7 @@ def followed(bench: Bench, spark: SparkSession, fmt: str, rows: int, seconds: in
     lake = lake_of(spark, fmt, place / "lake")
     versions = Versions(fmt, table_in(place / "lake"))
     progress = Progress()
-    options = PipelineOptions(interval_seconds=1.0)
+    options = PipelineOptions(interval_seconds=INTERVAL)
     bench.say(f"{fmt}: {RATE:,} changes a second for {seconds + warm} s, the first {warm} s not counted")
     with Pipeline(Sqlite(database), lake, name=PIPELINE, options=options, listener=progress) as pipeline:
         _warm_up(pipeline, database, bench.size(full=WARM, quick=1))

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lakefeed.capture.sqlite.source import Sqlite
-from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
+from lakefeed.flow.report.listener import Listener
 from lakefeed.flow.result import CycleResult
 from lakefeed.flow.run_loop import OpenPipeline
 from lakefeed.journal.commit import Commit

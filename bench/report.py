@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-Unit = Literal["changes/s", "rows/s", "s", "ms", "MiB", "jobs"]
+Unit = Literal["changes/s", "rows/s", "s", "ms", "MiB", "jobs", "bytes/byte"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def run(bench: Bench) -> Report:
                 name = f"{fmt}, {mode.name}"
                 made = Changing(spark, bench.scratch / f"{name}-{rows}", fmt, mode, rows)
                 _measured(bench, (name, rows), batches, partial(_applied, made), taken)
-            _measured(bench, (f"{plain}, {_PLAIN}", rows), batches, _plain(bench, spark, plain, rows), taken)
+            _measured(bench, (f"{plain}, {_PLAIN}", rows), batches, plain_way(bench, spark, plain, rows), taken)
     return _report(tables, batches, taken)
 
 
@@ -73,7 +73,7 @@ def _applied(made: Changing, size: int) -> float:
     return made.apply()
 
 
-def _plain(bench: Bench, spark: SparkSession, fmt: str, rows: int) -> Callable[[int], float]:
+def plain_way(bench: Bench, spark: SparkSession, fmt: str, rows: int) -> Callable[[int], float]:
     """The same table, and the MERGE that people write: no record of what was applied."""
     place = bench.scratch / f"{fmt}-plain-{rows}"
     made = Changing(spark, place, "delta", Mirror(), rows)

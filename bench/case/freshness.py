@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bench.bench import Bench
-from bench.follow import RATE, SIZE, WARM, Followed, followed
+from bench.follow import INTERVAL, RATE, SIZE, WARM, Followed, followed
 from bench.report import Curve, Measure, Plot, Ratio, Report, Verdict
 from lakefeed.lake.spark.session import spark_session
 
-TARGETS = {"delta": 4.0, "iceberg": 2.0}
+TARGETS = {"delta": 1.0, "iceberg": 1.0}
 """The median, in seconds, at most."""
 
 
@@ -18,7 +18,7 @@ def run(bench: Bench) -> Report:
     counts = "; ".join(f"{fmt}: {len(one.waits):,} in {one.cycles} cycles" for fmt, one in found.items())
     return Report(
         what=f"A writer makes {RATE:,} changes a second ({SIZE} in a transaction) to a table of {rows:,} rows while "
-        "`Pipeline.run()` follows it with an interval of 1 s, after "
+        f"`Pipeline.run()` follows it with an interval of {INTERVAL} s, after "
         f"{WARM} merges to warm up. For each transaction: seconds from its commit in SQLite "
         "until the lake table shows it.",
         measures=tuple(measure for fmt, one in found.items() for measure in _measures(fmt, one)),

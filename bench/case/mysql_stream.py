@@ -1,4 +1,4 @@
-"""W2: a binlog of changes out of MySQL and MariaDB into the durable journal, against those who write nothing."""
+"""W2: a binlog of changes out of MySQL into the durable journal, against those who write nothing."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from bench.bench import Bench, Contestant, in_turns, timed
 from bench.mysql import CHANGED, COLUMNS, SCHEMA, TRANSACTION, VERSIONS, Workload, workload
 from bench.peer import debezium, mysql_replication
 from bench.pipeline import PIPELINE
-from bench.report import Measure, Ratio, Report, Verdict, rates, speed_ratio, spread
+from bench.report import Ratio, Report, Verdict, rates, speed_ratio, spread
 from bench.usage import Meter
 from lakefeed.capture.mysql.source import Mysql
-from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
+from lakefeed.flow.report.listener import Listener
 from lakefeed.flow.run_loop import OpenPipeline
 from lakefeed.testing.memory_lake import MemoryLake
 from lakefeed.testing.server.mysql import Flavour
@@ -106,67 +106,57 @@ class Drain:
 
 
 def run(bench: Bench) -> Report:
+    return measured(bench, "mysql", "MySQL")
+
+
+def measured(bench: Bench, flavour: Flavour, title: str) -> Report:
     rows, changes = bench.size(full=1_000_000, quick=2_000), bench.size(full=500_000, quick=1_000)
-    engines: dict[Flavour, debezium.Debezium | str] = {"mysql": "only full runs fetch it"}
+    engine: debezium.Debezium | str = "only full runs fetch it"
     peer: mysql_replication.MysqlReplication | str = "only full runs fetch it"
     if not bench.quick:
-        engines = {one: debezium.fetch(bench.scratch / f"debezium-{one}", one) for one in VERSIONS}
+        engine = debezium.fetch(bench.scratch / "debezium", flavour)
         peer = mysql_replication.fetch(bench.scratch / "mysql_replication")
-    measures: list[Measure] = []
-    ratios: list[Ratio] = []
-    verdicts: list[Verdict] = []
     notes = [
-        "Debezium decodes to Connect records and writes nothing; timed from its first record on. "
-        + ", ".join(f"{debezium.VERSIONS[one]} for {one}" for one in VERSIONS),
+        f"Debezium {debezium.VERSIONS[flavour]} decodes to Connect records, writes nothing; timed from the first one.",
         f"mysql-replication {mysql_replication.VERSION} decodes to dictionaries and writes nothing; timed alike.",
         f"mysql-replication reads the first {changes // _PART:,} changes; its time is multiplied by {_PART}.",
         "CPU is that of all processes but the server's, which has a line of its own; the JVM's start is in it.",
     ]
-    for name, missing in (
-        *((f"Debezium for {one}", engine) for one, engine in engines.items()),
-        ("mysql-replication", peer),
-    ):
-        if isinstance(missing, str):
-            notes.append(f"{name} was not measured: {missing}.")
-    flavour: Flavour
-    for flavour, title in (("mysql", "MySQL"), ("mariadb", "MariaDB")):
-        version = "" if bench.quick else VERSIONS[flavour]
-        with workload(flavour, rows, copy=True, version=version) as source:
-            drain = Drain(source, bench.scratch, changes)
-            drain.session(bench.scratch / f"{flavour}-template").close()  # makes the resume point
-            bench.say(f"{changes:,} changes into the log of {title}")
-            source.change(changes)
-            contestants: dict[str, Contestant] = {_OURS: drain.ours, _RAW: partial(drain.raw, int(drain.raw()))}
-            if isinstance(peer, mysql_replication.MysqlReplication):
-                contestants[_REPLICATION] = partial(drain.replication, peer)
-            engine = engines.get(flavour)
-            if isinstance(engine, debezium.Debezium):
-                contestants[_DEBEZIUM] = partial(drain.debezium, engine)
-            meter = Meter(source.server.pid)
-            watched = {
-                f"{title}: {name}": meter.on(f"{title}: {name}", one, alone=name in _LEAST)
-                for name, one in contestants.items()
-            }
-            drain.ours()  # warm-up; the others are processes of their own
-            seconds = in_turns(bench, watched, bench.size(full=3, quick=1))
-            notes.append(source.versions)
-        ours = f"{title}: {_OURS}"
-        measures += [rates(name, "changes/s", changes, taken, ours=name == ours) for name, taken in seconds.items()]
-        measures += meter.measures((ours,))
-        for name in contestants:
-            if name != _OURS:
-                short = name.split(",")[0]
-                ratio = speed_ratio(f"{title}: Lakefeed / {short}", seconds[ours], seconds[f"{title}: {name}"])
-                ratios.append(ratio)
-                if name in _LEAST:
-                    target = f"{title}: at least {_LEAST[name]:.0f} times as fast as {short}"
-                    verdicts.append(Verdict(target, f"{spread(ratio.values)} ×", ratio.median >= _LEAST[name]))
+    with workload(flavour, rows, copy=True, version="" if bench.quick else VERSIONS[flavour]) as source:
+        drain = Drain(source, bench.scratch, changes)
+        drain.session(bench.scratch / f"{flavour}-template").close()  # makes the resume point
+        bench.say(f"{changes:,} changes into the log of {title}")
+        source.change(changes)
+        contestants: dict[str, Contestant] = {_OURS: drain.ours, _RAW: partial(drain.raw, int(drain.raw()))}
+        if isinstance(peer, mysql_replication.MysqlReplication):
+            contestants[_REPLICATION] = partial(drain.replication, peer)
+        else:
+            notes.append(f"mysql-replication was not measured: {peer}.")
+        if isinstance(engine, debezium.Debezium):
+            contestants[_DEBEZIUM] = partial(drain.debezium, engine)
+        else:
+            notes.append(f"Debezium was not measured: {engine}.")
+        meter = Meter(source.server.pid)
+        watched = {name: meter.on(name, one, alone=name in _LEAST) for name, one in contestants.items()}
+        drain.ours()  # warm-up; the others are processes of their own
+        seconds = in_turns(bench, watched, bench.size(full=3, quick=1))
+        notes.append(source.versions)
+    measures = [rates(name, "changes/s", changes, taken, ours=name == _OURS) for name, taken in seconds.items()]
+    ratios: list[Ratio] = []
+    verdicts: list[Verdict] = []
+    for name in contestants:
+        if name != _OURS:
+            short = name.split(",")[0]
+            ratios.append(speed_ratio(f"Lakefeed / {short}", seconds[_OURS], seconds[name]))
+            if name in _LEAST:
+                target, values = f"at least {_LEAST[name]:.0f} times as fast as {short}", spread(ratios[-1].values)
+                verdicts.append(Verdict(target, f"{values} ×", ratios[-1].median >= _LEAST[name]))
     return Report(
         what=f"{changes:,} changes (60 % updates, 30 % inserts, 10 % deletes, {TRANSACTION} in a transaction, one in "
         f"an event) of a table of {rows:,} rows and {COLUMNS} columns wait in the binlog. Lakefeed decodes them into "
         "Arrow and appends them to the journal with every fsync; the others write nothing. Server and contestants "
         "share the machine's cores.",
-        measures=tuple(measures),
+        measures=(*measures, *meter.measures((_OURS,))),
         ratios=tuple(ratios),
         verdicts=tuple(verdicts),
         notes=tuple(notes),

@@ -15,8 +15,8 @@ from bench.report import Ratio, Report, Verdict, number, rates, speed_ratio, spr
 from bench.usage import Meter
 from lakefeed.capture.postgres.database import Names
 from lakefeed.capture.postgres.source import Postgres
-from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
+from lakefeed.flow.report.listener import Listener
 from lakefeed.flow.run_loop import OpenPipeline
 from lakefeed.testing.memory_lake import MemoryLake
 from lakefeed.testing.server.postgres import find_binaries

@@ -17,8 +17,8 @@ from bench.report import Report, Verdict, rates, speed_ratio, spread
 from bench.workload import TABLE, connected, create
 from lakefeed.capture.base import Source
 from lakefeed.capture.poll.source import NullPolicy, PostgresPolling, SqlitePolling, TableRule
-from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
+from lakefeed.flow.report.listener import Listener
 from lakefeed.flow.run_loop import OpenPipeline
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.spark.session import spark_session
