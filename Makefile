@@ -11,12 +11,12 @@ TESTS ?= tests
 # Each process has its own Spark and its own database servers; files are not split between them.
 WORKERS ?= 2
 
-.PHONY: help setup venv demo check test slow matrix fmt lock schema points api docs clean
+.PHONY: help setup venv demo check test slow cluster browser audit matrix recipes first-hour fmt lock schema points types api docs picture dist release-check clean
 
 help: ## Show this list
 	@echo "Lakefeed: databases into lakehouse tables. Try: make demo"
 	@echo
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 setup: venv ## Create .venv with everything in it, and fetch the database servers of the tests (other targets do it themselves)
 	@$(BIN)/python -m lakefeed.testing.server.mysql
@@ -34,13 +34,28 @@ check: venv ## Format, lint, types and import layers: what CI checks before the 
 	$(BIN)/lint-imports
 
 test: setup ## Run the tests (TESTS=tests/app for some of them, WORKERS=0 in one process)
-	$(BIN)/python -m pytest $(TESTS) -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(TESTS) -m "not slow and not browser" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 slow: setup ## Run the longer forms of the tests, which make test leaves out
 	$(BIN)/python -m pytest tests -m slow -n 0
 
+cluster: setup ## Run the tests that need a Spark cluster: a master and workers as processes of their own
+	$(BIN)/python -m pytest tests/cluster -m slow -n 0
+
+browser: venv ## Run the tests of the dashboard in Chromium (Debian: sudo apt-get install chromium)
+	$(BIN)/python -m pytest tests/monitor -m browser -n 0
+
+audit: venv ## Write the bill of materials (dist/sbom.cdx.json), and fail if a locked package has a known hole (SERVICE=osv)
+	@bash scripts/audit.sh
+
 matrix: setup ## Run the tests of MySQL and MariaDB with every server version (VERSIONS="mysql-9.7 mariadb-11.8" for some)
 	$(BIN)/python -m scripts.matrix $(VERSIONS)
+
+recipes: venv ## Run the recipes with Airflow, Dagster, dbt, DuckDB, pandas and Jupyter, in environments of their own
+	$(BIN)/python -m pytest tests/docs/test_recipe_tools.py -m slow -n 0
+
+first-hour: venv ## Go the way of a new user with a stopwatch, from a clone and from a wheel, and write docs/first-hour.md
+	$(BIN)/python -m scripts.first_hour
 
 fmt: venv ## Format the code and repair what ruff can repair
 	$(BIN)/ruff format $(SOURCES)
@@ -55,14 +70,26 @@ schema: venv ## Write docs/lakefeed.schema.json from the configuration's models
 points: venv ## Write docs/points.md: requirement points and the tests that prove them
 	$(BIN)/python -m scripts.points
 
+types: venv ## Write the tables of docs/types.md: what each type of each source becomes
+	$(BIN)/python -m scripts.types
+
 api: venv ## Write docs/api.md from the docstrings of the public names
 	$(BIN)/python -m scripts.api
 
 docs: venv ## Build the documentation as a site with search, in site/
 	@$(BIN)/python -m scripts.site site
 
+picture: venv ## Record the demo as a moving picture, docs/img/demo.svg
+	@$(BIN)/python -m scripts.picture docs/img/demo.svg -- $(BIN)/lakefeed demo --seconds 12
+
+dist: venv ## Build wheel and sdist, in dist/
+	@rm -rf dist && $(BIN)/python -m scripts.release build dist
+
+release-check: venv ## Prove that a release is ready: version, changelog, wheel, sdist, command (TAG=v1.2.3 for a tag)
+	@$(BIN)/python -m scripts.release check $(TAG)
+
 clean: ## Remove the environment, caches and the demo
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist site spark-warehouse
+	rm -rf .venv .venv-audit .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist site spark-warehouse
 	@if [ -e demo/.lakefeed-demo ]; then rm -rf demo; fi
 	@find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
@@ -76,6 +103,13 @@ ifneq ($(wildcard tests/crash),)
 .PHONY: crash
 crash: setup ## Kill a running pipeline at every failpoint, longer than make test does
 	$(BIN)/python -m pytest tests/crash
+endif
+
+ifneq ($(wildcard tests/bank),)
+.PHONY: bank
+READS ?= 10000
+bank: setup ## Read a bank at random moments, under load and kills, and count its money (READS=10000)
+	READS=$(READS) $(BIN)/python -m pytest tests/bank -m slow -n 0 -s
 endif
 
 ifneq ($(wildcard tests/storm),)

@@ -55,3 +55,11 @@ def spark() -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True)
+def _no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of the tests has one Spark session, the one above: no `run` in it starts another to warm it up."""
+    from lakefeed.flow import run_loop
+
+    monkeypatch.setattr(run_loop, "warm_up", lambda *_: None)

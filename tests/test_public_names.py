@@ -17,12 +17,13 @@ NAMES = """
 Append ChangeCapture ChangeSet Checkpoint CheckpointDamagedError CheckpointError CheckpointRewindError CheckpointStore
 Column CommitFailedError CommitUnknownError ConfigError CycleResult DecodeError Delivery Delta DescribedTable Dialect
 Evolution FileCheckpointStore FileWatermarkStore Finding FullDiff Iceberg JournalDamagedError JournalError
-JournalFullError JournalOptions Lag LakeError LakefeedError LeaseError Listener MaintenanceOptions MemoryCheckpointStore
-MemoryWatermarkStore Mirror OP Operation Pace Pipeline PipelineOptions PipelineStatus Polling PollingSource
-PositionLostError Postgres PostgresPolling Query RebuildNeededError Retry Rule Runtime RuntimeOptions SEQ Session
-SoftDelete SourceChangedError SourceError SourceSetupError SourceUnavailableError SparkSetupError Sqlite SqlitePolling
-StateError TableId TableRule TableSchema TableStatus TableStoppedError Temporal as_of current read_at
-register_source register_tables register_views snapshot spark_session table to_arrow
+JournalFullError JournalOptions Lag LakeError LakefeedError Layout LeaseError LeaseLostError Listener
+MaintenanceOptions MemoryCheckpointStore MemoryWatermarkStore Mirror Mysql OP Operation Pace Pin Pipeline
+PipelineOptions PipelineStatus Plan Polling PollingSource PositionLostError Postgres PostgresPolling Query
+RebuildNeededError Retry RowOptions Rule Runtime RuntimeOptions SEQ Session SoftDelete SourceChangedError SourceError
+SourceSetupError SourceUnavailableError SparkSetupError Sqlite SqlitePolling StateError StorageUnavailableError TableId
+TableRule TableSchema TableStatus TableStoppedError Temporal as_of current pin read_at register_source register_tables
+register_views snapshot spark_session table to_arrow
 """
 
 CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.LakefeedError)]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lakefeed.capture.dialect import Dialect as Dialect
     from lakefeed.capture.dialect import Query as Query
     from lakefeed.capture.dialect import Session as Session
+    from lakefeed.capture.mysql.source import Mysql as Mysql
     from lakefeed.capture.poll.capture import Polling as Polling
     from lakefeed.capture.poll.source import FullDiff as FullDiff
     from lakefeed.capture.poll.source import Pace as Pace
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from lakefeed.errors import LakeError as LakeError
     from lakefeed.errors import LakefeedError as LakefeedError
     from lakefeed.errors import LeaseError as LeaseError
+    from lakefeed.errors import LeaseLostError as LeaseLostError
     from lakefeed.errors import PositionLostError as PositionLostError
     from lakefeed.errors import RebuildNeededError as RebuildNeededError
     from lakefeed.errors import Retry as Retry
@@ -63,25 +65,31 @@ if TYPE_CHECKING:
     from lakefeed.errors import SourceUnavailableError as SourceUnavailableError
     from lakefeed.errors import SparkSetupError as SparkSetupError
     from lakefeed.errors import StateError as StateError
+    from lakefeed.errors import StorageUnavailableError as StorageUnavailableError
     from lakefeed.errors import TableStoppedError as TableStoppedError
-    from lakefeed.flow.listener import Listener as Listener
     from lakefeed.flow.options import PipelineOptions as PipelineOptions
     from lakefeed.flow.pipeline import Pipeline as Pipeline
+    from lakefeed.flow.plan import Plan as Plan
+    from lakefeed.flow.report.listener import Listener as Listener
     from lakefeed.flow.result import CycleResult as CycleResult
     from lakefeed.flow.status import PipelineStatus as PipelineStatus
     from lakefeed.flow.status import TableStatus as TableStatus
     from lakefeed.journal.options import JournalOptions as JournalOptions
+    from lakefeed.journal.pin import Pin as Pin
     from lakefeed.lake.delta import Delta as Delta
     from lakefeed.lake.iceberg import Iceberg as Iceberg
+    from lakefeed.lake.layout import Layout as Layout
     from lakefeed.lake.maintenance import MaintenanceOptions as MaintenanceOptions
     from lakefeed.lake.mode import Append as Append
     from lakefeed.lake.mode import Mirror as Mirror
     from lakefeed.lake.mode import Temporal as Temporal
     from lakefeed.lake.route import Rule as Rule
+    from lakefeed.lake.rule.rows import RowOptions as RowOptions
     from lakefeed.lake.schema.policy import Evolution as Evolution
     from lakefeed.lake.spark.session import spark_session as spark_session
     from lakefeed.reading.at import read_at as read_at
     from lakefeed.reading.fresh import current as current
+    from lakefeed.reading.fresh import pin as pin
     from lakefeed.reading.fresh import register_views as register_views
     from lakefeed.reading.fresh import snapshot as snapshot
     from lakefeed.reading.source import register_source as register_source
@@ -96,6 +104,7 @@ _HOMES = {
     "lakefeed.capture.poll.capture": "Polling",
     "lakefeed.capture.poll.source": "FullDiff Pace PollingSource PostgresPolling SoftDelete SqlitePolling TableRule",
     "lakefeed.capture.poll.store": "FileWatermarkStore MemoryWatermarkStore",
+    "lakefeed.capture.mysql.source": "Mysql",
     "lakefeed.capture.postgres.source": "Postgres",
     "lakefeed.capture.sqlite.source": "Sqlite",
     "lakefeed.change.batch": "OP SEQ Operation",
@@ -107,23 +116,27 @@ _HOMES = {
     "lakefeed.embed.store": "FileCheckpointStore MemoryCheckpointStore",
     "lakefeed.errors": "CheckpointDamagedError CheckpointError CheckpointRewindError CommitFailedError "
     "CommitUnknownError ConfigError DecodeError JournalDamagedError JournalError JournalFullError LakeError "
-    "LakefeedError LeaseError PositionLostError RebuildNeededError Retry SourceChangedError SourceError "
-    "SourceSetupError SourceUnavailableError SparkSetupError StateError TableStoppedError",
-    "lakefeed.flow.listener": "Listener",
+    "LakefeedError LeaseError LeaseLostError PositionLostError RebuildNeededError Retry SourceChangedError SourceError "
+    "SourceSetupError SourceUnavailableError SparkSetupError StateError StorageUnavailableError TableStoppedError",
+    "lakefeed.flow.report.listener": "Listener",
     "lakefeed.flow.options": "PipelineOptions",
     "lakefeed.flow.pipeline": "Pipeline",
+    "lakefeed.flow.plan": "Plan",
     "lakefeed.flow.result": "CycleResult",
     "lakefeed.flow.status": "PipelineStatus TableStatus",
     "lakefeed.journal.options": "JournalOptions",
+    "lakefeed.journal.pin": "Pin",
     "lakefeed.lake.delta": "Delta",
     "lakefeed.lake.iceberg": "Iceberg",
     "lakefeed.lake.maintenance": "MaintenanceOptions",
     "lakefeed.lake.mode": "Append Mirror Temporal",
     "lakefeed.lake.schema.policy": "Evolution",
     "lakefeed.lake.route": "Rule",
+    "lakefeed.lake.layout": "Layout",
+    "lakefeed.lake.rule.rows": "RowOptions",
     "lakefeed.lake.spark.session": "spark_session",
     "lakefeed.reading.at": "read_at",
-    "lakefeed.reading.fresh": "current register_views snapshot",
+    "lakefeed.reading.fresh": "current pin register_views snapshot",
     "lakefeed.reading.source": "register_source",
     "lakefeed.reading.table": "register_tables table to_arrow",
     "lakefeed.reading.temporal": "as_of",

@@ -23,30 +23,49 @@ from typing import Any
 from lakefeed.errors import JournalDamagedError, JournalError, JournalFullError
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _TEMPORARY_SUFFIX = ".tmp"
+
+STATE_FOLDER = "_lakefeed"
+PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
+"""The rights of what Lakefeed keeps: a journal has the rows of every table, so nobody else reads it."""
 
 
 @contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Map what the file system refuses, once, here: JournalFullError if there is no room, else JournalError."""
+    """Map what the file system refuses, once, here: JournalFullError if there is no room, else JournalError.
+
+    FileExistsError stays: it is an answer, not a failure.
+    """
     try:
         yield
+    except FileExistsError:
+        raise
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise JournalFullError(f"no room left to write {path}: {error.strerror}") from error
         remedy = "Make it writable for this user, or set lake.path to a directory that is."
+        there = next((parent for parent in (path, *path.parents) if parent.exists()), path)
+        if there.is_file() and there != path:
+            remedy = "Set lake.path to a directory."
+            raise JournalError(f"{path} cannot be made, because {there} is a file", remedy=remedy) from error
         raise JournalError(f"{path} cannot be written: {error.strerror or error}", remedy=remedy) from error
 
 
 def replace_file(
-    path: Path, data: bytes, *, fsync: bool = True, before_rename: Callable[[], None] | None = None
+    path: Path,
+    data: bytes,
+    *,
+    fsync: bool = True,
+    before_rename: Callable[[], None] | None = None,
+    exclusive: bool = False,
 ) -> None:
     """Put ``data`` at ``path``, whole or not at all. The directory must be there. The steps:
 
     1. write to a temporary name, unique to this call, in the same directory
     2. fsync the temporary file
     3. ``before_rename``, for callers that check or crash there
-    4. rename over ``path``
+    4. rename over ``path``; where ``exclusive``, FileExistsError if somebody else's is there
     5. fsync the directory
 
     If a step before 4 fails, nothing has changed and the temporary file is removed. If 5 fails, the new content is
@@ -56,14 +75,30 @@ def replace_file(
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex}{_TEMPORARY_SUFFIX}")
     with named_errors(path):
         try:
-            with temporary.open("xb") as file:  # 1
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE)
+            with os.fdopen(descriptor, "wb") as file:  # 1
                 file.write(data)
                 file.flush()
                 if fsync:
                     os.fsync(file.fileno())  # 2
             if before_rename is not None:
                 before_rename()  # 3
-            temporary.replace(path)  # 4
+            if not exclusive:
+                temporary.replace(path)  # 4
+            else:
+                try:
+                    os.link(temporary, path)  # 4: a second name, which never replaces another file; then the first goes
+                    temporary.unlink()
+                except OSError as error:
+                    if error.errno not in _NO_LINKS:
+                        raise
+                    # Without hard links. Whoever gets here has the pipeline's lock: nobody comes in between.
+                    if path.exists():
+                        raise FileExistsError(errno.EEXIST, "it is there already", str(path)) from None
+                    temporary.replace(path)
+        except FileExistsError:
+            temporary.unlink(missing_ok=True)
+            raise
         except BaseException:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -83,17 +118,25 @@ def fsync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path, *, fsync: bool = True) -> None:
-    """Create ``path`` and its missing parents; each is durable in the directory above it. Idempotent."""
+    """Create ``path`` and its missing parents; each is durable in the directory above it. Idempotent.
+
+    ``path`` and what is missing below a directory ``_lakefeed`` are for this user alone. What is missing above is the
+    lake's, for whoever reads it. The rights of a directory that is there stay as somebody has set them.
+    """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     with named_errors(path):
-        path.mkdir(parents=True, exist_ok=True)
+        for folder in reversed(missing):
+            is_private = folder == path or STATE_FOLDER in folder.parts
+            folder.mkdir(mode=PRIVATE_DIRECTORY if is_private else 0o777, exist_ok=True)
+        path.mkdir(exist_ok=True)  # FileExistsError if it is a file
     for folder in missing if fsync else ():
         fsync_directory(folder.parent)
 
 
-def is_temporary(path: Path) -> bool:
+def is_temporary(path: Path | str) -> bool:
     """True for the names under which ``replace_file`` writes: what a crash may leave behind."""
-    return path.name.startswith(".") and path.name.endswith(_TEMPORARY_SUFFIX)
+    name = path.name if isinstance(path, Path) else path
+    return name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX)
 
 
 def remove_temporaries(folder: Path, *, older_than_seconds: float = 0.0) -> int:
@@ -118,7 +161,7 @@ def pack(body: dict[str, Any]) -> bytes:
     return json.dumps({"sha256": _checksum(body), "body": body}, indent=1, ensure_ascii=False).encode()
 
 
-def unpack(data: bytes, path: Path) -> dict[str, Any]:
+def unpack(data: bytes, path: Path | str) -> dict[str, Any]:
     """Inverse of ``pack``. JournalDamagedError, naming ``path``, for anything that ``pack`` did not write."""
     try:
         document = json.loads(data)

@@ -15,7 +15,9 @@
     ├── JournalError                the durable change sets
     │   ├── JournalDamagedError     a file is torn, missing or fails its checksum
     │   ├── JournalFullError        no room left to write                               retried
+    │   ├── StorageUnavailableError the object store does not answer, or refuses for now      retried
     │   └── LeaseError              another writer owns the pipeline
+    │       └── LeaseLostError      it did while this one worked, or may by now: open it again    retried
     ├── LakeError                   the Spark side
     │   ├── SparkSetupError         no Java, no jars, a session that cannot work
     │   ├── CommitFailedError       the commit did not happen                           retried
@@ -30,6 +32,7 @@ because they are handled differently. All classes pickle, because Spark tasks ra
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -64,9 +67,20 @@ def _rebuild(kind: type[LakefeedError], message: str, remedy: str) -> LakefeedEr
     return kind(message, remedy=remedy)
 
 
+IN_CONFIGURATION = "in the configuration"
+"""What the commands replace by the name of the file."""
+_KEY = re.compile(r"(?:source|lake|sync|journal|maintenance)\.\w+(?:\.\w+)*")
+
+
 class ConfigError(LakefeedError):
+    """Without a remedy of its own: to correct the key that the message begins with."""
+
     exit_code = 2
     default_remedy = "Correct the configuration; `lakefeed init` writes a commented one."
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        key = _KEY.match(message)
+        super().__init__(message, remedy=remedy or (f"Correct {key[0]} {IN_CONFIGURATION}." if key else None))
 
 
 class StateError(LakefeedError):
@@ -133,8 +147,18 @@ class JournalFullError(JournalError):
     default_remedy = "Free space on the journal's disk."
 
 
+class StorageUnavailableError(JournalError):
+    retry = Retry.BACKOFF
+    default_remedy = "Check that the object store can be reached from here, and that the credentials are valid."
+
+
 class LeaseError(JournalError):
     default_remedy = "Stop the other process first; one pipeline has one writer."
+
+
+class LeaseLostError(LeaseError):
+    retry = Retry.BACKOFF
+    default_remedy = "Nothing: this process stops writing, and goes on once it has the lease again."
 
 
 class LakeError(LakefeedError):

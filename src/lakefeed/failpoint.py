@@ -33,6 +33,7 @@ NAMES = frozenset(
         "lake.during_load",  # one group of chunks is committed, others are not
         "lake.after_load",  # all rows are there, the copy does not say so
         "lake.before_commit",  # before a table's merge
+        "lake.after_marks",  # rows and deletion vectors of a merge are written, no commit names them
         "lake.during_commit",  # while a table's merge runs
         "lake.after_commit",  # the table has the change sets, nobody knows it yet
     }

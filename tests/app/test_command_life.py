@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -103,6 +104,8 @@ def test_check_and_status_of_a_pipeline_that_never_ran_change_nothing(shop: Path
         "source",
         "tables",
         "blocked",
+        "unanswered",
+        "reported_at",
     }
     assert (status["verdict"], status["journal_head"], status["tables"]) == ("stopped", 0, {})
     assert set(status["lag"]) == {"rows", "bytes", "seconds"}
@@ -184,7 +187,21 @@ def test_sync_status_journal_and_uninstall_tell_one_story(shop: Path) -> None:
     status = answer(shop, "status", "shop.yaml")
     assert status["verdict"] == "stopped"
     items = status["tables"]["main.items"]
-    assert set(items) == {"state", "applied", "rows", "age_seconds", "error", "remedy", "reason", "compared"}
+    about = {
+        "state",
+        "applied",
+        "rows",
+        "age_seconds",
+        "error",
+        "remedy",
+        "reason",
+        "compared",
+        "verified",
+        "copy",
+        "rules",
+    }
+    assert set(items) == {*about, "lag_rows", "lag_bytes", "lag_seconds", "rows_per_second"}
+    assert (items["lag_rows"], items["lag_seconds"]) == (0, 0.0)
     assert (items["applied"], items["rows"], items["error"]) == (status["journal_head"], 3, None)
     assert "main.items" in lakefeed(shop, "status", "shop.yaml")
 
@@ -281,6 +298,13 @@ def test_the_demo_proves_itself_where_an_earlier_one_was_and_its_query_works(tmp
     assert [line.split()[0] for line in equal] == ["main.customers", "main.products", "main.orders", "main.order_items"]
     assert all(line.split()[1] == line.split()[2] for line in equal)
     assert " 0 changes applied" not in text
+    assert re.search(r"changes applied on top of the copy, the first after \d", text)
+    assert text.index("Starting Spark …") < text.index("Spark has started, in ") < text.index("The writer stopped")
+    last = [line for line in text.splitlines() if "waiting in the source: " in line][-1]
+    assert "waiting in the source: 0 changes" in last, "the last frame agrees with the result"
+    for line in equal:
+        name, source, lake, _ = line.split()
+        assert f"{name.removeprefix('main.')} {source}→{lake} " in last
     query = next(line.strip() for line in text.splitlines() if "to_arrow" in line)
     printed = subprocess.run(query, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "status" in printed.stdout

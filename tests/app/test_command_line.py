@@ -9,8 +9,11 @@ import re
 import sqlite3
 import subprocess
 import sys
+import threading
+import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.reading.journals import add_people, opened
@@ -18,7 +21,7 @@ from tests.reading.journals import add_people, opened
 from lakefeed.app import cli
 from lakefeed.app.build import build_pipeline
 from lakefeed.app.config import load_config
-from lakefeed.app.output import LogLines, seconds_text, show_table
+from lakefeed.app.output import LogLines, seconds_text, show_note, show_object, show_table, speak_of
 from lakefeed.errors import TableStoppedError
 from lakefeed.flow.pipeline import Pipeline
 from lakefeed.journal.journal import Journal
@@ -26,7 +29,8 @@ from lakefeed.lake.formats import FORMATS
 from lakefeed.lake.spark.java import find_java
 
 COMMANDS = (
-    "init", "check", "sync", "run", "status", "journal", "verify", "rebuild", "diff", "maintain", "uninstall", "demo",
+    "init", "check", "plan", "sync", "run", "status", "journal", "verify", "rebuild", "diff", "maintain", "uninstall",
+    "demo",
 )  # fmt: skip
 WITH_FILE = COMMANDS[1:-1]
 
@@ -86,7 +90,7 @@ def test_run_does_not_wait_for_what_it_left_behind(
     """An orderly exit of the interpreter would join the threads of a pool, and with them the job that hangs."""
 
     class Left(Pipeline):
-        def run(self, for_seconds: float | None = None) -> None:
+        def run(self, for_seconds: float | None = None, *, standby: bool = False) -> None:
             self.hanging = ("lakefeed-lake",)
 
     def exited(code: int) -> None:
@@ -100,7 +104,7 @@ def test_run_does_not_wait_for_what_it_left_behind(
     with pytest.raises(Exited) as left:
         cli.execute(["run", str(config)])
     assert left.value.args == (0,)
-    assert "Stopped. These did not end in time and were left: lakefeed-lake." in capsys.readouterr().err
+    assert "Stopped, without waiting for a merge; the next start does it again." in capsys.readouterr().err
 
 
 def test_no_command_shows_the_help_and_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,6 +141,7 @@ def test_quiet_and_verbose_may_stand_anywhere_and_quiet_shows_no_progress(
     assert output.err == ""
     before, levels = logging.getLogger().level, list[int]()
     monkeypatch.setattr(cli, "arm_from_environment", lambda: levels.append(logging.getLogger().level))
+    shop.write_text(shop.read_text() + "sync: {warm_up: false}\n")  # a session of this process would be every test's
     assert cli.execute(["-v", "run", "shop.yaml", "--for", "0.1", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
     assert cli.execute(["sync", "shop.yaml"]) == 0
@@ -202,7 +207,9 @@ def test_check_finds_jars_that_are_not_here_and_cannot_be_had(
     shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find_java()  # before HOME changes: where the packaged one is kept goes by it
-    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "elsewhere"))
+    # A JVM goes by the password file, whatever HOME says.
+    monkeypatch.setattr("pwd.getpwuid", lambda _: SimpleNamespace(pw_dir=str(tmp_path)))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     nowhere = "-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=1"
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", f"-Duser.home={tmp_path} {nowhere}")
@@ -224,14 +231,19 @@ def test_status_has_an_exit_code_for_monitoring_and_can_be_watched(
     assert cli.execute(["status", "shop.yaml"]) == 0
     capsys.readouterr()
     waits: list[float] = []
+    sleep = time.sleep
 
     def wait(seconds: float) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return sleep(seconds)  # of a library: the function is everybody's
         waits.append(seconds)
-        if len(waits) == 3:
+        if len(waits) % 3 == 0:
             raise KeyboardInterrupt
+        return None
 
     monkeypatch.setattr("lakefeed.app.command.status.time.sleep", wait)
-    assert cli.execute(["status", "shop.yaml", "--watch", "--json"]) == 130
+    assert cli.execute(["status", "shop.yaml", "--watch", "--json"]) == 0
+    assert cli.execute(["status", "shop.yaml", "--watch", "--json", "--exit-code"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line).get("verdict") for line in lines[:3]] == ["stopped"] * 3
     with build_pipeline(load_config(shop)) as pipeline:
@@ -364,6 +376,8 @@ def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys:
 
     monkeypatch.setattr("lakefeed.app.config.load_config", interrupted)
     assert cli.execute(["status", "x.yaml"]) == 130
+    assert capsys.readouterr().err == "Interrupted.\n"
+    assert cli.execute(["sync", "x.yaml"]) == 130
     assert capsys.readouterr().err == "Interrupted; the same command continues where it stopped.\n"
 
 
@@ -401,3 +415,89 @@ def test_a_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_durations_read_well(seconds: float | None, expected: str) -> None:
     assert seconds_text(seconds) == expected
+
+
+def test_a_remedy_names_the_file_that_was_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The library writes FILE, or the bare command; what a command prints can be typed as it stands."""
+    speak_of(tmp_path / "my shop.yaml")
+    name = f"'{tmp_path}/my shop.yaml'"
+    try:
+        show_note("lakefeed rebuild FILE main.t --from-source; run `lakefeed sync`, then lakefeed status.")
+        show_object({"tables": {"t": {"remedy": "lakefeed uninstall FILE, then lakefeed sync FILE"}}, "rows": [1]})
+        show_note(
+            "Correct source.path in the configuration. lakefeed sync shop.yaml stays; so does lakefeed sync does it"
+        )
+    finally:
+        speak_of(None)
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [
+        f"lakefeed rebuild {name} main.t --from-source; run `lakefeed sync {name}`, then lakefeed status {name}.",
+        f"Correct source.path in {name}. lakefeed sync shop.yaml stays; so does lakefeed sync does it",
+    ]
+    found = json.loads(said.out)
+    assert found["tables"]["t"]["remedy"] == f"lakefeed uninstall {name}, then lakefeed sync {name}"
+    assert found["rows"] == [1]
+
+
+MISTAKES = {
+    "a directory": ("check .", None, 2, "Name the file in it"),
+    "an empty file": ("check shop.yaml", "", 2, "lakefeed init shop.yaml --force"),
+    "a variable without quotes": ("check shop.yaml", "source: {path: ${X}}\n", 2, 'put ${…} in quotes: "${NAME}"'),
+    "a database that is not there": ("sync shop.yaml", "{path: nope.db}", 2, "Correct source.path in shop.yaml."),
+    "a table that is not there": (
+        "sync shop.yaml",
+        "{path: s.db, tables: [nope]}",
+        2,
+        "Correct source.tables in shop.yaml",
+    ),
+    "a lake that is a file": ("sync shop.yaml", "{path: s.db}\nlake: {path: s.db}", 3, "Set lake.path to a directory."),
+    "a lake below a file": (
+        "sync shop.yaml",
+        "{path: s.db}\nlake: {path: s.db/lake}",
+        3,
+        "Set lake.path to a directory.",
+    ),
+    "a lake table that is not there": ("sync shop.yaml --tables x", "{path: s.db}", 2, "The lake tables are main.t."),
+    "a port that is none": (
+        "check shop.yaml",
+        "{kind: postgres, dsn: 'host=h port=x'}",
+        2,
+        "Correct the port in source.dsn",
+    ),
+    "a server that is down": (
+        "check shop.yaml",
+        "{kind: postgres, dsn: 'host=127.0.0.1 port=1'}",
+        3,
+        "Start the server",
+    ),
+    "a host that is not there": (
+        "check shop.yaml",
+        "{kind: postgres, dsn: 'host=no.invalid'}",
+        3,
+        "Correct host in source.dsn",
+    ),
+    "a word that is no command": ("snyc shop.yaml", None, 2, "See `lakefeed --help`."),
+}
+
+
+@pytest.mark.parametrize(("words", "text", "code", "remedy"), MISTAKES.values(), ids=list(MISTAKES))
+def test_a_mistake_of_the_first_hour_is_told_with_what_to_correct(
+    words: str, text: str | None, code: int, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    with closing(sqlite3.connect("s.db")) as connection, connection:
+        connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
+    if text is not None and text.startswith("{"):
+        kind = "" if "kind" in text else "kind: sqlite, "
+        lake = "" if "lake" in text else "\nlake: {path: ./lake}"
+        text = f"pipeline: shop\nsource: {{{kind}{text[1:]}{lake}\n"
+    if text is not None:
+        (tmp_path / "shop.yaml").write_text(text)
+    assert cli.execute(words.split()) == code
+    said = capsys.readouterr().err
+    assert remedy in said
+    assert "unexpected" not in said
+    assert "?." not in said
+    assert cli.execute([*words.split(), "--json"]) == code
+    assert remedy.partition(" in shop.yaml")[0] in json.loads(capsys.readouterr().out)["remedy"]

@@ -21,6 +21,7 @@ from lakefeed.change.watermark import Watermark
 from lakefeed.errors import ConfigError
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.journal.options import JournalOptions
+from lakefeed.lake.iceberg import Iceberg
 from lakefeed.lake.mode import Temporal
 from lakefeed.lake.route import Rule
 from lakefeed.lake.schema.policy import Evolution
@@ -149,13 +150,42 @@ def test_relative_paths_belong_to_the_directory_of_the_file(tmp_path: Path, monk
     assert isinstance(config.source, SqliteConfig)
     assert config.source.path == str(tmp_path / "conf" / "shop.db")
     assert config.lake.path == str(tmp_path / "conf" / "lake")
-    assert config.state_path == tmp_path / "conf" / "lake" / "_lakefeed" / "shop"
+    assert config.state().directory == tmp_path / "conf" / "lake" / "_lakefeed" / "shop"
+
+
+STORE = """\
+journal: {path: "s3://bucket/journal/", lease_seconds: 9}
+storage:
+  {endpoint: "https://store", access_key_id: me, secret_access_key: "${SECRET}", options: {skip_signature: "false"}}
+"""
+
+
+def test_the_journal_can_be_in_an_object_store_and_its_secret_is_shown_nowhere(tmp_path: Path) -> None:
+    config = load(tmp_path, MINIMAL + STORE, {"SECRET": "HUNTER2"})
+    assert (config.lake.path, config.journal.path) == (str(tmp_path / "lake"), "s3://bucket/journal")
+    assert config.storage.to_options() == {
+        "endpoint": "https://store",
+        "access_key_id": "me",
+        "secret_access_key": "HUNTER2",
+        "skip_signature": "false",
+    }
+    assert str(config.state()) == "s3://bucket/journal/_lakefeed/shop"
+    assert "HUNTER2" not in repr(config) + repr(config.state())
+    moved = load(tmp_path, MINIMAL + "journal: {path: ../journal}\n")
+    assert moved.state().directory == tmp_path.parent / "journal" / "_lakefeed" / "shop"
+    text = mistake(tmp_path, MINIMAL + "journal: {lease_seconds: 1}\n")
+    assert "journal.lease_seconds" in text
+
+
+def test_a_hadoop_catalog_in_an_object_store_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match="it commits by a rename, which is not one step in an object store"):
+        Iceberg(lambda: pytest.fail("no Spark is needed to say so"), "s3://bucket/lake")
 
 
 def test_an_unknown_key_is_named_with_its_place_line_and_the_valid_keys(tmp_path: Path) -> None:
     text = mistake(tmp_path, MINIMAL.replace("  path: ./lake", "  path: ./lake\n  fromat: delta"))
     assert text.endswith(
-        "shop.yaml, line 7: there is no key 'fromat' in lake; valid keys are path, format, mode, options, evolution, tables, deletion_vectors, catalog, namespace; did you mean format?"  # noqa: E501
+        "shop.yaml, line 7: there is no key 'fromat' in lake; valid keys are path, format, mode, options, evolution, out_of_range, tables, naming, salt, deletion_vectors, catalog, namespace; did you mean format?"  # noqa: E501
     )
     text = mistake(tmp_path, MINIMAL + "sinc: {}\n")
     assert "line 7: there is no key 'sinc' at the top; valid keys are pipeline, source, lake, sync, journal" in text
@@ -170,7 +200,8 @@ def test_an_unknown_key_is_named_with_its_place_line_and_the_valid_keys(tmp_path
         ("path: shop.db", "path: shop.db\n  capture: log", "capture: 'log' is not there yet; available now: trigger"),
         ("path: ./lake", "path: l\n  format: iceburg", "'iceburg' is not a choice; available: delta, iceberg; did you mean"),  # noqa: E501
         ("path: ./lake", "path: l\n  mode: miror", "lake.mode: 'miror' is not a choice; available: mirror"),
-        ("path: ./lake", "path: s3://bucket/lake", "lake.path: s3:// is not there yet"),
+        ("path: ./lake", "path: hdfs://host/lake", "lake.path: no storage is known for hdfs://"),
+        ("path: ./lake", "path: s3://bucket/lake", "lake.path: tables in an object store are not there yet"),
         ("path: shop.db", "dsn: postgresql://u@h/d", "line 4: source.dsn belongs to postgres, mysql, mariadb; valid keys of sqlite"),  # noqa: E501
     ],
 )  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from rich.console import Console
@@ -17,11 +19,12 @@ from lakefeed.capture.base import Lag
 from lakefeed.change.segment import Counts
 from lakefeed.change.table import TableId
 from lakefeed.errors import SourceUnavailableError
-from lakefeed.flow.listener import Listener
+from lakefeed.flow.report.listener import Listener
 from lakefeed.flow.result import CycleResult
 from lakefeed.flow.status import PipelineStatus, TableStatus
+from lakefeed.journal.commit import Commit
 
-ITEMS = TableId("main", "items")
+ITEMS, ORDERS = TableId("main", "items"), TableId("main", "orders")
 CYCLE = CycleResult(counts=Counts(inserted=1_200, updated=3), seconds=0.5)
 
 
@@ -136,7 +139,9 @@ def test_the_demo_says_of_each_table_how_old_it_is_and_how_far_behind() -> None:
     behind = TableStatus(state="live", applied=5, rows=1_999, age_seconds=3.21)
     now = moment(customers=behind, orders=replace(behind, applied=7), order_items=TableStatus(state="copying"))
     assert now.row("customers") == ("customers", "2,000", "1,999", "3.2 s", "2 change sets behind")
-    assert now.row("orders")[-1] == "up to date", "live alone would say nothing of how far it is"
+    assert now.row("orders")[-1] == "following", "changes wait in the source"
+    even = replace(now, status=replace(now.status, lag=Lag(rows=0)), source_rows=dict.fromkeys(TABLES, 1_999))
+    assert even.row("orders")[-1] == "up to date"
     assert now.row("order_items")[2:] == ("-", "-", "copying")
     assert now.row("products")[2:] == ("-", "-", "waiting")
     assert moment(customers=replace(behind, error="it is gone")).row("customers")[-1] == "it is gone"
@@ -155,10 +160,21 @@ def test_the_demo_shows_rows_lag_and_rate(terminal: bool) -> None:
 
 
 def test_the_demo_counts_changes_and_not_the_copy_and_the_start_of_spark() -> None:
+    def commit(number: int, rows: int) -> Commit:
+        segment = SimpleNamespace(counts=Counts(inserted=rows))
+        return cast("Commit", SimpleNamespace(number=number, tables={ORDERS: SimpleNamespace(segments=[segment])}))
+
     meter = Meter(lambda _: None)
-    meter.applied(CycleResult(counts=Counts(inserted=1_000)))
+    meter.captured(commit(1, 1_000))
     meter.begin()
-    assert (meter.changes, meter.per_second) == (0, 0)
-    meter.applied(CYCLE)
+    assert (meter.changes, meter.per_second, meter.first_seconds) == (0, 0, None)
+    meter.captured(commit(2, 1_200))
+    meter.captured(commit(3, 3))
+    meter.observe(moment(orders=TableStatus(state="live", applied=1)).status)
+    assert (meter.changes, meter.first_seconds) == (0, None), "captured, and not yet in the lake"
+    meter.observe(moment(orders=TableStatus(state="live", applied=2)).status)
+    assert meter.changes == 1_200
+    assert meter.first_seconds is not None
+    meter.observe(moment(orders=TableStatus(state="live", applied=3)).status)
     assert meter.changes == 1_203
     assert 0 < meter.per_second <= 1_203, "on average"

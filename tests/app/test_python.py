@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 import lakefeed
-from lakefeed import ConfigError, Delta, Iceberg, LakeError, Pipeline, Sqlite, StateError
+from lakefeed import ConfigError, Delta, Iceberg, LakeError, LakefeedError, Pipeline, Sqlite
 from lakefeed.errors import SourceSetupError, SparkSetupError
 
 
@@ -60,7 +60,7 @@ def test_the_rows_can_be_read_without_spark(shop: Path) -> None:
 
 def test_to_pandas_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
-    with pytest.raises(StateError, match="to_pandas needs pandas") as refused:
+    with pytest.raises(LakefeedError, match="to_pandas needs pandas") as refused:
         lakefeed.CycleResult().to_pandas()
     assert refused.value.remedy == "pip install pandas"
 

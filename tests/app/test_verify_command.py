@@ -100,7 +100,7 @@ def test_columns_that_a_rule_leaves_out_are_in_no_lake_table_and_are_named(
     for table in answer(shop, capsys, 0).values():
         assert table["source_rows"] == table["lake_rows"] == 2
         assert table["chosen"] == ["column b of the source is left out by its rule"]
-    lake = build_lake(load_config(shop.file).lake)
+    lake = build_lake(load_config(shop.file))
     for name in TABLES:
         stored = lake.rows(TableId.parse(name))
         assert stored is not None

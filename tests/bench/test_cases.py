@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     [
         "drain",
         "pg_stream",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("writer", "memory", "mysql_stream")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("writer", "memory", "mysql_stream", "mariadb_stream")
+        ),
     ],
 )
 def test_a_benchmark_of_the_capture_side_runs_and_reports_ratios(name: str, tmp_path: Path) -> None:
@@ -36,7 +39,18 @@ def test_a_benchmark_of_the_capture_side_runs_and_reports_ratios(name: str, tmp_
         # Also in their quick form these take longer than what they prove is worth in every run.
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("tables", "poll_snapshot", "poll_diff", "merge", "growth", "cost", "freshness", "endurance")
+            for name in (
+                "tables",
+                "poll_snapshot",
+                "poll_diff",
+                "merge",
+                "growth",
+                "cost",
+                "freshness",
+                "current",
+                "start",
+                "endurance",
+            )
         ),
     ],
 )

@@ -31,8 +31,8 @@ CREATE TABLE part (id int, region int, v enum('a', 'ü'), PRIMARY KEY (id, regio
 CONFIG = """
 pipeline: crash
 source: {{kind: {kind}, dsn: "{dsn}", tables: ["shop.*"]}}
-lake: {{path: ./lake, format: delta, mode: mirror}}
-sync: {{interval_seconds: 0.2}}
+lake: {{path: ./lake, format: delta, mode: mirror, deletion_vectors: [account]}}
+sync: {{interval_seconds: 0.2, warm_up: false}}
 journal: {{keep_change_sets: 2}}
 """
 

@@ -31,8 +31,8 @@ source:
   rules:
     account: {soft_delete: deleted_at, safety_lag_seconds: 1, batch_rows: 200}
     entry: {safety_lag_seconds: 1, full_diff: {every_seconds: 5, max_deleted_share: 1}}
-lake: {path: ./lake, format: delta, mode: mirror}
-sync: {interval_seconds: 0.2}
+lake: {path: ./lake, format: delta, mode: mirror, deletion_vectors: [account]}
+sync: {interval_seconds: 0.2, warm_up: false}
 journal: {keep_change_sets: 2}
 """
 

@@ -34,8 +34,8 @@ NAMES = ("account", "entry", "event", "part")
 CONFIG = """
 pipeline: crash
 source: {{kind: postgres, dsn: "{dsn}"}}
-lake: {{path: ./lake, format: delta, mode: mirror}}
-sync: {{interval_seconds: 0.2}}
+lake: {{path: ./lake, format: delta, mode: mirror, deletion_vectors: [account]}}
+sync: {{interval_seconds: 0.2, warm_up: false}}
 journal: {{keep_change_sets: 2}}
 """
 

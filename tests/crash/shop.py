@@ -19,8 +19,8 @@ CREATE TABLE event (what TEXT, at REAL);
 CONFIG = """
 pipeline: crash
 source: {kind: sqlite, path: shop.db, capture: trigger, tables: ["*"]}
-lake: {path: ./lake, format: delta, mode: mirror}
-sync: {interval_seconds: 0.2}
+lake: {path: ./lake, format: delta, mode: mirror, deletion_vectors: [account]}
+sync: {interval_seconds: 0.2, warm_up: false}
 journal: {keep_change_sets: 2}
 """
 

@@ -24,6 +24,7 @@ ONE_LIFE = [
     "capture.after_confirm=kill@2",
     "lake.before_commit=kill@2",
     "lake.during_commit=kill@2",
+    "lake.after_marks=kill@2",
     "lake.after_commit=kill@2",
     "journal.during_trim=kill@1",
 ]

@@ -1,4 +1,4 @@
-"""The page of public names is current, and every one of them is documented."""
+"""The page of public names, docs/api.md, is current, and every one of them is documented."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.docs.test_tutorial import BLOCK, commands, shape
+from scripts.page import blocks, commands, shape
 
 from lakefeed.app import cli
 from lakefeed.testing.server.postgres import PostgresServer, find_binaries
@@ -27,15 +27,15 @@ def test_every_statement_and_command_of_the_page_does_what_the_page_says(
         with psycopg.connect(server.dsn, autocommit=True) as admin:
             admin.execute("CREATE DATABASE shop")
         shop = server.dsn.replace("dbname=postgres", "dbname=shop")
-        blocks, ran = BLOCK.findall(PAGE.read_text()), 0
+        listed, ran = [(block.language, block.code) for block in blocks(PAGE)], 0
         with psycopg.connect(shop, autocommit=True) as admin:
-            for index, (language, code) in enumerate(blocks):
+            for index, (language, code) in enumerate(listed):
                 capsys.readouterr()
                 if language == "sql":
                     admin.execute(code)
                 elif language == "python":
                     exec(compile(code, "page", "exec"), {})
-                    assert shape(capsys.readouterr().out) == shape(blocks[index + 1][1])
+                    assert shape(capsys.readouterr().out) == shape(listed[index + 1][1])
                 for words, expected in commands(code):
                     assert cli.execute(words) == CODES.get(tuple(words), 0), capsys.readouterr()
                     said = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""The programs of the recipes: those that need nothing but Lakefeed run, the others compile."""
+"""docs/recipes.md: programs that need nothing but Lakefeed run, the others compile; ``make recipes`` runs those."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_recipe_compiles_and_says_what_it_needs() -> None:
     for program in PROGRAMS:
         compile(program, "recipe", "exec")
-    assert {needed(program) for program in PROGRAMS} == {None, "duckdb", "spark", "airflow", "dagster"}
+    assert {needed(program) for program in PROGRAMS} == {None, "duckdb", "pandas", "spark", "airflow", "dagster"}
     for block in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
         yaml.safe_load(block)
 

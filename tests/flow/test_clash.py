@@ -143,10 +143,9 @@ def test_a_table_of_the_very_name_that_a_rule_gives_to_all_does_not_end_the_pipe
     """It matches the rule itself: its own lake table and that of the rule are one."""
     lake = MemoryLake(str(tmp_path / "lake"), rules=[Rule("b", Append(), "b")])
     capture = scripted(a=1)
+    add_table_b(capture, 2)
     pipeline = pipeline_of(capture, lake)
     with running(pipeline):
-        until(lambda: ids(lake, "main.a") == {0})
-        add_table_b(capture, 2)
         until(lambda: ids(lake, "main.b") == {0, 1} and pipeline.status().blocked)
         capture.append(insert(A, id=7, v="x"), COMMIT)
         until(lambda: 7 in ids(lake, "main.a"))

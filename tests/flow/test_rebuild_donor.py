@@ -12,7 +12,7 @@ import pytest
 from lakefeed import Pipeline, PipelineOptions, Sqlite
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import LakeError
-from lakefeed.flow.listener import Listener
+from lakefeed.flow.report.listener import Listener
 from lakefeed.journal.options import JournalOptions
 from lakefeed.lake.base import TableVersion
 from lakefeed.lake.mode import Mirror

@@ -502,8 +502,10 @@ def test_run_leaves_the_interval_between_two_merges(lake: MemoryLake, monkeypatc
     sync = LakeSide.sync
 
     def noted(side: LakeSide) -> CycleResult:
-        syncs.append(time.monotonic())
-        return sync(side)
+        started, result = time.monotonic(), sync(side)
+        if result.tables:
+            syncs.append(started)
+        return result
 
     monkeypatch.setattr(LakeSide, "sync", noted)
     capture = scripted(a=1)
@@ -517,6 +519,16 @@ def test_run_leaves_the_interval_between_two_merges(lake: MemoryLake, monkeypatc
             number += 1
             time.sleep(0.02)
     assert min(later - before for before, later in pairwise(syncs)) >= 0.39
+
+
+def test_a_change_after_a_quiet_time_waits_for_no_interval(lake: MemoryLake) -> None:
+    capture = scripted(a=1)
+    pipeline = pipeline_of(capture, lake, replace(QUICK, interval_seconds=20.0))
+    pipeline.sync_once()
+    with running(pipeline):
+        time.sleep(0.5)  # it has found nothing, and waits
+        capture.append(insert(A, id=7, v="at once"), COMMIT)
+        until(lambda: 7 in ids(lake, "main.a"), seconds=5.0)
 
 
 class Slow(ScriptedCapture):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakefeed import Pipeline, PipelineOptions, Sqlite
+from lakefeed.capture.builder import Spill
 from lakefeed.change.batch import ABSENT, ChangeBatch, change_schema
 from lakefeed.change.change_set import ChangeSet, RecopyNeeded
 from lakefeed.change.position import SqliteSequence
-from lakefeed.change.table import TableSchema
+from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import ConfigError
 from lakefeed.flow.shape import Shape
 from lakefeed.journal.options import JournalOptions
 from lakefeed.lake.route import Rule
+from lakefeed.lake.rule.rows import RowOptions
 from lakefeed.testing.builders import table
 from lakefeed.testing.memory_lake import MemoryLake
 
@@ -150,6 +154,7 @@ def changes(schema: TableSchema, absent: list[list[str] | None]) -> ChangeBatch:
 
 def test_columns_that_were_not_sent_and_are_left_out_are_not_listed() -> None:
     batch = Shape(lambda _: ("!tax",)).batch(changes(PEOPLE, [["tax"], ["city", "tax"], None]))
+    assert batch is not None
     assert batch.data.column(ABSENT).to_pylist() == [None, ["city"], None]
     assert batch.schema.names == ("id", "name", "city")
     assert batch.schema.whole == PEOPLE
@@ -162,3 +167,89 @@ def test_stale_values_of_a_column_that_is_left_out_cost_no_copy() -> None:
     given = ChangeSet(None, SqliteSequence(1), schemas=(PEOPLE,), notices=(both, only))
     found = Shape(lambda _: ("!tax",)).change_set(given)
     assert [notice.columns for notice in found.notices if isinstance(notice, RecopyNeeded)] == [("city",)]
+
+
+def test_clear_text_of_a_sensitive_column_is_in_no_file_and_equal_values_stay_equal(
+    tmp_path: Path, database: sqlite3.Connection
+) -> None:
+    database.executescript(
+        "CREATE TABLE accounts (iban TEXT PRIMARY KEY, owner TEXT, pin INTEGER DEFAULT 765432);"
+        "INSERT INTO accounts VALUES ('DE44-5555', 'Ann Secret', 987654), ('DE44-6666', 'Ann Secret', NULL);"
+    )
+    masks = {"iban": "tokenize", "owner": "hash", "pin": "hash"}
+    rule = Rule("accounts", rows=RowOptions(mask=masks, sensitive=True))
+    lake = MemoryLake(str(tmp_path / "lake"), rules=[rule], salt="pepper and salt")
+    steps = [
+        "SELECT 1",
+        "INSERT INTO accounts VALUES ('DE44-7777', 'Bob Secret', 987654);DELETE FROM accounts WHERE iban = 'DE44-6666'",
+        "UPDATE accounts SET owner = 'Cy Secret'; ALTER TABLE accounts ADD COLUMN city TEXT",
+    ]
+    for step in steps:
+        database.executescript(step)
+        with pipeline_of(tmp_path, lake) as pipeline:
+            assert not pipeline.sync_once().errors
+    rows = lake.rows("main.accounts")
+    assert len(rows) == 2
+    assert len({row["owner"] for row in rows}) == 1
+    assert {row["pin"] for row in rows} == {hashlib.sha256(b"pepper and salt987654").hexdigest()}
+    assert all(len(row["iban"]) == 32 for row in rows)
+    clear = [b"Secret", b"DE44", b"987654", b"765432", b"pepper"]
+    files = [path for path in (tmp_path / "lake").rglob("*") if path.is_file()]
+    assert [path for path in files if path.suffix == ".parquet"]
+    assert not [(path, one) for path in files for one in clear if one in path.read_bytes()]
+    assert not any(one in str(lake.rows("main.accounts")).encode() for one in clear)
+
+
+def test_what_is_spilled_to_disk_cannot_be_read_there() -> None:
+    spill = Spill(memory_bytes=0)
+    for text in (SECRET, "another"):
+        spill.append(pa.record_batch({"a": [text] * 100}))
+    assert [batch.column("a")[0].as_py() for batch in spill] == [SECRET, "another"]
+    spill._file.seek(0)
+    content = spill._file.read()
+    assert len(content) > 200
+    assert SECRET.encode() not in content
+
+
+@pytest.mark.parametrize(
+    ("mask", "problem"),
+    [({"id": "redact"}, "makes different keys one"), ({"tx": "hash"}, "names the column tx")],
+)
+def test_a_mask_before_the_journal_that_does_not_fit_stops_its_table(
+    tmp_path: Path, database: sqlite3.Connection, mask: dict[str, str], problem: str
+) -> None:
+    assert database
+    rules = [
+        Rule("people", rows=RowOptions(mask=mask, sensitive=True)),
+        Rule("*", rows=RowOptions(mask={"name": "null"})),
+    ]
+    lake = MemoryLake(str(tmp_path / "lake"), rules=rules, salt="x")
+    found = pipeline_of(tmp_path, lake).check()
+    assert problem in " ".join(one.problem for one in found)
+
+
+@pytest.mark.parametrize("match", ["people", "*"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_masked_column_that_gets_another_name_stops_its_table_and_does_not_come_as_clear_text(
+    tmp_path: Path, database: sqlite3.Connection, match: str, restarts: bool
+) -> None:
+    lake = MemoryLake(
+        str(tmp_path / "lake"), rules=[Rule(match, rows=RowOptions(mask={"tax": "hash"}, sensitive=True))], salt="x"
+    )
+    rename = f"ALTER TABLE people RENAME COLUMN tax TO tax_id; INSERT INTO people VALUES (9, 'Cy', '{SECRET}-9', NULL);"
+    with pipeline_of(tmp_path, lake) as pipeline:
+        pipeline.sync_once()
+        if not restarts:
+            database.executescript(rename)
+            pipeline.sync_once()
+    if restarts:
+        database.executescript(rename)
+    for _ in range(2):  # a restart by itself changes nothing
+        with pipeline_of(tmp_path, lake) as pipeline:
+            for _ in range(2):
+                with suppress(ConfigError):
+                    pipeline.sync_once()
+            assert pipeline.status().tables[TableId("main", "people")].state in ("blocked", "staged", "live")
+    assert {row["id"] for row in lake.rows("main.people")} == {1, 2}
+    files = [path for path in (tmp_path / "lake").rglob("*") if path.is_file()]
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]

@@ -13,7 +13,7 @@ import pytest
 from lakefeed import Pipeline, PipelineOptions
 from lakefeed.capture.base import Lag
 from lakefeed.errors import JournalFullError, LeaseError, SourceUnavailableError, StateError
-from lakefeed.flow import lake_side, status
+from lakefeed.flow import lake_side
 from lakefeed.flow.status import STALE_SECONDS, Liveness, read_status
 from lakefeed.flow.table_state import Phase, TableStates
 from lakefeed.journal.lease import Lease
@@ -74,7 +74,7 @@ def test_a_full_disk_is_reported_by_writing_over_the_last_report(
 
     pipeline.sync_once()
     pipeline.close()
-    monkeypatch.setattr(status, "replace_file", full)
+    monkeypatch.setattr("lakefeed.storage.local.replace_file", full)
     Liveness(at=time.time(), error="no room left", remedy="Free space.").write(pipeline.root)
     assert (pipeline.status().verdict, pipeline.status().reason) == ("stalled", "no room left")
     Liveness(at=time.time()).write(pipeline.root)

@@ -11,10 +11,11 @@ import pytest
 
 from lakefeed.errors import JournalDamagedError, JournalError, StateError
 from lakefeed.journal import recovery
-from lakefeed.journal.commit import Commit, load_commit
+from lakefeed.journal.commit import Commit, parse_commit
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
 from lakefeed.lake.base import ChangeLog
+from lakefeed.storage.base import Storage
 from lakefeed.testing.builders import at, batch, change_set, read_window, table
 
 T = table("main.t", {"id": pa.int64()}, key=("id",))
@@ -140,16 +141,16 @@ def test_a_reader_reads_only_the_commit_files_that_a_question_needs(
 ) -> None:
     read: list[str] = []
 
-    def counted(path: Path, root: Path) -> Commit:
-        read.append(path.name)
-        return load_commit(path, root)
+    def counted(data: bytes, name: str, root: Storage) -> Commit:
+        read.append(name)
+        return parse_commit(data, name, root)
 
     other = table("main.other", {"id": pa.int64()}, key=("id",))
     with Journal.open(tmp_path, options=JournalOptions(fsync=False, keep_change_sets=1000)) as writer:
         writer.append(change_set(None, 1, batch(other, [("insert", {"id": 1})])))
         for number in range(2, 301):
             append(writer, number)
-        monkeypatch.setattr(recovery, "load_commit", counted)
+        monkeypatch.setattr(recovery, "parse_commit", counted)
         reader = Journal.read(tmp_path)
         assert (reader.head, reader.trimmed, len(read)) == (300, 0, 1)
         assert reader.end == at(300)
@@ -177,9 +178,9 @@ def test_a_writer_reads_only_the_newest_commit_files_when_it_opens(
 ) -> None:
     read: list[str] = []
 
-    def counted(path: Path, root: Path) -> Commit:
-        read.append(path.name)
-        return load_commit(path, root)
+    def counted(data: bytes, name: str, root: Storage) -> Commit:
+        read.append(name)
+        return parse_commit(data, name, root)
 
     other = table("main.other", {"id": pa.int64()}, key=("id",))
     with Journal.open(tmp_path, options=FAST) as writer:
@@ -189,7 +190,7 @@ def test_a_writer_reads_only_the_newest_commit_files_when_it_opens(
         size, commits = writer.backlog_bytes(0), list(writer.commits())
         windows = [writer.window(name, 0, 100) for name in (T.table, other.table)]
         versions = [writer.version_at(name, 101) for name in (T.table, other.table)]
-    monkeypatch.setattr(recovery, "load_commit", counted)
+    monkeypatch.setattr(recovery, "parse_commit", counted)
     monkeypatch.setattr(recovery, "READ_AT_OPEN", 10)
     with Journal.open(tmp_path, options=FAST) as writer:
         assert len(read) == 10

@@ -25,7 +25,7 @@ class TestDeltaAppend(OnDelta, AppendContract):
 def test_the_view_of_the_documentation_over_a_change_log_is_the_mirror(spark: SparkSession) -> None:
     """The SQL is taken out of docs/modes.md as it stands there."""
     text = (Path(__file__).parents[2] / "docs" / "modes.md").read_text()
-    statement = text.split("<!-- current state -->")[1].split("```sql")[1].split("```")[0]
+    statement = text.split("<!-- run by: tests/lake/test_append.py -->")[1].split("```sql")[1].split("```")[0]
     dice = Dice(11, cases=40, length=400)
     model = MirrorModel()
     model.copy(dice.copied)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from lakefeed.change.batch import OP, Operation
 from lakefeed.change.table import TableSchema
+from lakefeed.lake.mode import collapse as collapsing
 from lakefeed.lake.mode.collapse import FRESH, collapse
 from lakefeed.lake.window import CARRIED, read_changes
 from lakefeed.testing.builders import Row, batch, table
@@ -100,6 +101,29 @@ def add_in_pieces(log: ScriptedLog, schema: TableSchema, history: History, piece
     for start in range(0, len(history.rows), size):
         unsent = {row - start: names for row, names in history.absent.items() if start <= row < start + size}
         log.add(batch(schema, history.rows[start : start + size], absent=unsent))
+
+
+def test_a_large_window_of_whole_rows_collapses_to_the_same(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each key the last seq is looked for, and its row read: two ways to one result."""
+    chance, log = random.Random(11), ScriptedLog(tmp_path)
+    columns: dict[str, pa.DataType] = {"id": pa.int64(), "part": pa.string(), "a": pa.string()}
+    schema = log.schema_of(table("main.t", columns, key=("id", "part")))
+    for piece in range(3):
+        rows: list[Row] = []
+        for number in range(200):
+            key = {"id": chance.randrange(20), "part": chance.choice(["x", "y"])}
+            kind = chance.choice(["insert", "update", "delete"])
+            rows.append((kind, key if kind == "delete" else {**key, "a": f"{piece}-{number}"}))
+        log.add(batch(schema, rows))
+    window = log.window(schema.table, 0, log.head)
+    found = []
+    for least in (0, 10**6):
+        monkeypatch.setattr(collapsing, "_LEAST_ROWS", least)
+        found.append(sorted(map(tuple, collapse(read_changes(spark, window), window).collect()), key=repr))
+    assert found[0] == found[1]
+    assert len(found[0]) == 40
 
 
 @pytest.mark.parametrize("keep_deleted", [False, True])

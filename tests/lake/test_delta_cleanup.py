@@ -176,13 +176,32 @@ def test_deletion_vectors_in_use_stay_and_strays_go_all_the_same(
 
 
 @pytest.mark.spark
-def test_checksums_of_a_merge_go_when_maintenance_removes_its_files(
-    masked: tuple[LakeTable, ScriptedLog, TableSchema],
-) -> None:
-    found, log, schema = masked
+def test_a_file_whose_rows_were_marked_long_ago_stays(masked: tuple[LakeTable, ScriptedLog, TableSchema]) -> None:
+    """The log says of it that it was removed, with other marks, and added: it is in use."""
+    found = masked[0]
     root = Path(found.location)
-    log.add(batch(schema, [("update", {"id": n, "v": "1"}) for n in range(4, 10)]))
-    found.apply(log.window(schema.table, 1, 2), 1)
+    marked = [path for path in root.glob("_delta_log/*.json") if '"deletionVector"' in path.read_text()]
+    assert marked, "the window has marked no row"
+    for path in marked:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for removed in (line["remove"] for line in lines if "remove" in line):
+            removed["deletionTimestamp"] = int((time.time() - LONG_AGO_HOURS * 3600) * 1000)
+        path.write_text("\n".join(map(json.dumps, lines)))
+    for path in root.glob("*.*"):
+        age(path)
+    assert vacuum(DeltaTable(root), KEPT) == 0
+    found.maintain(MaintenanceOptions(), ("id",))
+    assert sorted(row["id"] for row in read_delta(found.location)) == [0, 1, 2, *range(4, 10)]
+
+
+@pytest.mark.spark
+def test_checksums_of_a_merge_go_when_maintenance_removes_its_files(
+    spark: SparkSession, masked: tuple[LakeTable, ScriptedLog, TableSchema]
+) -> None:
+    found = masked[0]
+    root = Path(found.location)
+    for value in "12":
+        spark.sql(f"UPDATE delta.`{root}` SET v = '{value}' WHERE id >= 4")
     sides = list(root.glob(".*.crc"))
     assert sides, "Spark wrote no checksum files"
     for path in (*sides, *root.glob("*.*")):
@@ -194,7 +213,7 @@ def test_checksums_of_a_merge_go_when_maintenance_removes_its_files(
         path.write_text("\n".join(map(json.dumps, lines)))
     for side in root.glob("_delta_log/.*.crc"):
         side.unlink()
-    found.maintain(MaintenanceOptions(), ("id",))
+    found.maintain(MaintenanceOptions(marked_share=1.0), ("id",))
     left = {path.name for path in root.glob(".*.crc")}
     assert left <= {f".{path.name}.crc" for path in root.iterdir()}
     assert len(left) < len(sides)

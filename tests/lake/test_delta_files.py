@@ -20,7 +20,7 @@ from lakefeed.lake.delta import copy as delta_copy
 from lakefeed.lake.delta import store as delta_store
 from lakefeed.lake.delta.feature import features_of
 from lakefeed.lake.delta.store import write_files
-from lakefeed.lake.mode import Append, Mode, Temporal
+from lakefeed.lake.mode import Mode, Temporal
 from lakefeed.testing.builders import at, batch, table
 from lakefeed.testing.format_contract import one
 from lakefeed.testing.scripted_log import ListChunk, ScriptedLog
@@ -172,7 +172,7 @@ def test_b03_two_processes_with_one_pipeline_commit_a_change_set_once(
     assert world.keys() == [*range(30), 40, 41]
 
 
-@pytest.mark.parametrize("deletion_vectors", [False, True], ids=["files", "merge"])
+@pytest.mark.parametrize("deletion_vectors", [False, True], ids=["files", "marks"])
 def test_b03_a_table_that_another_process_has_brought_further_takes_no_window_from_before(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletion_vectors: bool
 ) -> None:
@@ -180,8 +180,7 @@ def test_b03_a_table_that_another_process_has_brought_further_takes_no_window_fr
     for key in (40, 41):
         world.log.add(batch(world.schema, [("insert", world.row(key, "1"))]))
     other = world.other_process()
-    module, name = (delta_store, "write_files") if not deletion_vectors else (Append, "step")
-    between(monkeypatch, module, name, lambda: other.apply(world.window(0, 1), 1))
+    between(monkeypatch, delta_store, "write_files", lambda: other.apply(world.window(0, 1), 1))
     with pytest.raises(CommitFailedError, match=r"another process has brought .* to change set 1"):
         world.table.apply(world.window(0, 2), 1)
     world.table.apply(world.window(1, 2), 1)

@@ -137,6 +137,8 @@ def test_b03_of_two_processes_that_both_looked_first_only_one_commits(
         other.apply(log.window(schema.table, 0, 1), 1)
         other.apply(log.window(schema.table, 1, 2), 1)
 
+    if owner == "store" and key == 2:
+        method = "_mark"  # a row of that key is there: it is marked, and not written by Spark's own commit
     between(lake_table._store if owner == "store" else lake_table._store.java, method, before=both)
     lake_table.apply(log.window(schema.table, 0, 1), 1)
     assert content(lake_table)[key] == "2"

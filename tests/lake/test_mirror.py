@@ -14,16 +14,16 @@ class TestDeltaMirror(OnDelta, MirrorContract):
     """See ``MirrorContract``."""
 
 
-class TestDeltaMirrorByMerge(OnDelta, ModeContract):
-    """Changes come by MERGE, which masks rows; no files are exchanged. A whole history: its rules run below."""
+class TestDeltaMirrorByMarks(OnDelta, ModeContract):
+    """Rows are marked as deleted; no files are exchanged. A whole history: its rules run below."""
 
     deletion_vectors = True
     KEPT = MirrorContract.KEPT
     test_history = MirrorContract.test_deleted_rows_stay_with_their_values_however_changes_are_grouped
 
 
-@pytest.mark.slow  # the same rules by a MERGE run always on Iceberg
+@pytest.mark.slow  # the same rules by marks run always on Iceberg
 class TestDeltaMirrorWithDeletionVectors(OnDelta, MirrorContract):
-    """Changes come by MERGE, which masks rows; no files are exchanged."""
+    """Rows are marked as deleted; no files are exchanged."""
 
     deletion_vectors = True

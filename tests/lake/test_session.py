@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -159,3 +159,15 @@ def test_a_session_whose_workers_run_another_python_is_refused(
     with pytest.raises(SparkSetupError, match="/usr/bin/env") as refused:
         checked_session(spark)
     assert f"PYSPARK_PYTHON={sys.executable}" in refused.value.remedy
+
+
+@pytest.mark.spark
+def test_local_files_get_their_permissions_without_a_program_for_each(spark: SparkSession, tmp_path: Path) -> None:
+    jvm: Any = spark._jvm
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+    files = jvm.org.apache.hadoop.fs.FileSystem.get(jvm.java.net.URI.create("file:///tmp"), hadoop)
+    assert files.getClass().getName() == "lakefeed.LocalFiles"
+    spark.range(3).coalesce(1).write.parquet(str(tmp_path / "out"))
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o755
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o644}
+    assert spark.read.parquet(str(tmp_path / "out")).count() == 3

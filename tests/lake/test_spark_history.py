@@ -30,6 +30,7 @@ CRASHES = [
     "lake.during_load=raise@2",
     "journal.after_segments=raise",
     "lake.before_commit=raise",
+    "lake.after_marks=raise",
     "lake.after_commit=raise@2",
     "capture.before_confirm=raise",
 ]
@@ -99,4 +100,9 @@ def test_any_history_of_data_and_schema_ends_with_lake_equal_to_source(
 
 
 def make(spark: SparkSession, place: Path) -> Pipeline:
-    return Pipeline(Sqlite(place / "s.db"), Delta(spark, place / "lake"), name="history", options=OPTIONS)
+    return Pipeline(
+        Sqlite(place / "s.db"),
+        Delta(spark, place / "lake", deletion_vectors=["account", "entry"]),
+        name="history",
+        options=OPTIONS,
+    )

@@ -14,8 +14,8 @@ class TestDeltaTemporal(OnDelta, TemporalContract):
     """See ``TemporalContract``."""
 
 
-@pytest.mark.slow  # a MERGE each; that of the mirror runs always
+@pytest.mark.slow  # the same rules by marks run always on Iceberg
 class TestDeltaTemporalWithDeletionVectors(OnDelta, TemporalContract):
-    """Versions are closed by MERGE, which masks rows; no files are exchanged."""
+    """Versions that are closed are marked as deleted and written again; no files are exchanged."""
 
     deletion_vectors = True

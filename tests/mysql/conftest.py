@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
+from tests.mysql.play import Play
 
 from lakefeed.testing.server.mysql import Flavour, MysqlServer
 
@@ -41,10 +43,27 @@ def server(request: pytest.FixtureRequest, servers: Callable[[Flavour], MysqlSer
     return servers(request.param)
 
 
+@pytest.fixture(params=[*FLAVOURS, "without GTIDs"])
+def every_server(request: pytest.FixtureRequest) -> MysqlServer:
+    """Of each flavour, and MySQL that is followed by file and offset."""
+    if request.param == "without GTIDs":
+        found: MysqlServer = request.getfixturevalue("without_gtids")
+    else:
+        found = request.getfixturevalue("servers")(request.param)
+    return found
+
+
 @pytest.fixture
 def database(server: MysqlServer) -> Iterator[str]:
     with new_database(server) as name:
         yield name
+
+
+@pytest.fixture
+def play(server: MysqlServer, database: str, tmp_path: Path) -> Iterator[Play]:
+    made = Play(server, database, tmp_path)
+    yield made
+    made.close()
 
 
 def version_of(server: MysqlServer) -> tuple[int, ...]:

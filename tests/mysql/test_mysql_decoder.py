@@ -38,9 +38,7 @@ def _resolve(found: TableMap) -> Resolved:
 
 
 def _decoder() -> BinlogDecoder:
-    return BinlogDecoder(
-        _resolve, lambda statement: Announced(), lambda table: True, PreparedTransactions(), zero_dates=ZeroDates.NULL
-    )
+    return BinlogDecoder(_resolve, lambda statement: Announced(), lambda table: True, PreparedTransactions())
 
 
 def _recorded(server: MysqlServer, database: str) -> tuple[Gtid, list[bytes]]:
@@ -134,11 +132,16 @@ def test_t15_a_compressed_transaction_is_decoded_as_if_it_stood_there(database: 
     assert sum(len(one[0]) for one in rows[0]) == sum(len(one[0]) for one in rows[1]) > 3
 
 
-def test_an_event_that_could_carry_rows_and_is_not_understood_stops_with_its_name() -> None:
-    for code, name in ((26, "incident"), (34, "without a GTID"), (99, "kind 99")):
-        event = b"\x00" + struct.pack("<IBIIIH", 0, code, 1, 119, 0, 0) + bytes(100)
+def test_an_event_that_could_carry_rows_and_is_not_understood_stops_with_its_name_and_position() -> None:
+    rotate = b"\x00" + struct.pack("<IBIIIHQ", 0, 4, 1, 0, 0, 0, 4) + b"bin.000017"
+    for code, name in (
+        (26, r"an incident event .* at bin\.000017:4711"),
+        (34, "without a GTID"),
+        (99, r"kind 99 at bin\.000017:4711"),
+    ):
+        event = b"\x00" + struct.pack("<IBIIIH", 0, code, 1, 119, 4711, 0) + bytes(100)
         with pytest.raises(DecodeError, match=name):
-            _decoder().decode(_piece(MysqlGtid(""), [event]))
+            _decoder().decode(_piece(MysqlGtid(""), [rotate, event]))
 
 
 def _varying(value: int) -> bytes:
@@ -171,9 +174,7 @@ def _tagged_gtid(server: uuid.UUID, tag: str, number: int, micro: int, original:
 def test_d11_a_tagged_gtid_is_read_and_its_transaction_ends_at_the_united_set() -> None:
     server, micro = uuid.UUID("fe11fa47-71ca-11e1-9e33-c80aa94295ff"), 1_794_851_288_036_123
     drop = b"\x00" + struct.pack("<IBIIIH", 7, 2, 1, 0, 0, 0) + bytes(13) + b"\x00" + b"TRUNCATE TABLE s.t"
-    made = BinlogDecoder(
-        _resolve, lambda statement: Announced(), lambda table: True, PreparedTransactions(), zero_dates=ZeroDates.NULL
-    )
+    made = BinlogDecoder(_resolve, lambda statement: Announced(), lambda table: True, PreparedTransactions())
     for tag, number, original in (("red", 300, None), ("", 6, micro - 5), ("red", 1 << 40, None)):
         event = _tagged_gtid(server, tag, number, micro, original)
         found = made.decode(_piece(MysqlGtid(f"{server}:1-5"), [event, drop]))

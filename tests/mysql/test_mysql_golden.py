@@ -64,9 +64,7 @@ def keyed(found: TableMap) -> Resolved:
 
 
 def decoder() -> BinlogDecoder:
-    return BinlogDecoder(
-        keyed, lambda statement: Announced(), lambda table: True, PreparedTransactions(), zero_dates=ZeroDates.NULL
-    )
+    return BinlogDecoder(keyed, lambda statement: Announced(), lambda table: True, PreparedTransactions())
 
 
 def test_every_version_that_the_matrix_knows_has_its_golden_binlog() -> None:

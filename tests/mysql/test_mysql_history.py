@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.mysql.conftest import FLAVOURS, WITHOUT_GTIDS, new_database
-from tests.mysql.test_mysql_log import Play
+from tests.mysql.play import Play
 
 from lakefeed.capture.base import Level
 from lakefeed.capture.mysql.database import Database
@@ -33,13 +32,6 @@ def server(without_gtids: MysqlServer) -> MysqlServer:
 def database(server: MysqlServer) -> Iterator[str]:
     with new_database(server) as name:
         yield name
-
-
-@pytest.fixture
-def play(server: MysqlServer, database: str, tmp_path: Path) -> Iterator[Play]:
-    made = Play(server, database, tmp_path)
-    yield made
-    made.close()
 
 
 def test_a_position_by_file_moves_with_the_files_of_an_idle_server(play: Play) -> None:
@@ -69,26 +61,6 @@ def test_a_purged_file_and_another_server_have_lost_the_position(play: Play, tmp
     play.run(f"PURGE BINARY LOGS TO '{newest}'")
     with pytest.raises(PositionLostError, match="purged"):
         play.capture.continuity(play.at, [play.table])
-
-
-def test_t05_a_copy_has_what_was_delivered_though_its_commit_is_not_over(play: Play) -> None:
-    """The server sends a transaction to its readers before the rows are visible; here, a second before."""
-    play.run("INSERT INTO t VALUES (1, 'a')", "SET GLOBAL binlog_group_commit_sync_delay = 1000000")
-    writer = threading.Thread(target=play.run, args=("INSERT INTO t VALUES (2, 'b')",))
-    try:
-        play.drain()
-        writer.start()
-        until = time.monotonic() + 20
-        while (2 not in [key for _, key in changes(play.drain())]) and time.monotonic() < until:
-            pass
-        chunk = play.capture.snapshot(play.table).chunks[0]
-        with chunk.open() as reader:
-            rows = [row for batch in reader for row in batch.to_pylist()]
-            assert reader.low <= reader.high
-        assert sorted(row["id"] for row in rows) == [1, 2]
-    finally:
-        writer.join(20)
-        play.run("SET GLOBAL binlog_group_commit_sync_delay = 0")
 
 
 def test_check_warns_of_a_server_without_gtids_and_names_what_a_copy_needs(play: Play) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.mysql.conftest import FLAVOURS
-from tests.mysql.test_mysql_log import Play
+from tests.mysql.play import Play
 
 from lakefeed.testing.server.mysql import MysqlServer
 

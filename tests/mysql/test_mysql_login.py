@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,13 +18,17 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 from tests.mysql.conftest import FLAVOURS, version_of
-from tests.mysql.test_mysql_log import Play
+from tests.mysql.play import Play
 
+from lakefeed.capture.mysql import database as databases
 from lakefeed.capture.mysql.database import Database
 from lakefeed.change.batch import Operation
-from lakefeed.errors import ConfigError, SourceSetupError
+from lakefeed.errors import ConfigError, SourceSetupError, SourceUnavailableError
 from lakefeed.testing.capture_subject import changes
-from lakefeed.testing.server.mysql import Flavour, MysqlServer
+from lakefeed.testing.server.fetch import installation
+from lakefeed.testing.server.mysql import RELEASES, Flavour, MysqlServer
+
+_MARIADB = [one for one in RELEASES if one.flavour == "mariadb"]
 
 
 def _certificates(place: Path) -> dict[str, str]:
@@ -155,6 +161,15 @@ def test_a_server_that_is_not_verified_gets_no_password_in_clear_text(plugin: st
     assert b"sesame" not in heard
 
 
+def test_t27_a_server_that_says_nothing_at_a_login_is_left_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(databases, "_CONNECT_SECONDS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place, began = Database(f"mysql://me@127.0.0.1:{listener.getsockname()[1]}/"), time.monotonic()
+        with pytest.raises(SourceUnavailableError):
+            place.connect(databases.READING)
+    assert time.monotonic() - began < 5
+
+
 def test_a_password_that_needs_a_missing_package_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
     def connect(**options: object) -> None:
         raise RuntimeError("'pynacl' package is required for ed25519_password auth method")
@@ -162,4 +177,31 @@ def test_a_password_that_needs_a_missing_package_says_which(monkeypatch: pytest.
     monkeypatch.setattr(pymysql, "connect", connect)
     with pytest.raises(SourceSetupError, match="pynacl") as error:
         Database("mariadb://me@localhost/", "mariadb").connect()
-    assert error.value.remedy == "pip install 'lakefeed[mysql]' pynacl"
+    assert error.value.remedy == "pip install 'lakefeed[mysql]'"
+
+
+def test_an_account_of_mariadb_with_an_ed25519_password_is_let_in_and_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's side of it is a plugin, which comes with the Debian package of the whole server."""
+    version = os.environ.get("LAKEFEED_MARIADB", _MARIADB[0].version)
+    suites = {one.version: one.suite for one in _MARIADB if one.maven is None}
+    if version not in suites:
+        return  # made by somebody else, without the plugin
+    place = installation(f"mariadb-{version}-plugins", debian=(suites[version], ("mariadb-server",)))
+    settings = {"plugin_dir": str(place / "usr/lib/mysql/plugin"), "plugin_load_add": "auth_ed25519"}
+    with MysqlServer.start("mariadb", settings) as server, server.connect() as admin, admin.cursor() as cursor:
+        cursor.execute("CREATE DATABASE shop")
+        cursor.execute("CREATE USER ed@localhost IDENTIFIED VIA ed25519 USING PASSWORD('sesame')")
+        cursor.execute("GRANT REPLICATION SLAVE, BINLOG MONITOR ON *.* TO ed@localhost")
+        cursor.execute("GRANT SELECT ON shop.* TO ed@localhost")
+        dsn = server.dsn.replace("root@", "ed@")
+        for wrong in ("", "simsim"):
+            monkeypatch.setenv("MYSQL_PWD", wrong)
+            with pytest.raises(SourceSetupError, match="Access denied"):
+                Database(dsn, "mariadb").connect()
+        monkeypatch.setenv("MYSQL_PWD", "sesame")
+        play = Play(server, "shop", tmp_path, dsn=dsn)
+        play.run("INSERT INTO t VALUES (1, 'a')")
+        assert changes(play.drain()) == [(Operation.INSERT, 1)]
+        play.close()

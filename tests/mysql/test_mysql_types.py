@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
+from scripts.types import mysql as documented
 
+from lakefeed import Pipeline
+from lakefeed.app.build import build_verification, rules
+from lakefeed.app.config import load_config
 from lakefeed.capture.mysql.dialect import MysqlDialect, MysqlVerifyReader
 from lakefeed.capture.mysql.source import Mysql
 from lakefeed.change.change_set import TableBlocked
 from lakefeed.change.table import TableId
+from lakefeed.lake.mode import Mirror
+from lakefeed.lake.route import Routes
+from lakefeed.storage.location import storage_at
 from lakefeed.testing.capture_subject import drain, row_dicts
 from lakefeed.testing.server.mysql import MysqlServer
 
@@ -112,7 +121,12 @@ def test_t18_t19_t20_copy_stream_and_the_database_agree_on_every_type(
 
 
 @pytest.mark.parametrize(
-    ("zero_dates", "expected"), [("null", (None, None)), ("text", ("0000-00-00", "2020-00-10 00:00:00"))]
+    ("zero_dates", "expected"),
+    [
+        ("null", (None, None)),
+        ("text", ("0000-00-00", "2020-00-10 00:00:00")),
+        ("clamp", (date(1, 1, 1), datetime(2020, 1, 10))),
+    ],
 )
 def test_dates_that_no_calendar_has_follow_the_rule(
     server: MysqlServer, database: str, tmp_path: Path, zero_dates: str, expected: tuple[Any, Any]
@@ -149,6 +163,61 @@ def test_a_date_that_no_calendar_has_blocks_its_table_and_no_other(
     notices = [notice for one in found for notice in one.notices]
     assert [(type(one), one.table) for one in notices] == [(TableBlocked, table)]
     assert isinstance(notices[0], TableBlocked)
-    assert "zero_dates" in notices[0].remedy
+    assert f"{{match: {table}, out_of_range: {{d: text}}}}" in notices[0].remedy
     assert [row["id"] for one in found for row in row_dicts(one)] == [1]
     capture.close()
+
+
+CONFIG = """
+pipeline: p
+source: {{kind: {kind}, dsn: "{dsn}", tables: ["{database}.*"]{more}}}
+lake:
+  path: ./lake
+  tables:
+    - {{match: t, types: {{opens: microseconds, n: string, p: string}}, out_of_range: {{d: clamp, m: null, x: text}}}}
+"""
+NAMES = ("d", "m", "x", "opens", "n", "p")
+
+
+@pytest.mark.parametrize("capture", ["log", "poll"])
+def test_rules_of_the_lake_hold_for_copy_stream_polling_and_verify(
+    server: MysqlServer, database: str, tmp_path: Path, capture: str
+) -> None:
+    table, file = TableId(database, "t"), tmp_path / "p.yaml"
+    values = "'0000-00-00', '2026-02-31 12:00:00', '2026-02-31', '-00:00:01.5', 7, '1.50', NOW(6)"
+    more = ", capture: poll" if capture == "poll" else ""
+    file.write_text(CONFIG.format(kind=server.flavour, dsn=server.dsn, database=database, more=more))
+    with server.connect(sql_mode="ALLOW_INVALID_DATES") as connection, connection.cursor() as cursor:
+        cursor.execute(
+            f"CREATE TABLE {table} (id int PRIMARY KEY, d date, m datetime, x date, opens time(6), n int,"
+            " p decimal(9,2), updated_at datetime(6))"
+        )
+        cursor.execute(f"INSERT INTO {table} VALUES (1, {values}), (2, {'NULL, ' * 6}NOW(6))")
+        with Pipeline.from_yaml(file) as pipeline:  # one chunk: no Spark
+            assert not pipeline.sync_once().errors
+            assert [one.name for one in pipeline.plan().tables[0].columns if one.note] == ["d", "m"]
+        verification = build_verification(load_config(file), "sync").run(lambda _: lambda _side, _rows: None)
+        ((_, comparison),) = verification.tables
+        assert comparison.equal, comparison.differences
+        stream = load_config(file).source.source().bind("q")
+        stream.represent(Routes(Mirror(), rules(load_config(file).lake)).choices)
+        stream.keep_state(storage_at(tmp_path / "q"))
+        stream.open()
+        start = stream.prepare([table])
+        cursor.execute(f"INSERT INTO {table} VALUES (3, {values})")
+        (row,) = [row for one in drain(stream, start) for row in row_dicts(one) if row["id"] == 3]
+        stream.close()
+    expected = (date(1, 1, 1), None, "2026-02-31", -1_500_000, "7", "1.50")
+    assert tuple(row[name] for name in NAMES) == expected
+    stored = DeltaTable(str(tmp_path / "lake" / database / "t")).to_pyarrow_table().to_pylist()
+    assert [tuple(one[name] for name in NAMES) for one in stored if one["id"] == 1] == [expected]
+
+
+def test_the_page_of_types_says_what_the_server_gives(server: MysqlServer, database: str) -> None:
+    page = list(documented())
+    with server.connect() as connection, connection.cursor() as cursor:
+        columns = ", ".join(f"c{index} {one.declared} NULL" for index, one in enumerate(page))
+        cursor.execute(f"CREATE TABLE {database}.t (id int PRIMARY KEY, {columns})")
+    schema = MysqlDialect(server.dsn, server.flavour).described(TableId(database, "t")).schema
+    found = {one.declared: column.type for one, column in zip(page, schema.columns[1:], strict=True)}
+    assert found == {one.declared: one.lake for one in page}

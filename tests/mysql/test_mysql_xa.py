@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.mysql.conftest import FLAVOURS
-from tests.mysql.test_mysql_log import Play
+from tests.mysql.play import Play
 
 from lakefeed.capture.mysql import xa
 from lakefeed.change.batch import Operation
@@ -18,13 +17,9 @@ from lakefeed.testing.capture_subject import changes, drain, ordered_rows
 from lakefeed.testing.server.mysql import MysqlServer
 
 
-@pytest.fixture(params=[*FLAVOURS, "without GTIDs"])
-def server(request: pytest.FixtureRequest) -> MysqlServer:
-    if request.param == "without GTIDs":
-        found: MysqlServer = request.getfixturevalue("without_gtids")
-    else:
-        found = request.getfixturevalue("servers")(request.param)
-    return found
+@pytest.fixture
+def server(every_server: MysqlServer) -> MysqlServer:
+    return every_server
 
 
 @pytest.fixture

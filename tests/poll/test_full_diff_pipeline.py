@@ -21,7 +21,7 @@ from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakeError, LeaseError
 from lakefeed.flow import full_diff as flow
 from lakefeed.flow.full_diff import DiffStore, FullDiffs, Interrupted
-from lakefeed.flow.listener import Listener
+from lakefeed.flow.report.listener import Listener
 from lakefeed.flow.table_state import TableStates
 from lakefeed.journal.options import JournalOptions
 from lakefeed.lake import full_diff as lake_side
@@ -177,7 +177,7 @@ def test_a25_an_interrupted_comparison_goes_on_with_its_plan(
         with pytest.raises(ConfigError):
             FullDiffs.of(pipeline.root, object(), seeds, lake.bind("p"), listener)  # type: ignore[arg-type]
         (record,) = first.chosen(())
-        capture.keep_state(pipeline.root)
+        capture.keep_state(pipeline.state)
         with pytest.raises(Interrupted):
             first.compare(record, over=over)
         plan = DiffStore(pipeline.root).load(T).plan

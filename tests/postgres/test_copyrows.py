@@ -18,17 +18,9 @@ from tests.postgres.rows import copied, opened
 
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.postgres.database import Database
+from lakefeed.capture.postgres.slices import Slices, as_messages, copied_columns
 from lakefeed.capture.postgres.source import Postgres
-from lakefeed.capture.postgres.values import (
-    Reader,
-    Slices,
-    SourceType,
-    arrow_type,
-    as_messages,
-    copied_columns,
-    decimals,
-    form_of,
-)
+from lakefeed.capture.postgres.values import Reader, SourceType, arrow_type, decimals, form_of
 from lakefeed.capture.postgres.wire import read_copy
 from lakefeed.change.table import TableId
 from lakefeed.errors import DecodeError

@@ -18,7 +18,8 @@ from lakefeed.capture.builder import ChangeSetBuilder
 from lakefeed.capture.postgres import pgoutput
 from lakefeed.capture.postgres.catalog import CatalogFacts
 from lakefeed.capture.postgres.pgoutput import Layout, PgoutputDecoder, Relation, Resolved, WalPiece
-from lakefeed.capture.postgres.values import Messages, SourceType, arrow_type, as_messages
+from lakefeed.capture.postgres.slices import Messages, as_messages
+from lakefeed.capture.postgres.values import SourceType, arrow_type
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TXN, Operation
 from lakefeed.change.change_set import ChangeSet, TableBlocked
 from lakefeed.change.lsn import PostgresLsn

@@ -299,7 +299,7 @@ def test_a_missing_and_a_wrong_password_are_answered_with_where_to_put_it(
         guarded = dsn.replace("user=postgres", "user=guarded")
         until(lambda: "asks for a password: export PGPASSWORD=" in refusal(guarded))
         monkeypatch.setenv("PGPASSWORD", "wrong")
-        assert "the password in PGPASSWORD or source.dsn" in refusal(guarded)
+        assert "Set the right password, export PGPASSWORD=" in refusal(guarded)
         monkeypatch.setenv("PGPASSWORD", "hunter2")
         assert refusal(guarded) == ""
     finally:

@@ -15,8 +15,8 @@ from tests.postgres.test_postgres_exported import held_in_the_end
 
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.errors import PositionLostError
-from lakefeed.flow.listener import Listener
 from lakefeed.flow.pipeline import Pipeline
+from lakefeed.flow.report.listener import Listener
 from lakefeed.flow.result import CycleResult
 from lakefeed.flow.status import PipelineStatus
 from lakefeed.testing.memory_lake import MemoryLake
@@ -95,7 +95,7 @@ def test_a_slot_that_is_dropped_while_no_process_runs_is_said_again_and_again(pl
     for _ in range(2):
         with pytest.raises(PositionLostError, match="lakefeed_shop is gone") as caught:
             place.sync()
-        assert "move the pipeline's state directory away" in caught.value.remedy
+        assert "lakefeed uninstall FILE, then lakefeed sync FILE" in caught.value.remedy
     slots = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
     assert writer.execute(slots).fetchone() == (0,)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -209,7 +208,7 @@ def test_a_generated_key_blocks_that_table_alone_also_if_it_comes_later(dsn: str
 
 
 def test_the_remedy_for_an_invalidated_slot_works_as_printed(tmp_path: Path) -> None:
-    """Move the pipeline's state directory away: every table is copied again."""
+    """Uninstall, then sync: every table is copied again."""
     binaries = find_binaries()
     settings = {"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB", "max_wal_size": "32MB"}
     with (
@@ -229,8 +228,8 @@ def test_the_remedy_for_an_invalidated_slot_works_as_printed(tmp_path: Path) -> 
             Pipeline(Postgres(server.dsn), lake, name="p") as pipeline,
         ):
             pipeline.sync_once()
-        assert "move the pipeline's state directory away" in caught.value.remedy
-        shutil.move(tmp_path / "_lakefeed" / "p", tmp_path / "away")
+        assert "lakefeed uninstall FILE, then lakefeed sync FILE" in caught.value.remedy
+        Pipeline(Postgres(server.dsn), lake, name="p").uninstall()
         with Pipeline(Postgres(server.dsn), lake, name="p") as pipeline:
             pipeline.sync_once()
             writer.execute("INSERT INTO t VALUES (6)")

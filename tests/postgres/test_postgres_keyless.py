@@ -22,8 +22,8 @@ from lakefeed.change.batch import OP, POSITION, SEQ, Operation
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.segment import Counts, Segment, Window
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.flow.listener import Listener
 from lakefeed.flow.pipeline import Pipeline
+from lakefeed.flow.report.listener import Listener
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.mode.keyless import after_copy
 

@@ -187,7 +187,7 @@ def test_another_replica_identity_index_is_another_key(life: Life, writer: Any) 
 
 def test_text_columns_that_say_otherwise_now_put_the_column_in_doubt(life: Life, writer: Any) -> None:
     life.options = {"text_columns": ["public.t.id"]}
-    reason = "source.text_columns says otherwise than before about id"
+    reason = "the configuration gives id another type than before"
     assert notices(life.start()) == [RecopyNeeded(T, reason, ("id",))]
 
 

@@ -109,7 +109,7 @@ def test_t19_all_other_types_are_kept_as_postgresql_prints_them(dsn: str) -> Non
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(SETUP.encode())
         create(connection, list(PRINTED))
-        with opened(Postgres(dsn)) as capture:
+        with opened(Postgres(dsn, text_columns=["public.t.c*"])) as capture:  # arrays too, which are lists by default
             snapshot, stream = both_ways(capture, connection, PRINTED)
         assert snapshot == stream == printed(connection, len(PRINTED))
 
@@ -130,7 +130,7 @@ def test_t20_a_value_that_does_not_fit_stops_its_table_and_is_never_rounded_or_n
             assert [row["id"] for row in changes([change_set])] == [7]  # the other table goes on
             (notice,) = change_set.notices
             assert isinstance(notice, TableBlocked)
-            assert "public.t.c0" in notice.remedy
+            assert "{match: public.t, out_of_range: {c0: text}}" in notice.remedy
             with pytest.raises(TableStoppedError, match="does not fit"):
                 copied(capture, TABLE)
         with opened(Postgres(dsn, text_columns=["public.t.c0"])) as capture:  # the remedy
@@ -148,7 +148,7 @@ def test_xml_is_kept_as_printed_where_the_server_has_it(servers: Callable[[int],
                 continue
             values = {"xml": ["<a b='c'>&amp; ü</a>", "just text", ""], "xml[]": ["{<a/>,NULL}"]}
             create(writer, list(values))
-            with opened(Postgres(dsn)) as capture:
+            with opened(Postgres(dsn, text_columns=["public.t.c*"])) as capture:
                 copy, stream = both_ways(capture, writer, values)
             assert copy == stream == printed(writer, len(values))
     assert arrow_type(SourceType(XML)) == pa.string()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "stream_changes.py"
+ONE_MOMENT = EXAMPLE.with_name("one_moment.py")
 
 
 def run_example(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
@@ -75,3 +76,20 @@ def test_a_job_that_was_killed_goes_on_and_writes_nothing_twice(
     run_example(monkeypatch, *where, "--once", "--max-change-sets", "1000")
     run_example(monkeypatch, *where, "--once", "--max-change-sets", "1000")
     assert sorted(row["id"] for row in spark.read.parquet(str(out)).collect()) == list(range(1, 101))
+
+
+def test_the_example_of_one_moment_counts_what_the_source_had_then(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop = Shop(spark, tmp_path)
+    shop.execute("INSERT INTO goods VALUES (1, 'lamp')")
+    first = shop.sync()
+    shop.execute("INSERT INTO goods VALUES (2, 'chair')", "INSERT INTO other VALUES (1, 'x')")
+    shop.sync()
+    for moment, counts in (
+        ([], "main.goods: 2 rows\nmain.other: 1 rows\n"),
+        (["--at", str(first)], "main.goods: 1 rows\nmain.other: 0 rows\n"),
+    ):
+        monkeypatch.setattr(sys, "argv", [str(ONE_MOMENT), "--lake", str(shop.lake), *moment])
+        runpy.run_path(str(ONE_MOMENT), run_name="__main__")
+        assert capsys.readouterr().out == counts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lakefeed import Append, Delta, Iceberg, Mirror, Pipeline, Rule, Sqlite, Temporal, current, register_views, snapshot
+from lakefeed import (
+    Append,
+    Delta,
+    Evolution,
+    Iceberg,
+    JournalOptions,
+    MaintenanceOptions,
+    Mirror,
+    Pipeline,
+    PipelineOptions,
+    Rule,
+    Sqlite,
+    Temporal,
+    current,
+    pin,
+    read_at,
+    register_views,
+    snapshot,
+)
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakeError
 from lakefeed.journal.journal import Journal
@@ -33,8 +52,9 @@ class Bank:
     """Money moves between two tables, and never gets more or less. ``lake`` follows; ``capture`` fills its journal."""
 
     def __init__(self, spark: SparkSession, place: Path, kind: type[Delta] | type[Iceberg]) -> None:
+        place.mkdir(exist_ok=True)
         self.path = place / "bank.db"
-        self.lake = kind(spark, place / "lake", rules=RULES)
+        self.lake: Delta | Iceberg = kind(spark, place / "lake", rules=RULES)
         self.root = place / "lake" / "_lakefeed" / "bank"
         self._database = sqlite3.connect(self.path, isolation_level=None)
         for table in ("checking", "savings"):
@@ -138,6 +158,90 @@ def test_columns_that_changed_since_the_merge_are_as_the_source_has_them(spark: 
     assert rows(found, "id, amount, remark, opened") == bank.rows("checking")
     bank.sync()
     assert rows(current(spark, bank.lake, "main.checking"), "id, amount, remark, opened") == bank.rows("checking")
+
+
+def test_columns_evolve_as_the_configuration_chooses_also_before_a_merge_settles_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    bank = Bank(spark, tmp_path, Delta)
+    bank.lake = Delta(spark, tmp_path / "lake", evolution=Evolution(add_column="ignore", drop_column="keep"))
+    bank.sync()
+    bank.execute("ALTER TABLE checking ADD COLUMN opened TEXT DEFAULT 'early'")
+    bank.execute("ALTER TABLE checking DROP COLUMN note")
+    bank.execute("INSERT INTO checking VALUES (50, 1, 'late')")
+    bank.capture()
+    found = current(spark, str(tmp_path / "lake"), "main.checking")  # a reader that knows the path alone
+    assert found.columns == ["id", "amount", "note"]
+    ahead = rows(found)
+    assert (50, 1, None) in ahead
+    bank.sync()
+    assert rows(spark.read.format("delta").load(str(tmp_path / "lake" / "main" / "checking"))) == ahead
+
+
+@pytest.mark.parametrize("kind", [Delta, Iceberg])
+def test_read_at_is_exact_between_merges_as_long_as_the_journal_tells(
+    spark: SparkSession, tmp_path: Path, kind: type[Delta] | type[Iceberg]
+) -> None:
+    bank, chance = Bank(spark, tmp_path, kind), random.Random(5)
+    bank.lake = kind(spark, tmp_path / "lake")  # two tables are enough
+    bank.sync()
+    seen: dict[int, list[tuple[Any, ...]]] = {}
+    for _ in range(3):
+        bank.transfer(chance)
+        seen[bank.capture()] = bank.rows("savings")
+    bank.sync()  # one merge for all three
+    for number, expected in seen.items():
+        assert rows(read_at(spark, bank.lake, "main.savings", change_set=number)) == expected
+        position = Journal.read(bank.root).position(number)
+        assert rows(read_at(spark, str(tmp_path / "lake"), "main.savings", position=position)) == expected
+    first, newest = min(seen), max(seen)
+    with Journal.open(bank.root, options=JournalOptions(keep_change_sets=0)) as journal:
+        journal.trim(newest)
+    assert rows(read_at(spark, bank.lake, "main.savings", change_set=newest)) == seen[newest], "a version alone"
+    with pytest.raises(LakeError, match=rf"the journal has the change sets {newest} to {newest}, not {first}") as gone:
+        read_at(spark, bank.lake, "main.savings", change_set=first)
+    assert "journal.keep_seconds" in gone.value.remedy
+    with pytest.raises(LakeError, match=r"the journal has none from \d+ to \d+ any more"):
+        snapshot(spark, bank.lake, newest - 1)
+    shutil.rmtree(bank.root)
+    with pytest.raises(LakeError, match="no merge ended there, and its journal cannot be read from here"):
+        read_at(spark, bank.lake, "main.savings", change_set=first)
+
+
+def test_a_pin_keeps_moments_and_versions_that_retention_would_let_go(spark: SparkSession, tmp_path: Path) -> None:
+    bank, chance = Bank(spark, tmp_path, Delta), random.Random(9)
+    bank.lake = Delta(spark, tmp_path / "lake")
+    options = PipelineOptions(
+        journal=JournalOptions(keep_change_sets=0), maintenance=MaintenanceOptions(keep_hours=0, most_files=0)
+    )
+    with Pipeline(Sqlite(bank.path), bank.lake, name="bank", options=options) as pipeline:
+        pipeline.sync_once()
+        bank.transfer(chance)
+        pipeline.sync_once()
+        number, expected = Journal.read(bank.root).head, bank.rows("savings")
+        with pin(tmp_path / "lake", seconds=60):
+            for _ in range(2):
+                bank.transfer(chance)
+                pipeline.sync_once()
+            pipeline.maintain()
+            pipeline._open().lake.trim()
+            assert rows(snapshot(spark, tmp_path / "lake", number)["main.savings"]) == expected
+        pipeline._open().lake.trim()
+    with pytest.raises(LakeError, match="the journal has the change sets"):
+        snapshot(spark, tmp_path / "lake", number)
+
+
+def test_a_journal_that_was_made_again_is_not_taken_for_the_one_before(spark: SparkSession, tmp_path: Path) -> None:
+    """What a process has read of a journal is kept for its next reading."""
+    for number in range(2):
+        bank = Bank(spark, tmp_path / f"life{number}", Delta)
+        if (tmp_path / "lake").exists():
+            shutil.rmtree(tmp_path / "lake")
+        bank.lake, bank.root = Delta(spark, tmp_path / "lake"), tmp_path / "lake" / "_lakefeed" / "bank"
+        bank.sync()
+        bank.execute(f"UPDATE checking SET amount = {number} WHERE id = 1")
+        bank.capture()
+        assert rows(current(spark, bank.lake, "main.checking")) == bank.rows("checking")
 
 
 def test_a_moment_is_a_number_a_position_or_a_time_and_views_show_it(spark: SparkSession, tmp_path: Path) -> None:

@@ -42,18 +42,36 @@ def test_a_table_is_read_as_it_is_now(
 
 
 @pytest.mark.spark
-def test_registered_tables_are_in_the_catalog_by_name(spark: SparkSession, database: Path, tmp_path: Path) -> None:
-    with Pipeline(Sqlite(database), Delta(spark, tmp_path / "lake"), name="shop") as pipeline:
+@pytest.mark.parametrize("kind", [Delta, Iceberg])
+def test_registered_tables_are_in_the_catalog_by_name(
+    spark: SparkSession, database: Path, tmp_path: Path, kind: type[Delta] | type[Iceberg]
+) -> None:
+    with Pipeline(Sqlite(database), kind(spark, tmp_path / "lake"), name="shop") as pipeline:
         pipeline.sync_once()
         for _ in range(2):  # again is harmless
             assert lakefeed.register_tables(spark, tmp_path / "lake", schema="main", database="shop") == ["shop.orders"]
         assert spark.sql("SELECT count(*) AS n FROM shop.orders").first() == (2,)
         with closing(sqlite3.connect(database)) as connection, connection:
-            connection.execute("INSERT INTO orders VALUES (3, 'c')")
+            connection.execute("ALTER TABLE orders ADD COLUMN note TEXT")
+            connection.execute("INSERT INTO orders VALUES (3, 'c', 'new')")
         pipeline.sync_once()
-        assert spark.sql("SELECT count(*) AS n FROM shop.orders").first() == (3,)
+        assert spark.sql("SELECT count(*) AS n, max(note) FROM shop.orders").first() == (3, "new")
     spark.sql("DROP DATABASE shop CASCADE")
     assert lakefeed.to_arrow(tmp_path / "lake", "main.orders").num_rows == 3, "its files are the lake's"
-    with pytest.raises(LakeError, match="there is no Delta table of nope"):
+    with pytest.raises(LakeError, match="there is no table of nope"):
         lakefeed.register_tables(spark, tmp_path / "lake", schema="nope", database="main2")
     spark.sql("DROP DATABASE main2")
+
+
+@pytest.mark.spark
+def test_a_name_can_be_pointed_to_another_lake_of_another_format(
+    spark: SparkSession, database: Path, tmp_path: Path
+) -> None:
+    for number, kind in enumerate((Delta, Iceberg, Delta), start=1):
+        lake = tmp_path / f"lake{number}"
+        with Pipeline(Sqlite(database), kind(spark, lake), name=f"shop{number}") as pipeline:
+            pipeline.sync_once()
+        lakefeed.register_tables(spark, lake, schema="main", database="moved")
+        assert spark.sql("SELECT count(*) AS n FROM moved.orders").first() == (2,)
+        assert lakefeed.to_arrow(lake, "main.orders").num_rows == 2
+    spark.sql("DROP DATABASE moved CASCADE")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lakefeed.capture.select import TablePatterns, is_literal
+from lakefeed.capture.select import TablePatterns
+from lakefeed.change.choice import is_literal
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError
 

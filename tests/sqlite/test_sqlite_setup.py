@@ -127,12 +127,6 @@ def test_e13_check_is_read_only_and_a_sound_database_has_no_findings(tmp_path: P
         ("CREATE TABLE t (a)", Level.WARNING, "no declared key", "INTEGER PRIMARY KEY"),
         ("CREATE TABLE t (rowid, oid, _rowid_)", Level.ERROR, "hide every name", "Declare a primary key"),
         (
-            'CREATE TABLE t (id INTEGER PRIMARY KEY, "a b" TEXT)',
-            Level.ERROR,
-            "'a b'",
-            'ALTER TABLE "t" RENAME COLUMN "a b" TO "a_b";',
-        ),
-        (
             "CREATE TABLE t (id INTEGER PRIMARY KEY, _lakefeed_op TEXT)",
             Level.ERROR,
             "reserved",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from pyiceberg.table import StaticTable
 from tests.storm.database import Row
 
 Parse = Callable[[str], Any]
+_ELEMENT = re.compile(r'("((?:[^"\\]|\\.)*)"|[^,"]+)', re.DOTALL)
+"""Of an array as PostgreSQL prints it."""
 
 
 def read(lake_format: str, path: Path, columns: Sequence[str] | None = None) -> pa.Table | None:
@@ -63,6 +66,12 @@ def differences(rows: Sequence[Row], columns: Sequence[str], table: pa.Table) ->
 
 def _parse(kind: pa.DataType) -> Parse:
     """How the printed text becomes the value that ``_canonical`` makes of the lake's. Text stays as it is printed."""
+    if pa.types.is_list(kind):
+        element = _parse(kind.value_type)
+        return lambda text: tuple(
+            None if whole == "NULL" else element(re.sub(r"\\(.)", r"\1", quoted) if whole[0] == '"' else whole)
+            for whole, quoted in _ELEMENT.findall(text[1:-1])
+        )
     if pa.types.is_boolean(kind):
         return lambda text: text in ("t", "1")
     if pa.types.is_integer(kind):
@@ -86,6 +95,8 @@ def _canonical(value: Any) -> Any:
     """Values that compare by what they are: NaN equals NaN, -0.0 does not equal 0.0, times are in UTC."""
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else repr(value)
+    if isinstance(value, list):
+        return tuple(map(_canonical, value))
     if isinstance(value, datetime) and value.tzinfo is not None:
         return value.astimezone(UTC)
     return value

@@ -18,8 +18,7 @@ import yaml
 
 _SQL = re.compile(r"\b((?:ALTER|CREATE|DROP|SELECT)\b[^;…]*;)")
 _COMMAND = re.compile(r"lakefeed (rebuild) FILE (\S+?)( --from-source)?[.,;]?(?=\s|$)")
-_TEXT_COLUMN = re.compile(r"Add '([^']+)' to source\.text_columns")
-_ZERO_DATES = re.compile(r"set source\.zero_dates to null or (text)")
+_BY_RULE = re.compile(r"\{match: ([^,]+), out_of_range: \{([^:]+): text\}\}")
 
 
 class Pipeline:
@@ -111,12 +110,9 @@ class Pipeline:
 
     def carry_out(self, remedy: str) -> bool:
         """Run the part of a remedy that is Lakefeed's: a setting or a command. False if there is none to run."""
-        columns, zero_dates, source = _TEXT_COLUMN.findall(remedy), _ZERO_DATES.search(remedy), self.config["source"]
-        if columns or zero_dates:
-            changed = (
-                {"text_columns": [*source.get("text_columns", []), *columns]} if columns else {"zero_dates": "text"}
-            )
-            self.config["source"] = {**source, **changed}
+        if rules := [{"match": match, "out_of_range": {name: "text"}} for match, name in _BY_RULE.findall(remedy)]:
+            lake = self.config["lake"]
+            self.config["lake"] = {**lake, "tables": [*lake.get("tables", []), *rules]}
             self._file.write_text(yaml.safe_dump(self.config))
             return True
         command = _COMMAND.search(remedy)

@@ -139,7 +139,7 @@ class Storm:
             lake["evolution"] = dict(self.profile.evolution)
         journal = {"keep_change_sets": self.settings.keep_change_sets}
         config = {"pipeline": "storm", "source": database.source(), "lake": lake, "journal": journal,
-                  "sync": {"interval_seconds": 0.5}}  # fmt: skip
+                  "sync": {"interval_seconds": 0.5, "warm_up": False}}  # fmt: skip
         return Pipeline(self.result.directory, config, short=self.settings.seconds <= 120)
 
     def _rage(self, database: Database, pipeline: Pipeline) -> None:

@@ -90,11 +90,12 @@ def test_values_are_compared_by_what_they_are() -> None:
         "b": pa.array([b"\x00\xff", b""], pa.binary()),
         "t": pa.array(["1.50", "{1,NULL}"], pa.string()),
         "at": pa.array([1_000_001, 0], pa.timestamp("us", "UTC")),
+        "l": pa.array([None, ["a", 'b,"', None, "NULL"]], pa.list_(pa.string())),
     }
-    rows = [(b"-0", None, b"\\x", b"{1,NULL}", b"1970-01-01 00:00:00+00"),
-            (b"NaN", b"1.50", b"\\x00ff", b"1.50", b"1970-01-01 00:00:01.000001+00")]  # fmt: skip
+    rows = [(b"-0", None, b"\\x", b"{1,NULL}", b"1970-01-01 00:00:00+00", b'{a,"b,\\"",NULL,"NULL"}'),
+            (b"NaN", b"1.50", b"\\x00ff", b"1.50", b"1970-01-01 00:00:01.000001+00", None)]  # fmt: skip
     assert differences(rows, list(columns), pa.table(columns)) is None
-    for index, wrong in enumerate((b"0", b"0", b"\\x01", b"{1,null}", b"1970-01-01 00:00:00.1+00")):
+    for index, wrong in enumerate((b"0", b"0", b"\\x01", b"{1,null}", b"1970-01-01 00:00:00.1+00", b"{a}")):
         row = (*rows[0][:index], wrong, *rows[0][index + 1 :])
         assert differences([row, rows[1]], list(columns), pa.table(columns)) is not None
     assert differences(rows[1:], list(columns), pa.table(columns)) is not None

@@ -12,74 +12,145 @@ from typing import TYPE_CHECKING
 
 from lakefeed.app.config import Config, EvolutionConfig, LakeConfig
 from lakefeed.errors import ConfigError
+from lakefeed.lake.layout import Layout
 from lakefeed.lake.mode import mode_named
 from lakefeed.lake.route import Rule
+from lakefeed.lake.rule.rows import RowOptions
 from lakefeed.lake.schema.policy import Evolution
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from lakefeed.capture.base import Source
-    from lakefeed.flow.listener import Listener
     from lakefeed.flow.pipeline import Pipeline
+    from lakefeed.flow.report.listener import Listener
     from lakefeed.lake.delta import Delta
     from lakefeed.lake.iceberg import Iceberg
     from lakefeed.verify.pipeline import PipelineVerification
 
 
-def delta(config: LakeConfig, spark: SparkSession | None = None) -> Delta:
+def delta(whole: Config, spark: SparkSession | None = None) -> Delta:
     from lakefeed.lake.delta import Delta
-    from lakefeed.lake.spark.session import spark_session
 
+    config = whole.lake
     for key in ("catalog", "namespace"):
         if key in config.model_fields_set:
             raise ConfigError(f"lake.{key} is for Iceberg tables", remedy="Set lake.format: iceberg, or remove it.")
     return Delta(
-        spark or spark_session,
+        spark or session_of(whole),
         config.path,
         mode=mode_named(config.mode, config.options),
-        rules=rules(config),
+        rules=rules(config, whole.source.database),
         evolution=evolution(config.evolution),
+        out_of_range=config.out_of_range_rule,
+        naming=config.naming,
+        salt=config.salt,
         deletion_vectors=config.deletion_vectors,
+        storage_options=whole.storage.to_options(),
     )
 
 
-def iceberg(config: LakeConfig, spark: SparkSession | None = None) -> Iceberg:
+def iceberg(whole: Config, spark: SparkSession | None = None) -> Iceberg:
     from lakefeed.lake.iceberg import Iceberg
-    from lakefeed.lake.spark.session import spark_session
 
+    config = whole.lake
     if "deletion_vectors" in config.model_fields_set:
         raise ConfigError(
             "lake.deletion_vectors is for Delta tables", remedy="Remove it: Iceberg tables always mark deleted rows."
         )
     return Iceberg(
-        spark or partial(spark_session, formats=("iceberg",)),
+        spark or session_of(whole),
         config.path,
         mode=mode_named(config.mode, config.options),
-        rules=rules(config),
+        rules=rules(config, whole.source.database),
         evolution=evolution(config.evolution),
+        out_of_range=config.out_of_range_rule,
+        naming=config.naming,
+        salt=config.salt,
         catalog=config.catalog,
         namespace=config.namespace,
+        storage_options=whole.storage.to_options(),
     )
 
 
-LAKES: dict[str, Callable[[LakeConfig, SparkSession | None], Delta | Iceberg]] = {"delta": delta, "iceberg": iceberg}
+LAKES: dict[str, Callable[[Config, SparkSession | None], Delta | Iceberg]] = {
+    "delta": delta,
+    "iceberg": iceberg,
+}
 """By ``lake.format``."""
 
 
-def rules(config: LakeConfig) -> list[Rule]:
-    """``lake.tables`` as the library's values. ConfigError for an option that a mode does not have."""
+def session_of(config: Config) -> Callable[[], SparkSession]:
+    """What gives the Spark session of a configuration when it is first needed. ConfigError for what cannot work."""
+    from lakefeed.lake.location import stores_of
+    from lakefeed.lake.spark.session import spark_session
+
+    spark = config.spark
+    is_cluster = spark.master is not None and not spark.master.startswith("local")
+    if is_cluster and config.state().is_remote:
+        raise ConfigError(
+            f"a journal at {config.state()} is merged from copies on this machine, which {spark.master} does not reach",
+            remedy="Set spark.master: local[*], or journal.path to a directory that every worker has.",
+        )
+    return partial(
+        spark_session,
+        spark.app_name,
+        master=spark.master,
+        settings=spark.conf,
+        formats=(config.lake.format,),
+        stores=stores_of(config.lake.path),
+        packages=spark.packages,
+    )
+
+
+def rules(config: LakeConfig, database: str | None = None) -> list[Rule]:
+    """``lake.tables`` as the library's values. ConfigError for an option that a mode does not have.
+
+    ``database`` is what ``{database}`` stands for in names.
+    """
     lake = evolution(config.evolution)
     return [
         Rule(
             table.match,
             mode_named(table.mode or config.mode, table.options) if table.mode or table.options else None,
-            table.name,
+            _filled(table.name, database),
             evolution(table.evolution, lake) if table.evolution else None,
             tuple(table.columns),
+            types=table.types,
+            out_of_range=table.out_of_range_rules,
+            keyless=table.keyless,
+            namespace=_filled(table.namespace, database),
+            only=table.only,
+            rows=RowOptions(
+                where=table.where,
+                transform=table.transform or None,
+                # YAML has a null of its own.
+                mask={column: kind or "null" for column, kind in table.mask.items()} or None,
+                rename=table.rename or None,
+                naming=table.naming,
+                sensitive=table.sensitive,
+                has_secrets=table.has_secrets,
+            ),
+            layout=Layout(
+                partition_by=None if table.partition_by is None else tuple(table.partition_by),
+                cluster_by=None if table.cluster_by is None else tuple(table.cluster_by),
+                properties=tuple(table.properties.items()),
+                file_bytes=table.file_megabytes << 20 if table.file_megabytes else None,
+            ),
         )
         for table in config.tables
     ]
+
+
+def _filled(text: str | None, database: str | None) -> str | None:
+    if text is None or "{database}" not in text:
+        return text
+    if database is None:
+        raise ConfigError(
+            f"lake.tables: '{text}' has {{database}} in it, and this source does not name its database",
+            remedy="Write the name itself.",
+        )
+    return text.replace("{database}", database)
 
 
 def evolution(config: EvolutionConfig, otherwise: Evolution | None = None) -> Evolution:
@@ -93,9 +164,9 @@ def build_source(config: Config) -> Source:
     return config.source.source()
 
 
-def build_lake(config: LakeConfig, spark: SparkSession | None = None) -> Delta | Iceberg:
+def build_lake(config: Config, spark: SparkSession | None = None) -> Delta | Iceberg:
     """The lake of a configuration. Starts no Spark; ``spark`` is a session to use instead of one of its own."""
-    return LAKES[config.format](config, spark)
+    return LAKES[config.lake.format](config, spark)
 
 
 def build_pipeline(config: Config, *, spark: SparkSession | None = None, listener: Listener | None = None) -> Pipeline:
@@ -107,8 +178,13 @@ def build_pipeline(config: Config, *, spark: SparkSession | None = None, listene
 
     options = PipelineOptions(
         interval_seconds=config.sync.interval_seconds,
+        warm_up=config.sync.warm_up,
         max_backlog_bytes=config.journal.max_backlog_bytes,
-        journal=JournalOptions(keep_change_sets=config.journal.keep_change_sets),
+        journal=JournalOptions(
+            keep_change_sets=config.journal.keep_change_sets,
+            keep_seconds=config.journal.keep_seconds,
+            lease_seconds=config.journal.lease_seconds,
+        ),
         maintenance_seconds=config.maintenance.every_seconds,
         maintenance=MaintenanceOptions(
             file_bytes=config.maintenance.file_megabytes << 20,
@@ -117,8 +193,15 @@ def build_pipeline(config: Config, *, spark: SparkSession | None = None, listene
             cluster=config.maintenance.cluster,
         ),
     )
-    source, lake = build_source(config), build_lake(config.lake, spark)
-    return Pipeline(source, lake, name=config.pipeline, options=options, listener=listener)
+    return Pipeline(
+        build_source(config),
+        build_lake(config, spark),
+        name=config.pipeline,
+        options=options,
+        listener=listener,
+        journal=config.journal.path,
+        storage_options=config.storage.to_options(),
+    )
 
 
 def build_verification(config: Config, sync: str) -> PipelineVerification:
@@ -127,9 +210,10 @@ def build_verification(config: Config, sync: str) -> PipelineVerification:
 
     return PipelineVerification(
         name=config.pipeline,
-        state=config.state_path,
+        state=config.state(),
+        storage_options=config.storage.to_options(),
         capture=build_source(config).bind(config.pipeline),
         source=config.source,
-        lake=build_lake(config.lake),
+        lake=build_lake(config),
         sync=sync,
     )

@@ -19,7 +19,7 @@ from typing import Annotated
 import typer
 
 from lakefeed.app.command import demo, prepare, status, sync, table, verify
-from lakefeed.app.output import LogLines, be_quiet, show_error, show_note, show_text
+from lakefeed.app.output import LogLines, be_quiet, be_structured, show_error, show_note, show_text, speak_of
 from lakefeed.errors import ConfigError, LakefeedError, Retry
 from lakefeed.failpoint import arm_from_environment
 
@@ -30,6 +30,9 @@ _ANYWHERE = {
     "--debug": "debug", "--quiet": "quiet", "-q": "quiet", "--verbose": "verbose", "-v": "verbose",
 }  # fmt: skip
 """Options of the whole program that may stand before and after the command."""
+
+_CONTINUE = ("sync", "run", "diff", "maintain")
+"""Commands that leave work behind when they are interrupted, and take it up again."""
 
 app = typer.Typer(
     name="lakefeed",
@@ -43,9 +46,11 @@ app = typer.Typer(
 COMMANDS: dict[str, tuple[Callable[..., int], str, str]] = {
     "init": (prepare.init, "Write a commented configuration.", "lakefeed init shop.yaml"),
     "check": (prepare.check, "Find what is missing; change nothing.", "lakefeed check shop.yaml"),
+    "plan": (prepare.plan, "Show what a start would do; change nothing.", "lakefeed plan shop.yaml"),
     "sync": (sync.sync, "Bring the lake up to date once.", "lakefeed sync shop.yaml --tables 'public.order*'"),
     "run": (sync.run, "Sync continuously until Ctrl-C.", "lakefeed run shop.yaml --for 3600"),
     "status": (status.status, "Show verdict, lag and tables.", "lakefeed status shop.yaml --watch"),
+    "dashboard": (status.dashboard, "Serve the dashboard in a browser.", "lakefeed dashboard shop.yaml"),
     "journal": (status.journal, "List change sets.", "lakefeed journal shop.yaml --last 50"),
     "verify": (verify.verify, "Compare lake and source, row by row.", "lakefeed verify shop.yaml"),
     "rebuild": (table.rebuild, "Rebuild one lake table.", "lakefeed rebuild shop.yaml main.orders"),
@@ -76,8 +81,25 @@ def _options(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show all of the log, and the stack trace of an error. May stand anywhere.")
     ] = False,
+    log_format: Annotated[
+        str, typer.Option("--log-format", help="text, or json: an object on each line of stderr. May stand anywhere.")
+    ] = "text",
 ) -> None:
     """All are read elsewhere: the version by its callback, the others by ``execute``."""
+
+
+def _without_log_format(words: list[str]) -> tuple[list[str], str]:
+    """The words without ``--log-format FORMAT``, which may stand anywhere, and the format."""
+    left, given = list[str](), "text"
+    rest = iter(words)
+    for word in rest:
+        if word == "--log-format":
+            given = next(rest, "")
+        elif word.startswith("--log-format="):
+            given = word.partition("=")[2]
+        else:
+            left.append(word)
+    return left, given
 
 
 def main() -> None:
@@ -94,16 +116,20 @@ def main() -> None:
 def execute(arguments: list[str]) -> int:
     """Run one command line and return its exit code. Nothing gets out of here as a stack trace."""
     given = {_ANYWHERE[word] for word in arguments if word in _ANYWHERE}
-    words = [word for word in arguments if word not in _ANYWHERE]
+    words, log_format = _without_log_format([word for word in arguments if word not in _ANYWHERE])
     debug, as_json, level = "debug" in given, "--json" in arguments, logging.ERROR
-    if given & {"debug", "verbose"}:
+    if given & {"debug", "verbose"} or log_format == "json":
         level = logging.DEBUG if debug else logging.INFO
     be_quiet("quiet" in given)
+    speak_of(None)  # until a command has read its arguments
+    be_structured(log_format == "json")
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", handlers=[LogLines()])
     root, before = logging.getLogger(), logging.getLogger().level
     root.setLevel(level)
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a JVM that is stopped logs the lost connection
     try:
+        if log_format not in ("text", "json"):
+            raise ConfigError(f"--log-format: '{log_format}' is not a choice", remedy="Choose text or json.")
         arm_from_environment()
         code = app(args=words, prog_name="lakefeed", standalone_mode=False)
         if code == INTERRUPTED:
@@ -118,11 +144,12 @@ def execute(arguments: list[str]) -> int:
         show_error(ConfigError(text, remedy=f"See `{command} --help`."), as_json=as_json)
         return USAGE
     except (KeyboardInterrupt, typer.Abort):
-        remedy = "Run the command again; it continues where it stopped."
+        continues = bool(words) and words[0] in _CONTINUE
         if as_json:
+            remedy = "Run the command again" + ("; it continues where it stopped." if continues else ".")
             show_error(LakefeedError("interrupted", remedy=remedy), as_json=True)
         else:
-            show_note("Interrupted; the same command continues where it stopped.")
+            show_note("Interrupted; the same command continues where it stopped." if continues else "Interrupted.")
         return INTERRUPTED
     except LakefeedError as error:
         if debug:
@@ -146,4 +173,5 @@ def execute(arguments: list[str]) -> int:
         show_error(unexpected, as_json=as_json)
         return FAILURE
     finally:
-        root.setLevel(before)  # whoever calls this from Python keeps the level
+        root.setLevel(before)  # whoever calls this from Python keeps the level, and its own way to print
+        be_structured(False)

@@ -17,16 +17,21 @@ from operator import or_
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, create_model
+from pydantic import Field, PrivateAttr, ValidationError, create_model
 
 from lakefeed.app.document import complaints, read_document
 from lakefeed.capture.poll.config import Section, SourceConfig, Text
 from lakefeed.capture.registry import SOURCES, source_config
 from lakefeed.errors import ConfigError
+from lakefeed.storage.base import Storage
+from lakefeed.storage.location import SCHEMES, is_remote, storage_at
 
 PIPELINE_NAME = r"^[a-z0-9][a-z0-9_-]*$"
 
 ModeName = Literal["mirror", "temporal", "append"]
+OutOfRangeName = Literal["stop", "null", "clamp", "text"]
+NamingName = Literal["as_is", "lower", "snake_case"]
+MaskName = Literal["hash", "tokenize", "partial", "redact", "null"]
 
 
 class EvolutionConfig(Section):
@@ -54,16 +59,69 @@ class LakeTableConfig(Section):
     match: Text = Field(description="Glob pattern of source tables, schema.table or table.")
     mode: ModeName | None = Field(default=None, description="What the lake table is; without it the lake's mode.")
     name: Text | None = Field(
-        default=None, description="Adds a lake table of this name; {table} in it is the source table's."
+        default=None, description="Adds a lake table of this name; may have {table}, {schema} and {database} in it."
+    )
+    only: bool = Field(default=False, description="The lake table of this name is the only one of its source table.")
+    namespace: Text | None = Field(
+        default=None, description="The lake table's schema; may have {schema} and {database} in it."
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Options of the mode; docs/modes.md has them.")
     columns: list[Text] = Field(
         default_factory=list,
         description="Globs of the columns that are taken; ! leaves out. What is left out is stored nowhere.",
     )
+    types: dict[Text, Text] = Field(
+        default_factory=dict,
+        description="By column or glob: string, list, decimal(p,s), microseconds (of a time). docs/types.md.",
+    )
+    out_of_range: OutOfRangeName | dict[Text, OutOfRangeName | None] | None = Field(
+        default=None, description="As lake.out_of_range, for all columns of these tables, or by column or glob."
+    )
+    keyless: Literal["inserts"] | None = Field(
+        default=None,
+        description="inserts: follow PostgreSQL tables without a key by inserts; updates and deletes stay unseen.",
+    )
+    where: str | None = Field(
+        default=None, description="Spark SQL condition: rows for which it does not hold are not in the lake table."
+    )
+    transform: dict[str, Text] = Field(
+        default_factory=dict, description="Spark SQL expressions by column; another name makes a new column."
+    )
+    mask: dict[str, MaskName | None] = Field(
+        default_factory=dict, description="How values are made unreadable, by column; docs/choosing.md has the kinds."
+    )
+    sensitive: bool = Field(
+        default=False,
+        description="The masks of this rule are applied before the journal: clear text is stored nowhere.",
+    )
+    rename: dict[str, Text] = Field(default_factory=dict, description="The lake's column names by the source's.")
+    naming: NamingName | None = Field(default=None, description="How other columns are called; the lake's without it.")
+    partition_by: list[Text] | None = Field(
+        default=None, description="Columns of the lake table, or days(c), months(c), bucket(16, c), truncate(4, c)."
+    )
+    cluster_by: list[Text] | None = Field(
+        default=None, description="Columns of the lake table by which files are sorted."
+    )
+    properties: dict[str, str] = Field(
+        default_factory=dict, description="Properties of the table, by the format's names."
+    )
+    file_megabytes: int | None = Field(default=None, ge=1, description="What small files of the table are packed to.")
     evolution: EvolutionConfig | None = Field(
         default=None, description="Choices of its own for schema changes; the lake's for the others."
     )
+    _has_secrets: bool = PrivateAttr(default=False)
+
+    @property
+    def has_secrets(self) -> bool:
+        """A value of the environment is in the condition or an expression: neither is to be written down."""
+        return self._has_secrets
+
+    @property
+    def out_of_range_rules(self) -> str | dict[str, str] | None:
+        """As the library takes it. YAML has a null of its own, which is the rule of that name here."""
+        if isinstance(self.out_of_range, dict):
+            return {column: rule or "null" for column, rule in self.out_of_range.items()}
+        return self.out_of_range or ("null" if "out_of_range" in self.model_fields_set else None)
 
 
 class LakeConfig(Section):
@@ -79,12 +137,22 @@ class LakeConfig(Section):
     evolution: EvolutionConfig = Field(
         default=EvolutionConfig(), description="What schema changes of the source do; docs/evolution.md."
     )
-    tables: list[LakeTableConfig] = Field(
-        default_factory=list, description="Tables that are kept in another mode, or in a second one."
+    out_of_range: OutOfRangeName | None = Field(
+        default=None,
+        description="Values that the lake's types cannot hold (infinity, BC, NaN in a numeric, 0000-00-00): stop the "
+        "table, NULL, the nearest value (clamp), or keep the column as text. Without: stop, or what the source does.",
     )
-    deletion_vectors: bool = Field(
+    tables: list[LakeTableConfig] = Field(
+        default_factory=list, description="What is different for some tables, and second lake tables."
+    )
+    naming: NamingName = Field(
+        default="as_is", description="Column names: as in the source, in lower case, or snake_case."
+    )
+    salt: str = Field(default="", description="What masks hash with: a long secret text, as ${VARIABLE}.", repr=False)
+    deletion_vectors: bool | list[Text] = Field(
         default=False,
-        description="Delta: mark rows as deleted instead of rewriting their files. Not every reader supports it.",
+        description="Delta: mark rows as deleted instead of rewriting their files, in all tables (true) or in those "
+        "that match a pattern of the list. Not every reader supports it: docs/modes.md.",
     )
     catalog: dict[str, str] = Field(
         default_factory=dict,
@@ -94,20 +162,77 @@ class LakeConfig(Section):
         default="{schema}", description="Iceberg's namespace of the tables; {schema} is the source table's schema."
     )
 
+    @property
+    def out_of_range_rule(self) -> str | None:
+        """As ``LakeTableConfig.out_of_range_rules``."""
+        return self.out_of_range or ("null" if "out_of_range" in self.model_fields_set else None)
+
+
+class StorageConfig(Section):
+    """The object store, if lake.path or journal.path is one. What is not given comes from the environment."""
+
+    endpoint: Text | None = Field(default=None, description="Address of a store that is not the cloud's own.")
+    region: Text | None = Field(default=None, description="Of the bucket; S3.")
+    access_key_id: Text | None = Field(default=None, repr=False, description="Better: AWS_ACCESS_KEY_ID is set.")
+    secret_access_key: Text | None = Field(default=None, repr=False, description="As ${NAME} of the environment.")
+    session_token: Text | None = Field(default=None, repr=False, description="As ${NAME} of the environment.")
+    allow_http: bool = Field(default=False, description="Let requests go out without encryption.")
+    options: dict[str, str] = Field(
+        default_factory=dict, repr=False, description="Others, by the names of obstore and deltalake."
+    )
+
+    def to_options(self) -> dict[str, str]:
+        """As obstore and deltalake take them."""
+        given = self.model_dump(exclude_none=True, exclude={"options", "allow_http"})
+        return {**given, **({"allow_http": "true"} if self.allow_http else {}), **self.options}
+
+
+class SparkConfig(Section):
+    """Where Spark runs. What is not given: a session of this machine, sized to it."""
+
+    master: Text | None = Field(
+        default=None, description="local[*], spark://host:7077, yarn, k8s://…; without it this machine."
+    )
+    app_name: Text = Field(default="lakefeed", description="The name that Spark's own pages show.")
+    conf: dict[str, str] = Field(default_factory=dict, description="Settings of Spark, above Lakefeed's own.")
+    packages: bool = Field(
+        default=True, description="Fetch the jars of the table format; false where the cluster has them."
+    )
+
 
 class SyncConfig(Section):
     """How often."""
 
     interval_seconds: float = Field(
-        default=1.0, gt=0, le=86_400, allow_inf_nan=False, description="Pause between two cycles of `lakefeed run`."
+        default=1.0,
+        gt=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description="Least time between two merges of `lakefeed run`.",
+    )
+    warm_up: bool = Field(
+        default=True, description="`lakefeed run` starts Spark at once, so that the first changes do not wait for it."
     )
 
 
 class JournalConfig(Section):
     """The durable change sets between source and lake."""
 
+    path: Text | None = Field(
+        default=None,
+        description="Where they and the pipeline's state are, if not below lake.path: a directory or an s3:// address.",
+    )
+    lease_seconds: float = Field(
+        default=45.0, ge=3, le=3600, description="In an object store: silence after which a standby takes over."
+    )
     keep_change_sets: int = Field(
         default=256, ge=0, description="How many change sets stay after every table has them."
+    )
+    keep_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="How long change sets stay after they were captured, even when every table has them.",
     )
     max_backlog_bytes: int = Field(
         default=16 << 30,
@@ -132,6 +257,25 @@ class MaintenanceConfig(Section):
     cluster: bool = Field(default=False, description="Sort packed files by the key.")
 
 
+class MonitorConfig(Section):
+    """How the pipeline is watched."""
+
+    http: Text | None = Field(
+        default=None,
+        description="Where `lakefeed run` serves dashboard and metrics, such as 127.0.0.1:8765; docs/observability.md.",
+    )
+    token_file: Text | None = Field(
+        default=None,
+        description="A file with the token that every address but 127.0.0.1 needs; LAKEFEED_HTTP_TOKEN comes first.",
+    )
+    traces: bool = Field(
+        default=False, description="OpenTelemetry spans, by the OTEL_ variables. Needs lakefeed[otel]."
+    )
+    lineage: bool = Field(
+        default=False, description="OpenLineage events, by the OPENLINEAGE_ variables. Needs lakefeed[openlineage]."
+    )
+
+
 class Config(Section):
     """A whole configuration file."""
 
@@ -141,11 +285,14 @@ class Config(Section):
     sync: SyncConfig = SyncConfig()
     journal: JournalConfig = JournalConfig()
     maintenance: MaintenanceConfig = MaintenanceConfig()
+    storage: StorageConfig = StorageConfig()
+    spark: SparkConfig = SparkConfig()
+    monitor: MonitorConfig = MonitorConfig()
 
-    @property
-    def state_path(self) -> Path:
-        """The directory of the pipeline's journal and other state."""
-        return Path(self.lake.path) / "_lakefeed" / self.pipeline
+    def state(self) -> Storage:
+        """Where the pipeline's journal and other state are. Sends no request."""
+        root = storage_at(self.journal.path or self.lake.path, self.storage.to_options())
+        return root.below(f"_lakefeed/{self.pipeline}")
 
 
 def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Config:
@@ -157,20 +304,45 @@ def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Con
         text, keys = complaints(error, document, model)
         remedy = f"Correct {' and '.join(keys)} in {path}; `lakefeed init` writes a commented example."
         raise ConfigError(text, remedy=remedy) from None  # the cause would show replaced secrets
+    for at, text in document.raw.items():
+        if at[:2] == ("lake", "tables") and "${" in text and {"where", "transform"} & set(at):
+            config.lake.tables[int(at[2])]._has_secrets = True
     directory = path.absolute().parent
-    scheme, separator, rest = config.lake.path.partition("://")
-    if separator and scheme != "file":
-        raise ConfigError(
-            f"lake.path: {scheme}:// is not there yet; a directory of this machine is",
-            remedy="Write a path such as ./lake.",
-        )
-    lake_path = (directory / Path(rest if separator else config.lake.path).expanduser()).resolve()
+    journal = config.journal.path
     return config.model_copy(
         update={
             "source": config.source.beside(directory),
-            "lake": config.lake.model_copy(update={"path": str(lake_path)}),
+            "lake": config.lake.model_copy(update={"path": _place("lake.path", config.lake.path, directory)}),
+            "journal": config.journal.model_copy(
+                update={"path": _place("journal.path", journal, directory) if journal is not None else None}
+            ),
+            "monitor": config.monitor.model_copy(update={"token_file": _beside(directory, config.monitor.token_file)}),
         }
     )
+
+
+def _place(key: str, text: str, directory: Path) -> str:
+    """An object store's address as it is; a path, or a file: URL, as an absolute path."""
+    if is_remote(text) and key == "lake.path":
+        raise ConfigError(
+            "lake.path: tables in an object store are not there yet: a commit of Delta by Spark is an ordinary put, so "
+            "that two writers would not notice each other",
+            remedy="Write a path such as ./lake. The journal can be in an object store: journal.path.",
+        )
+    if is_remote(text):
+        return text.rstrip("/")
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme != "file":
+        known = ", ".join(f"{one}://" for one in SCHEMES)
+        raise ConfigError(
+            f"{key}: no storage is known for {scheme}://",
+            remedy=f"Write a path such as ./lake; journal.path may be {known}, too.",
+        )
+    return str((directory / Path(rest if separator else text).expanduser()).resolve())
+
+
+def _beside(directory: Path, path: str | None) -> str | None:
+    return None if path is None else str(directory / Path(path).expanduser())
 
 
 def config_model() -> type[Config]:

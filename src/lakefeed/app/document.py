@@ -58,11 +58,14 @@ def read_document(path: Path, environment: Mapping[str, str] | None = None) -> D
             f"there is no file {path}", remedy=f"Name an existing file, or write one with `lakefeed init {path}`."
         ) from None
     except IsADirectoryError:
-        raise ConfigError(f"{path} is a directory, not a configuration file") from None
+        raise ConfigError(
+            f"{path} is a directory, not a configuration file", remedy=f"Name the file in it: {path}/….yaml"
+        ) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from error
+        remedy = f"Name a YAML file; {path} is another kind of file, or has another encoding."
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})", remedy=remedy) from error
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", remedy=f"chmod u+r {path}") from error
     document = Document(path, None)
     try:
         loader = yaml.SafeLoader(text)
@@ -74,17 +77,20 @@ def read_document(path: Path, environment: Mapping[str, str] | None = None) -> D
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        if "\t" in text.splitlines()[min(line, text.count("\n") + 1) - 1]:
+        wrong = text.splitlines()[min(line, text.count("\n") + 1) - 1]
+        if "\t" in wrong:
             raise ConfigError(
                 f"{path}, line {line}: this line has a tab, and YAML takes spaces only",
                 remedy="Replace the tab by spaces.",
             ) from error
-        raise ConfigError(f"{path}, line {line}: this is not YAML: {error.problem}") from error
+        remedy = f"Correct line {line} of {path}" + ('; put ${…} in quotes: "${NAME}".' if "${" in wrong else ".")
+        raise ConfigError(f"{path}, line {line}: this is not YAML: {error.problem}", remedy=remedy) from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
+        raise ConfigError(f"{path} is not YAML: {error}", remedy=f"Correct {path}.") from error
     if not isinstance(data, dict):
         shape = "empty" if data is None else f"a {'list' if isinstance(data, list) else 'single value'}"
-        raise ConfigError(f"{path} must be a mapping of keys to values, and is {shape}")
+        remedy = f"Write a commented one in its place: lakefeed init {path} --force"
+        raise ConfigError(f"{path} must be a mapping of keys to values, and is {shape}", remedy=remedy)
     return Document(path, data, document.lines, document.raw)
 
 

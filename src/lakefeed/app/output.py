@@ -7,14 +7,25 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import typer
 
-from lakefeed.errors import LakefeedError
+from lakefeed.errors import IN_CONFIGURATION, LakefeedError
 
 _quiet = False
+_structured = False
+_file: str | None = None
+_WITH_FILE = re.compile(
+    r"\blakefeed (check|plan|sync|run|status|dashboard|journal|verify|rebuild|diff|maintain|uninstall)"
+    r"(?: FILE\b|(?=[`.,;:]|$))"
+)
+"""A command in a message. The library does not know the configuration file: it writes FILE, or the bare command."""
 
 
 def be_quiet(quiet: bool) -> None:
@@ -27,25 +38,70 @@ def is_quiet() -> bool:
     return _quiet
 
 
+def speak_of(file: Path | None) -> None:
+    """The configuration file that messages name from now on, so that their commands can be typed as they stand."""
+    global _file  # of the process, as its arguments are
+    _file = None if file is None else shlex.quote(str(file))
+
+
+def with_file(text: str) -> str:
+    """A message with the user's own file in its commands."""
+    if _file is None:
+        return text
+    return _WITH_FILE.sub(lambda match: f"lakefeed {match[1]} {_file}", text.replace(IN_CONFIGURATION, f"in {_file}"))
+
+
+def be_structured(structured: bool) -> None:
+    """Whether everything on stderr is a JSON object on a line of its own from now on: ``--log-format json``."""
+    global _structured  # as above
+    _structured = structured
+
+
+def is_structured() -> bool:
+    return _structured
+
+
 class LogLines(logging.Handler):
     """Log lines by the same way as everything else on stderr: a line never lands in the middle of a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        show_note(self.format(record))
+        if _structured:
+            extra = {"exception": logging.Formatter().formatException(record.exc_info)} if record.exc_info else {}
+            show_event(record.getMessage(), {"level": record.levelname.lower(), "logger": record.name, **extra})
+        else:
+            show_note(self.format(record))
+
+
+def show_event(message: str, fields: Mapping[str, Any] | None = None) -> None:
+    """One log line as JSON: time, level, logger, message and what else belongs to it."""
+    time = datetime.now(UTC).isoformat(timespec="milliseconds")
+    line = {"time": time, "level": "info", "logger": "lakefeed", "message": message, **(fields or {})}
+    typer.echo(json.dumps(line, ensure_ascii=False, default=str), err=True)
 
 
 def show_object(data: dict[str, Any]) -> None:
     """One JSON object on one line."""
-    typer.echo(json.dumps(data, ensure_ascii=False))
+    typer.echo(json.dumps(_spoken(data), ensure_ascii=False))
+
+
+def _spoken(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _spoken(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spoken(one) for one in value]
+    return with_file(value) if isinstance(value, str) else value
 
 
 def show_text(text: str) -> None:
-    typer.echo(text)
+    typer.echo(with_file(text))
 
 
 def show_note(text: str) -> None:
     """Something about the way there, not the result."""
-    typer.echo(text, err=True)
+    if _structured:
+        show_event(with_file(text))
+    else:
+        typer.echo(with_file(text), err=True)
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -67,8 +123,16 @@ def show_error(error: LakefeedError, *, as_json: bool, then: str = "") -> None:
     """What is wrong and what to do about it. ``then`` is what to do after that."""
     if as_json:
         show_object({"error": error.message, "remedy": error.remedy + then})
+    elif _structured:
+        failed = {"level": "error", "event": "failed", "error": type(error).__name__}
+        show_event(with_file(error.message), {**failed, "remedy": with_file(error.remedy + then)})
     else:
-        show_note(f"Error: {error.message.rstrip('.')}.\nRemedy: {error.remedy}{then}")
+        show_note(f"Error: {sentence(error.message)}\nRemedy: {error.remedy}{then}")
+
+
+def sentence(text: str) -> str:
+    """With an end, whatever it had."""
+    return text if text.endswith(("?", "!")) else f"{text.rstrip('.')}."
 
 
 def seconds_text(seconds: float | None) -> str:
@@ -80,6 +144,16 @@ def seconds_text(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def bytes_text(count: int) -> str:
+    """``512 bytes``, ``1.2 GiB``: short, for people."""
+    size, unit = float(count), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{count:,} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
 
 
 def counted(number: int, noun: str) -> str:

@@ -1,22 +1,39 @@
-"""What a pipeline needs of this machine: Java, the jars of its table format, and a directory to write to.
+"""What a pipeline needs of this machine: Java, the jars of its table format, a directory to write to, a private file.
 
 The capture checks the source itself.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
+from pathlib import Path
 from tempfile import TemporaryFile
 
 from lakefeed.app.config import Config
+from lakefeed.app.document import read_document
 from lakefeed.capture.base import Finding, Level
-from lakefeed.errors import SparkSetupError
+from lakefeed.errors import LakefeedError, SparkSetupError
 from lakefeed.lake.formats import FORMATS
 from lakefeed.lake.spark.jars import missing_jars
 from lakefeed.lake.spark.java import find_java, wrong_java_home
+from lakefeed.storage.location import storage_at
+
+
+def _unwritable(key: str, path: Path) -> list[tuple[str, str]]:
+    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+    try:
+        with TemporaryFile(dir=nearest):  # really: rights alone do not tell of a read-only disk
+            return []
+    except NotADirectoryError:
+        return [(f"{key} {path}: {nearest} is a file", f"Set {key} to a directory.")]
+    except OSError as error:
+        problem = f"{key} {path}: {nearest} cannot be written: {error.strerror}"
+        return [(problem, f"Make {nearest} writable for this user, or set {key} to a directory that is.")]
 
 
 def machine_findings(config: Config) -> tuple[Finding, ...]:
-    """Problems of this machine, each with its remedy. Creates nothing, starts no Spark."""
+    """Problems of this machine, each with its remedy. Leaves nothing behind, starts no Spark."""
     found, warnings = list[tuple[str, str]](), list[tuple[str, str]]()
     try:
         java = find_java()
@@ -24,16 +41,16 @@ def machine_findings(config: Config) -> tuple[Finding, ...]:
             warnings.append((f"{wrong}; {java.home} is used instead", f"export JAVA_HOME={java.home}"))
     except SparkSetupError as error:
         found.append((error.message, error.remedy))
-    path = config.state_path
-    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
-    try:
-        with TemporaryFile(dir=nearest):  # really: rights alone do not tell of a read-only disk
-            pass
-    except NotADirectoryError:
-        found.append((f"lake.path {config.lake.path}: {nearest} is a file", "Set lake.path to a directory."))
-    except OSError as error:
-        problem = f"lake.path {config.lake.path}: {nearest} cannot be written: {error.strerror}"
-        found.append((problem, f"Make {nearest} writable for this user, or set lake.path to a directory that is."))
+    places = {"lake.path": config.lake.path} | ({"journal.path": config.journal.path} if config.journal.path else {})
+    for key, place in places.items():
+        storage = storage_at(place, config.storage.to_options())
+        if storage.directory is not None:
+            found += _unwritable(key, storage.directory)
+            continue
+        try:
+            storage.require_fence()  # really: it writes and removes a probe
+        except LakefeedError as error:
+            found.append((f"{key}: {error.message}", error.remedy))
     coordinates = FORMATS[config.lake.format].coordinates
     if missing := missing_jars(coordinates):
         remedy = "Connect to the internet once, or set spark.jars.repositories in spark-defaults.conf."
@@ -42,4 +59,29 @@ def machine_findings(config: Config) -> tuple[Finding, ...]:
         Finding(level=level, problem=problem, remedy=remedy)
         for level, listed in ((Level.ERROR, found), (Level.WARNING, warnings))
         for problem, remedy in listed
+    )
+
+
+_PASSWORD = re.compile(r"""password\s*=\s*(?!\s|['"]?\$\{)|://[^/@:\s]*:(?!\$\{)[^/@\s]+@""", re.IGNORECASE)
+_SECRET_KEY = re.compile(r"password|secret|credential|token", re.IGNORECASE)
+
+
+def secret_findings(file: Path) -> tuple[Finding, ...]:
+    """A warning if a secret stands in the configuration file itself, and others may read the file."""
+    if not file.stat().st_mode & 0o077:
+        return ()
+    raw = {".".join(map(str, at)): text for at, text in read_document(file).raw.items()}
+    plain = [
+        key
+        for key, text in raw.items()
+        if (key == "source.dsn" and _PASSWORD.search(text))
+        or (key.startswith("lake.catalog.") and _SECRET_KEY.search(key) and "${" not in text)
+    ]
+    return tuple(
+        Finding(
+            level=Level.WARNING,
+            problem=f"{key} has a secret in {file}, which other users of this machine may read",
+            remedy=f"chmod 600 {shlex.quote(str(file))}, or put the secret into the environment and write ${{NAME}}.",
+        )
+        for key in plain
     )

@@ -5,16 +5,26 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lakefeed.app.output import counted, is_quiet, seconds_text, show_note
+from lakefeed.app.output import (
+    counted,
+    is_quiet,
+    is_structured,
+    seconds_text,
+    sentence,
+    show_event,
+    show_note,
+    with_file,
+)
 from lakefeed.change.segment import Counts
 from lakefeed.change.table import TableId
 from lakefeed.errors import LakefeedError
-from lakefeed.flow.listener import Listener
+from lakefeed.flow.report.listener import Listener
 from lakefeed.flow.result import CycleResult
+from lakefeed.journal.commit import Commit
 from lakefeed.lake.full_diff import FullDiffResult
 
 if TYPE_CHECKING:
@@ -32,6 +42,8 @@ def progress(*, quiet: bool, cycles: bool = True) -> Iterator[Display]:
     """
     if quiet or is_quiet():
         yield Display()
+    elif is_structured():
+        yield Events()
     elif sys.stderr.isatty():
         with _bars() as bars:
             yield Bars(bars)
@@ -44,6 +56,7 @@ class Display(Listener):
 
     def __init__(self) -> None:
         self.reported: set[TableId] = set()
+        self._standing_by = ""
 
 
 class CycleObjects(Listener):
@@ -54,6 +67,43 @@ class CycleObjects(Listener):
 
     def applied(self, result: CycleResult) -> None:
         self._show(result)
+
+
+class Events(Display):
+    """One JSON line for each event, with ``event``, ``table`` and figures as fields: ``--log-format json``."""
+
+    def snapshot_started(self, table: TableId, rows_estimate: int) -> None:
+        _event("snapshot_started", f"{table}: copying", table=table, rows_estimate=rows_estimate)
+
+    def snapshot_done(self, table: TableId, rows: int, seconds: float) -> None:
+        _event("snapshot_done", f"{table}: copied", table=table, rows=rows, seconds=round(seconds, 3))
+
+    def captured(self, commit: Commit) -> None:
+        figures = {"change_set": commit.number, "rows": commit.counts.total, "bytes": commit.bytes}
+        _event("captured", f"change set {commit.number} is in the journal", figures, position=commit.end.encode())
+
+    def applied(self, result: CycleResult) -> None:
+        counts = result.counts
+        if counts.total:
+            figures = {"inserted": counts.inserted, "updated": counts.updated, "deleted": counts.deleted}
+            tables = sorted(map(str, result.tables))
+            _event("applied", _counts_text(counts), figures, tables=tables, seconds=round(result.seconds, 3))
+
+    def full_diff_done(self, table: TableId, result: FullDiffResult) -> None:
+        _event("full_diff_done", _diff_text(table, result), table=table, deleted=result.deleted, changed=result.changed)
+
+    def table_error(self, table: TableId, message: str, remedy: str) -> None:
+        self.reported.add(table)
+        _event("table_error", message, {"level": "error"}, table=table, remedy=remedy)
+
+    def retrying(self, error: Exception, seconds: float) -> None:
+        remedy = error.remedy if isinstance(error, LakefeedError) else None
+        text = retrying_text(error, seconds)
+        _event("retrying", text, {"level": "warning"}, error=type(error).__name__, remedy=remedy, seconds=seconds)
+
+
+def _event(event: str, message: str, more: Mapping[str, Any] | None = None, **fields: object) -> None:
+    show_event(message, {"event": event, **fields, **(more or {})})
 
 
 class Lines(Display):
@@ -105,6 +155,11 @@ class Lines(Display):
     def table_error(self, table: TableId, message: str, remedy: str) -> None:
         self.reported.add(table)
         show_note(table_error_text(table, message, remedy))
+
+    def standing_by(self, error: Exception) -> None:
+        if (text := standby_text(error)) != self._standing_by:
+            self._standing_by = text
+            show_note(text)
 
     def retrying(self, error: Exception, seconds: float) -> None:
         show_note(retrying_text(error, seconds))
@@ -162,6 +217,11 @@ class Bars(Display):
         self.reported.add(table)
         self._say(table_error_text(table, message, remedy))
 
+    def standing_by(self, error: Exception) -> None:
+        if (text := standby_text(error)) != self._standing_by:
+            self._standing_by = text
+            self._say(text)
+
     def retrying(self, error: Exception, seconds: float) -> None:
         self._say(retrying_text(error, seconds))
 
@@ -170,7 +230,7 @@ class Bars(Display):
             self._bars.remove_task(task)
 
     def _say(self, text: str) -> None:
-        self._bars.console.print(text, markup=False, highlight=False)
+        self._bars.console.print(with_file(text), markup=False, highlight=False)
 
 
 @contextmanager
@@ -186,7 +246,12 @@ def _bars() -> Iterator[Progress]:
 def table_error_text(table: TableId, message: str, remedy: str) -> str:
     """The table is named once, also where the message begins with it."""
     about = "" if str(table) in message else f"{table}: "
-    return f"Error: {about}{message.rstrip('.')}.\nRemedy: {remedy}"
+    return f"Error: {about}{sentence(message)}\nRemedy: {remedy}"
+
+
+def standby_text(error: Exception) -> str:
+    text = error.message if isinstance(error, LakefeedError) else str(error)
+    return f"Standing by: {text}"
 
 
 def retrying_text(error: Exception, seconds: float) -> str:

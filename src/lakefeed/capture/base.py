@@ -11,14 +11,16 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
 from lakefeed.change.change_set import ChangeSet
+from lakefeed.change.choice import Choices
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import SourceChangedError, SourceSetupError, StateError
+from lakefeed.storage.base import Storage
 
 if TYPE_CHECKING:
     from lakefeed.capture.poll.source import FullDiff
@@ -73,12 +75,18 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
-    """How far the confirmed position trails the source. Never negative; None where there is no such notion. ``source``
-    is what else this kind of source says about the log that it keeps for us, by the source's own names."""
+    """How far the confirmed position trails the source. Never negative; None where there is no such notion.
+
+    ``retained_bytes``: what of its log the source has from the confirmed position on. ``left_bytes``, ``left_seconds``:
+    how much more log may be written, or time may pass, before the source removes what is not confirmed yet; None where
+    it sets no such limit. ``source`` is what else this kind of source says about its log, by the source's own names."""
 
     rows: int | None = None
     bytes: int | None = None
     seconds: float | None = None
+    retained_bytes: int | None = None
+    left_bytes: int | None = None
+    left_seconds: float | None = None
     source: Mapping[str, int | str | None] = field(default_factory=dict)
 
 
@@ -107,12 +115,21 @@ class Chunk(Protocol):
 @dataclass(frozen=True, slots=True)
 class SnapshotPlan:
     """The chunks of one table. Together they cover every key that exists or will exist, without overlap. ``exact_at``:
-    the one state that they are all read at, if that can still be read then; their ``high`` says whether it was."""
+    the one state that they are all read at, if that can still be read then; their ``high`` says whether it was.
+    ``is_exact``: there is one chunk, and it is read at one state, whichever that is: its ``high``."""
 
     schema: TableSchema
     chunks: tuple[Chunk, ...]
     rows_estimate: int
     exact_at: Position | None = None
+    is_exact: bool = False
+
+
+class TableSize(NamedTuple):
+    """About how many rows and bytes a table has; None where nobody knows without reading it."""
+
+    rows: int | None = None
+    bytes: int | None = None
 
 
 class ChangeCapture(ABC):
@@ -152,8 +169,18 @@ class ChangeCapture(ABC):
 
     capabilities = Capabilities()
 
-    def keep_state(self, directory: Path) -> None:  # noqa: B027
-        """Called once, before ``open``, with the pipeline's own directory: for a source that keeps no resume point."""
+    def represent(self, choices: Choices) -> None:  # noqa: B027
+        """What the lake wants of the tables: which columns, as which types, and what becomes of values that these
+        cannot hold. Called before ``open``, and before each one that follows. A capture does as much of it as its
+        source has; the flow leaves columns out itself, and stops a table whose schema is not as its rule says."""
+
+    def sizes(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSize]:  # noqa: ARG002
+        """About how large tables are, by the source's own statistics; those that it has none of are left out. On a
+        connection of its own; cheap."""
+        return {}
+
+    def keep_state(self, state: Storage) -> None:  # noqa: B027
+        """Called once, before ``open``: where the pipeline keeps its state, for a source that keeps no resume point."""
 
     def open(self) -> None:  # noqa: B027  # a source without a connection needs none
         """Connect. Idempotent."""
@@ -179,6 +206,11 @@ class ChangeCapture(ABC):
     def discover(self) -> tuple[TableSchema, ...]:
         """The tables the configured patterns match, as they are now. ConfigError for a pattern that matches none."""
         return ()
+
+    def unsent(self, table: TableId) -> str | None:  # noqa: ARG002
+        """The Statement that has the source send large values with every update, where it leaves out those that did not
+        change; None where it sends whole rows. Of a table that was discovered."""
+        return None
 
     def wants(self, table: TableId) -> bool:  # noqa: ARG002
         """Do the configured patterns match ``table``, whether it is there or not? Asks nobody."""

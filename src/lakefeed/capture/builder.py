@@ -8,6 +8,8 @@ is too much for memory. A change set keeps its own data: it can be iterated agai
 from __future__ import annotations
 
 import errno
+import hashlib
+import secrets
 import tempfile
 import time
 import weakref
@@ -50,12 +52,14 @@ class Limits:
 
 class Spill:
     """Arrow batches, in memory while they are few and in a temporary file when not. Append, then iterate as often as
-    wanted, from one thread at a time. The file has no name: it is gone with the last reference or with the process."""
+    wanted, from one thread at a time. The file has no name: it is gone with the last reference or with the process. Nor
+    can it be read without the key, which is in memory alone: masks come later, and no clear text is to be stored."""
 
     def __init__(self, *, memory_bytes: int = MEMORY_BYTES) -> None:
         self._memory_bytes = memory_bytes
         self._items: list[pa.RecordBatch | tuple[int, int]] = []  # or offset and size in the file
         self._file: Any = None
+        self._key = secrets.token_bytes(32)
 
     def append(self, batch: pa.RecordBatch) -> None:
         """JournalFullError, which is retried as the journal's own is, if the disk has no room for the file."""
@@ -68,9 +72,10 @@ class Spill:
             if is_first:
                 self._file = tempfile.TemporaryFile(prefix="lakefeed-")  # noqa: SIM115  # lives as long as the object
                 self._closing = weakref.finalize(self, _close, self._file)
-            offset = self._file.seek(0, 2)
-            with pa.ipc.new_stream(pa.PythonFile(self._file, mode="w"), batch.schema) as writer:
+            offset, kept = self._file.seek(0, 2), pa.BufferOutputStream()
+            with pa.ipc.new_stream(kept, batch.schema) as writer:
                 writer.write_batch(batch)
+            self._file.write(self._crypted(kept.getvalue(), offset))
             self._file.flush()  # a full disk must be known now
         except OSError as error:
             if is_first and self._file is not None:
@@ -89,8 +94,15 @@ class Spill:
                 yield item
             else:
                 self._file.seek(item[0])
-                with pa.ipc.open_stream(pa.py_buffer(self._file.read(item[1]))) as reader:
+                clear = self._crypted(self._file.read(item[1]), item[0])
+                with pa.ipc.open_stream(pa.py_buffer(clear)) as reader:
                     yield reader.read_next_batch()
+
+    def _crypted(self, data: Any, offset: int) -> bytes:
+        """XOR with a key stream of its own for each offset: there and back again."""
+        given = np.frombuffer(data, dtype=np.uint8)
+        stream = hashlib.shake_128(self._key + offset.to_bytes(8)).digest(len(given))
+        return (given ^ np.frombuffer(stream, dtype=np.uint8)).tobytes()
 
 
 def _close(file: Any) -> None:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
+from lakefeed.capture.base import TableSize
+from lakefeed.change.choice import Choices
 from lakefeed.change.position import Position
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.change.watermark import KeyValue
@@ -122,6 +124,11 @@ class Dialect(ABC):
     def connect(self) -> Session:
         """A new connection. It may be used in any thread, one at a time."""
 
+    def represent(self, choices: Choices) -> Dialect:  # noqa: ARG002
+        """The same database, described as the lake wants its tables: see ``ChangeCapture.represent``. One that gives
+        columns its own types only stays as it is."""
+        return self
+
     @abstractmethod
     def quoted(self, name: str) -> str:
         """A name in SQL."""
@@ -172,13 +179,18 @@ class Session(ABC):
 
     @abstractmethod
     def read(self, query: Query, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows, with exactly these columns in this order. MisfitError, naming the column, for a bad value."""
+        """The rows, with exactly these columns in this order. MisfitError, naming the column, for a value that does
+        not fit it, unless the field has a rule for that (``change.choice.rule_of``)."""
 
     @abstractmethod
     def consistent(self, origin: Mapping[str, Any] | None = None) -> AbstractContextManager[Bracket | None]:
         """Reads inside see one state of the database. ``origin`` is what a snapshot's plan recorded for its reads, as
         JSON of the source's own making: the name of an exported snapshot, say. With it, a database that has a log
         yields between which positions the state is; without it, or without a log, None."""
+
+    def sizes(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSize]:  # noqa: ARG002
+        """See ``ChangeCapture.sizes``."""
+        return {}
 
     def cuts(self, table: DescribedTable, where: Sequence[str], key: Sequence[Column], rows: int) -> Cuts | None:  # noqa: ARG002
         """Cuts for ranges of about ``rows`` rows, where the database has a cheaper way than to count and to walk the

@@ -11,15 +11,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from lakefeed.capture.base import Finding, Lag
 from lakefeed.capture.dialect import DescribedTable, Refusal, Session
 from lakefeed.change.change_set import TableNotice
+from lakefeed.change.choice import Choices
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import SourceSetupError
+from lakefeed.storage.base import Storage
 
 P = TypeVar("P", bound=Position)
 """The source's own kind of position. ``At`` is the same, where it is only taken."""
@@ -124,7 +125,7 @@ class ResumePoint(ABC, Generic[P, Piece]):
     slot: str | None = None
     """See ``ChangeCapture.slot``."""
 
-    def keep_state(self, directory: Path) -> None:
+    def keep_state(self, state: Storage) -> None:
         """See ``ChangeCapture.keep_state``."""
 
     def open(self) -> None:
@@ -153,6 +154,11 @@ class ResumePoint(ABC, Generic[P, Piece]):
 
     def exact_at(self, origin: Mapping[str, Any]) -> P | None:  # noqa: ARG002
         """The one state that all reads with ``origin`` see while it is there; None if each has a state of its own."""
+        return None
+
+    def exactly(self, origin: Mapping[str, Any]) -> Mapping[str, Any] | None:  # noqa: ARG002
+        """``origin`` for a read whose bracket must be exact: a table without a key is one chunk, and nothing tells
+        which of its changes the rows have already. None if the source cannot promise that."""
         return None
 
     def copied(self, table: TableId) -> None:
@@ -223,6 +229,9 @@ class SchemaFacts(Generic[P]):
         described = session.describe([table]).get(table)
         return None if described is None else (described, described.schema)
 
+    def represent(self, choices: Choices) -> None:
+        """See ``ChangeCapture.represent``."""
+
     def recall(self, schemas: Sequence[TableSchema]) -> None:
         """See ``ChangeCapture.recall``."""
 
@@ -231,6 +240,10 @@ class SchemaFacts(Generic[P]):
 
     def prepared(self, tables: Sequence[TableId]) -> None:
         """``ResumePoint.create`` has been called for these tables: they are copied from now on."""
+
+    def unsent(self, table: TableId) -> str | None:  # noqa: ARG002
+        """See ``ChangeCapture.unsent``; of a table that was discovered."""
+        return None
 
     def due(self, reached: P) -> Sequence[Announced]:  # noqa: ARG002
         """What is to be announced now that the stream has come to ``reached``; each finding once."""

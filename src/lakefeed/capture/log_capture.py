@@ -12,21 +12,32 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Generic
 
-from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan, of_kind, opened
+from lakefeed.capture.base import (
+    Capabilities,
+    ChangeCapture,
+    Continuity,
+    Finding,
+    Lag,
+    SnapshotPlan,
+    TableSize,
+    of_kind,
+    opened,
+)
 from lakefeed.capture.builder import ChangeSetBuilder, Limits
 from lakefeed.capture.dialect import Dialect, Refusal, Session, no_table
 from lakefeed.capture.log import Check, Decoder, LogReader, P, Piece, ResumePoint, SchemaFacts, not_prepared
-from lakefeed.capture.select import TablePatterns, is_literal
+from lakefeed.capture.select import TablePatterns
 from lakefeed.capture.snapshot import TableChunk, plan_chunks
 from lakefeed.change.change_set import ChangeSet
+from lakefeed.change.choice import Choices, is_literal
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import ConfigError
+from lakefeed.storage.base import Storage
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +72,16 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         self._lock = threading.Lock()  # of the fields above, for moments only
         self._catalog_lock = threading.Lock()  # of the session, while a call uses it
 
-    def keep_state(self, directory: Path) -> None:
-        self._resume.keep_state(directory)
+    def represent(self, choices: Choices) -> None:
+        self._dialect = self._dialect.represent(choices)
+        self._facts.represent(choices)
+
+    def sizes(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSize]:
+        with closing(self._dialect.connect()) as session:
+            return session.sizes(tables)
+
+    def keep_state(self, state: Storage) -> None:
+        self._resume.keep_state(state)
 
     def open(self) -> None:
         with self._lock, ExitStack() as undo:
@@ -113,6 +132,9 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         with self._catalog() as session:
             return self._facts.discover(session, self.choose)
 
+    def unsent(self, table: TableId) -> str | None:
+        return self._facts.unsent(table)
+
     def wants(self, table: TableId) -> bool:
         return bool(self._patterns.matching(table))
 
@@ -150,8 +172,10 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
             if (found := self._facts.snapshot(session, table)) is None:
                 raise no_table(table)
             described, schema = found
-            chunks, rows = plan_chunks(session, TableChunk(self._dialect, described, schema, origin=origin), chunk_rows)
-            return SnapshotPlan(schema, chunks, rows, self._resume.exact_at(origin))
+            exact = None if schema.key else self._resume.exactly(origin)
+            whole = TableChunk(self._dialect, described, schema, origin=exact or origin)
+            chunks, rows = plan_chunks(session, whole, chunk_rows)
+            return SnapshotPlan(schema, chunks, rows, self._resume.exact_at(origin), exact is not None)
 
     def copied(self, table: TableId) -> None:
         with self._catalog_lock:

@@ -44,4 +44,5 @@ class VerifyReader(Protocol):
         """Its rows."""
 
     def rows(self, columns: pa.Schema, names: Sequence[str]) -> Iterator[Sequence[tuple[Any, ...]]]:
-        """All rows of one moment, in runs: the values of ``names``, each for the lake's column at the same index."""
+        """All rows of one moment, in runs: the values of ``names``, each for the lake's column at the same index. What
+        the column's rule (``change.choice.rule_of``) makes of a value is made here by means of the database."""

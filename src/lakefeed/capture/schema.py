@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from lakefeed.capture.log import Announced, P, SchemaFacts
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.schema_change import AddColumn, diff
-from lakefeed.change.table import TableId, TableSchema
+from lakefeed.change.table import OutOfRange, TableId, TableSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,11 @@ def _judge(delivered: Stated, after: TableSchema, stated: Stated) -> RecopyNeede
         if old.type != column.type or len(bases) > 1:
             reason = f"the type of {column.name} changed from {old.source_type} to {column.source_type}"
             if old.source_type == column.source_type:
-                reason = f"source.text_columns says otherwise than before about {column.name}"
+                reason = f"the configuration gives {column.name} another type than before"
+            reasons.append((reason, column.name))
+        elif old.out_of_range not in (column.out_of_range, OutOfRange.STOP):
+            # Under STOP no row has had a value that a rule is for.
+            reason = f"the configuration has another out_of_range for {column.name} than before"
             reasons.append((reason, column.name))
         elif (altered := stated.altered.get(column.id or "")) is not None:
             reasons.append((altered, column.name))

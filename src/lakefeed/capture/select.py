@@ -14,11 +14,11 @@ import re
 from collections.abc import Iterable, Iterator
 from fnmatch import translate
 
+from lakefeed.change.choice import is_literal
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError
+from lakefeed.errors import IN_CONFIGURATION, ConfigError
 
 _SHOWN = 20
-_REFUSED = re.compile(r"[ ,;{}()\n\t=]")
 
 
 class TablePatterns:
@@ -49,20 +49,13 @@ class TablePatterns:
             more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
             listed = f"there are {', '.join(map(str, there[:_SHOWN]))}{more}"
             choices = listed if there else "there are no tables that can be captured"
-            raise ConfigError(f"the table pattern '{pattern}' matches no table; {choices}")
+            remedy = f"Correct source.tables {IN_CONFIGURATION}, or create the table."
+            raise ConfigError(f"the table pattern '{pattern}' matches no table; {choices}", remedy=remedy)
         return tuple(table for table in there if matched[table])
 
 
-def is_literal(pattern: str) -> bool:
-    """Whether a pattern names one table and no other: it was written on purpose, so its absence needs a reason."""
-    return not any(mark in pattern for mark in "*?[")
-
-
 def refused_names(columns: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Of column names those that lake tables refuse, why, and a name that they accept."""
+    """Of column names those that the journal has for itself, why that is wrong, and a name that is not."""
     for column in columns:
-        fixed = _REFUSED.sub("_", column)
         if column.lower().startswith("_lakefeed"):
-            yield column, f"the column name '{column}' is reserved", fixed.lstrip("_")
-        elif fixed != column:
-            yield column, f"lake tables refuse the column name '{column}'", fixed
+            yield column, f"the column name '{column}' is reserved", column.lstrip("_")

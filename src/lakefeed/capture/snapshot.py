@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from lakefeed.capture.dialect import PLAIN, DescribedTable, Dialect, Key, Query, Session, TableChangedError, key_rows
 from lakefeed.capture.fit import MisfitError
+from lakefeed.change.choice import field_of
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.change.watermark import tag_value, untag_value
@@ -118,9 +119,9 @@ class TableChunkReader:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         chunk, session, own = self._chunk, _entered(self._session), self._chunk.schema.arrow
         names = chunk.names or chunk.schema.names
-        further = {column.name: pa.field(column.name, column.type) for column in chunk.source.schema.columns}
-        given = pa.schema([own.field(name) if name in own.names else further[name] for name in names])
-        read = pa.schema([pa.field(one.name, one.type) for one in given])
+        columns = [(chunk.schema if name in own.names else chunk.source.schema).column(name) for name in names]
+        given = pa.schema([own.field(one.name) if one.name in own.names else field_of(one) for one in columns])
+        read = pa.schema([field_of(one, exact=one.name in chunk.exact) for one in columns])
         try:
             if not names:  # a table of no columns can have rows
                 rows: Any = pa.array([{}] * read_number(session, chunk.query()), pa.struct([]))

@@ -60,6 +60,14 @@ class MysqlBinlog(Position):
             raise CheckpointError(f"'{text}' is not a binlog position; it must read like mysql-bin.000003:12345")
         return cls(file, offset)
 
+    def has(self, end: MysqlBinlog) -> bool:
+        """Whether a transaction that ends there has been seen."""
+        return end <= self
+
+    def including(self, end: MysqlBinlog) -> MysqlBinlog:
+        """After one more transaction, which ends there."""
+        return end
+
     def _compare(self, other: MysqlBinlog) -> int | None:
         if self.base != other.base:
             return None
@@ -115,6 +123,18 @@ class MysqlGtid(Position):
         object.__setattr__(made, "given", ",".join(parts))
         return made
 
+    def has(self, origin: Origin, number: int) -> bool:
+        """Whether a transaction has been seen."""
+        return any(low <= number <= high for one, found in self.intervals if one == origin for low, high in found)
+
+    def including(self, origin: Origin, number: int) -> MysqlGtid:
+        """With one transaction more, mostly the next one of its origin."""
+        for index, (one, found) in enumerate(self.intervals):
+            if one == origin and found[-1][1] + 1 == number:
+                longer = (one, (*found[:-1], (found[-1][0], number)))
+                return MysqlGtid.of((*self.intervals[:index], longer, *self.intervals[index + 1 :]))
+        return self.union(MysqlGtid.of(((origin, ((number, number),)),)))
+
     def union(self, other: MysqlGtid) -> MysqlGtid:
         """All transactions that one of the two has."""
         found = {origin: list(intervals) for origin, intervals in self.intervals}
@@ -122,17 +142,17 @@ class MysqlGtid(Position):
             found.setdefault(origin, []).extend(intervals)
         return MysqlGtid.of(tuple((origin, _merge(intervals)) for origin, intervals in sorted(found.items())))
 
-    def without(self, other: MysqlGtid) -> str:
-        """The transactions that ``other`` has not, as text."""
-        theirs, missing = dict(other.intervals), []
-        for (uuid, tag), intervals in self.intervals:
+    def without(self, other: MysqlGtid) -> MysqlGtid:
+        """The transactions that ``other`` has not."""
+        theirs, missing = dict(other.intervals), dict[Origin, list[Interval]]()
+        for origin, intervals in self.intervals:
             for low, high in intervals:
                 at = low
-                for first, last in (*theirs.get((uuid, tag), ()), (high + 1, high + 1)):
+                for first, last in (*theirs.get(origin, ()), (high + 1, high + 1)):
                     if first > at and at <= high:
-                        missing.append(f"{uuid}{':' + tag if tag else ''}:{at}-{min(first - 1, high)}")
+                        missing.setdefault(origin, []).append((at, min(first - 1, high)))
                     at = max(at, last + 1)
-        return ",".join(missing)
+        return MysqlGtid.of(tuple((origin, tuple(found)) for origin, found in missing.items()))
 
     def _compare(self, other: MysqlGtid) -> int | None:
         mine, theirs = dict(self.intervals), dict(other.intervals)
@@ -171,15 +191,26 @@ class MariadbGtid(Position):
         object.__setattr__(made, "given", ",".join(f"{a}-{b}-{c}" for a, b, c in known))
         return made
 
-    def _compare(self, other: MariadbGtid) -> int | None:
-        return order_by_inclusion(self._within(other), other._within(self))
+    def has(self, domain: int, server: int, sequence: int) -> bool:  # noqa: ARG002  # numbers grow, whoever writes
+        """Whether a transaction has been seen."""
+        return any(one == domain and sequence <= last for one, _, last in self.domains)
 
-    def _within(self, other: MariadbGtid) -> bool:
+    def including(self, domain: int, server: int, sequence: int) -> MariadbGtid:
+        """With one transaction more."""
+        others = [one for one in self.domains if one[0] != domain]
+        return MariadbGtid.of([*others, (domain, server, sequence)])
+
+    def without(self, other: MariadbGtid) -> MariadbGtid:
+        """The domains in which ``other`` has not come so far, or has another history."""
         theirs = {domain: (server, sequence) for domain, server, sequence in other.domains}
-        return all(
-            domain in theirs and (sequence < theirs[domain][1] or (server, sequence) == theirs[domain])
+        return MariadbGtid.of(
+            (domain, server, sequence)
             for domain, server, sequence in self.domains
+            if domain not in theirs or not (sequence < theirs[domain][1] or (server, sequence) == theirs[domain])
         )
+
+    def _compare(self, other: MariadbGtid) -> int | None:
+        return order_by_inclusion(not self.without(other).domains, not other.without(self).domains)
 
 
 def _parse_mysql(text: str) -> IntervalSet:

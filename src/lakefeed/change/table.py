@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -72,11 +73,23 @@ class ByTable(dict[TableId, V]):
         return self[named[0]]
 
 
+class OutOfRange(StrEnum):
+    """What becomes of a value that its column's type cannot hold: infinity, BC, NaN in a numeric, 0000-00-00, an array
+    of more dimensions. STOP: its table stops. NULL: it is NULL. CLAMP: the nearest value that the type has, NULL where
+    there is none (NaN). TEXT: the whole column is text, as the source prints it."""
+
+    STOP = "stop"
+    NULL = "null"
+    CLAMP = "clamp"
+    TEXT = "text"
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column. ``id`` is stable over renames where the source gives such a thing, else None.
 
     ``default`` is what rows that existed before the column was added read as (JSON-able, None for NULL).
+    ``out_of_range`` is what the source does with values that ``type`` cannot hold; STOP where it can hold all.
     """
 
     name: str
@@ -85,15 +98,17 @@ class Column:
     source_type: str = ""
     id: str | None = None
     default: int | float | str | None = None
+    out_of_range: OutOfRange = OutOfRange.STOP
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {"name": self.name, "type": str(self.type), "nullable": self.nullable}
         data |= {"source_type": self.source_type, "id": self.id, "default": self.default}
-        return data
+        return data if self.out_of_range is OutOfRange.STOP else data | {"out_of_range": str(self.out_of_range)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Column:
-        return cls(**{**data, "type": type_from_text(data["type"])})
+        rule = OutOfRange(data.get("out_of_range", OutOfRange.STOP))
+        return cls(**{**data, "type": type_from_text(data["type"]), "out_of_range": rule})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +118,8 @@ class TableSchema:
     ``version`` is 0 until the schema history of the journal has numbered it (1, 2, 3 … for each table). An empty
     ``key`` means that rows have no identity. The key is all or nothing: a part of it is never used as a key.
     ``fingerprint`` belongs to the source alone: what it needs to notice, also after a restart, that rows were changed
-    without a row in its log. ``left_out`` are columns that the pipeline does not take, each with its place.
+    without a row in its log. ``left_out`` are columns that the pipeline does not take, each with its place; one of the
+    name of a column that it does take is how the source has that, before it was masked.
     """
 
     table: TableId
@@ -139,12 +155,13 @@ class TableSchema:
                 return column
         raise ConfigError(f"table {self.table} has no column '{name}'; it has {', '.join(self.names)}")
 
-    def without(self, names: Sequence[str]) -> TableSchema:
-        """These columns left out; ``whole`` gives them back."""
-        if not names:
+    def without(self, names: Sequence[str], masked: Sequence[Column] = ()) -> TableSchema:
+        """These columns left out, and those of ``masked`` in place of the ones of their names. ``whole`` undoes it."""
+        if not names and not masked:
             return self
-        left_out = tuple(one for one in enumerate(self.columns) if one[1].name in names)
-        kept = tuple(column for column in self.columns if column.name not in names)
+        others = {column.name: column for column in masked}
+        left_out = tuple(one for one in enumerate(self.columns) if one[1].name in (*names, *others))
+        kept = tuple(others.get(column.name, column) for column in self.columns if column.name not in names)
         return replace(self, columns=kept, left_out=left_out)
 
     @property
@@ -152,7 +169,10 @@ class TableSchema:
         """With the columns that were left out, as the source has it."""
         columns = list(self.columns)
         for place, column in self.left_out:
-            columns.insert(place, column)
+            if column.name in self.names:
+                columns[place] = column
+            else:
+                columns.insert(place, column)
         return replace(self, columns=tuple(columns), left_out=())
 
     def at_version(self, version: int) -> TableSchema:

@@ -25,7 +25,7 @@ from lakefeed.change.position import Position
 from lakefeed.errors import LakefeedError, PositionLostError, SourceError
 from lakefeed.failpoint import hit
 from lakefeed.flow.copies import TableCopies
-from lakefeed.flow.listener import Listener
+from lakefeed.flow.report.listener import Listener
 from lakefeed.flow.retry import Backoff
 from lakefeed.flow.shape import Shape
 from lakefeed.flow.table_state import Phase, TableState, TableStates
@@ -43,6 +43,10 @@ _GATHER_SECONDS, _SMALL_ROWS = 0.2, 10_000
 """After a small change set, changes are left to gather: a busy source would otherwise be cut into thousands of tiny
 files, which a merge has to open one by one."""
 
+_STORE_GATHER_SECONDS, _STORE_HEARTBEAT_SECONDS = 2.0, 30.0
+"""The same on an object store, where each file is a request or two, which take their time and are paid for. There the
+end of an idle source's log is written down less often, too."""
+
 _BUSY_SECONDS, _ENDLESS_SECONDS = 1.0, 60.0
 """When ``drain`` stops asking a source that always has more, if the source knows where its log ends, and if not."""
 
@@ -51,7 +55,8 @@ def source_forgot(end: Position | None) -> PositionLostError:
     """The journal goes on from ``end``, and the source has no resume point any more."""
     return PositionLostError(
         f"the journal ends at {end}, but the source knows nothing of this pipeline",
-        remedy="Restore the source; or begin again, which copies every table: lakefeed uninstall FILE, then sync.",
+        remedy="Restore the source; or begin again, which copies every table: lakefeed uninstall FILE, then "
+        "lakefeed sync FILE",
     )
 
 
@@ -77,6 +82,10 @@ class CaptureSide:
         self._changes_wait = 0.0
         self._confirmed: Position | None = None
         self._closing: threading.Thread | None = None
+        is_remote = journal.root.is_remote
+        self._gather_seconds = _STORE_GATHER_SECONDS if is_remote else _GATHER_SECONDS
+        self._heartbeat_seconds = _STORE_HEARTBEAT_SECONDS if is_remote else 0.0
+        self._heartbeat_at = float("-inf")
         self._confirm_backoff = Backoff(1.0, 60.0)
         self.confirm_error: LakefeedError | None = None
         """Why the source does not accept confirmations. They are sent again; its log grows meanwhile."""
@@ -98,6 +107,7 @@ class CaptureSide:
         known = {state.source for state in self._states.in_phase(Phase.COPYING, Phase.LIVE, Phase.BLOCKED)}
         schemas = [self._journal.latest_schema(source) for source in sorted(known)]
         self._capture.recall([schema.whole for schema in schemas if schema is not None])
+        self._shape.recall(schema for schema in schemas if schema is not None)
         if self._journal.head > 0:
             # The process may have died between the append of the newest change set and its notices.
             self._states.act_on(self._journal.commit(self._journal.head))
@@ -132,11 +142,14 @@ class CaptureSide:
         while not over.is_set():
             wait_for_room()
             for change_set in self._live(_WAIT_SECONDS):
-                commit = self._append(change_set)
+                if change_set.is_heartbeat and time.monotonic() - self._heartbeat_at < self._heartbeat_seconds:
+                    commit = None
+                else:
+                    commit = self._append(change_set)
                 if commit is not None:
                     captured()
                     if commit.rows < _SMALL_ROWS:
-                        over.wait(_GATHER_SECONDS)
+                        over.wait(self._gather_seconds)
                 elif self._leaving():
                     self.drain()  # only without a wait "nothing" means that nothing is left
                     captured()
@@ -195,6 +208,7 @@ class CaptureSide:
         end = self._journal.end
         if change_set.is_heartbeat:
             if end is None or change_set.end > end:
+                self._heartbeat_at = time.monotonic()
                 self._journal.append(ChangeSet(None if end is None else change_set.start, change_set.end))
             self._confirm()
             return None

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from lakefeed.capture.base import ChangeCapture
+from lakefeed.change.choice import Choices
 from lakefeed.change.position import Position
 from lakefeed.change.segment import Counts
 from lakefeed.change.table import TableId
@@ -36,10 +37,10 @@ from lakefeed.errors import (
     StateError,
     TableStoppedError,
 )
-from lakefeed.flow.listener import Listener
+from lakefeed.flow.report.listener import Listener
 from lakefeed.flow.result import CycleResult
 from lakefeed.flow.retry import TableErrors
-from lakefeed.flow.shape import Shape, chunk_from_json
+from lakefeed.flow.shape import UNUSED, Shape
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableCopy, TableFormat, TableResult
@@ -57,6 +58,13 @@ _APPLYING_SECONDS = 0.05
 
 class _Stopped(BaseException):  # nothing is wrong, and no handler of errors is to take it for one
     """The copy stops after the chunk group that was under way. It goes on the next time."""
+
+
+def wanted_of_source(choices: Choices, journal: Journal, states: TableStates) -> Choices:
+    """The rules, with the types that tables have by now: they keep them until somebody rebuilds them."""
+    kept = {state.source for state in states.all().values() if not state.renewed or state.phase is not Phase.STAGED}
+    schemas = [journal.latest_schema(source) for source in sorted(kept)]
+    return choices.keeping([schema.whole for schema in schemas if schema is not None])
 
 
 class TableCopies:
@@ -104,7 +112,12 @@ class TableCopies:
 
         A table that is dropped while we run is reported by the stream, after its last changes.
         """
-        there = {schema.table for schema in self._capture.discover()}
+        schemas = self._capture.discover()
+        there = {schema.table for schema in schemas}
+        known = [self._journal.latest_schema(state.source) for state in self._states.all().values()]
+        unused = self._tables.unused([*schemas, *(schema.whole for schema in known if schema is not None)])
+        if unused:
+            raise ConfigError("; ".join(unused), remedy=UNUSED)
         for state in self._states.in_phase(Phase.COPYING, Phase.LIVE, Phase.BLOCKED):
             if state.last_change_set is None and state.source not in there:
                 self._end(state)
@@ -183,11 +196,22 @@ class TableCopies:
         columns that are not to be there, or rows without those that are."""
         taken = self._journal.latest_schema(state.source)
         wanted = taken and self._shape.schema(taken.whole)
-        if taken is not None and wanted is not None and taken.names != wanted.names:
+        if taken is not None and wanted is not None and taken.columns != wanted.columns:
+            was, now = ((", ".join(one.names)) for one in (taken, wanted))
+            if taken.names == wanted.names:  # masks before the journal have changed
+                was, now = (
+                    (", ".join(f"{column.name} {column.type}" for column in one.columns)) for one in (taken, wanted)
+                )
             raise ConfigError(
-                f"lake table {state.table} was made with the columns {', '.join(taken.names)} of {state.source}; the "
-                f"configuration now takes {', '.join(wanted.names)}",
-                remedy=f"Put columns back, or copy the table again: lakefeed rebuild FILE {state.table} --from-source",
+                f"lake table {state.table} was made with the columns {was} of {state.source}; the configuration now "
+                f"takes {now}",
+                remedy="Put columns and masks back, or copy the table again: "
+                f"lakefeed rebuild FILE {state.table} --from-source",
+            )
+        if taken is not None and (unfit := self._tables.choices.of(state.source).unfit_type(taken.whole)) is not None:
+            raise ConfigError(
+                f"lake table {state.table} is not as its rule says by now: {unfit[0]}",
+                remedy=f"{unfit[1]} Or copy the table again: lakefeed rebuild FILE {state.table} --from-source",
             )
 
     def _end(self, state: TableState) -> None:
@@ -235,7 +259,11 @@ class TableCopies:
         self._planning.set()
         try:
             base = self._journal.head
-            plan = self._shape.planned(self._capture.snapshot(state.source))
+            whole = self._capture.snapshot(state.source)
+            if (unfit := self._tables.choices.of(state.source).unfit(whole.schema)) is not None:
+                text = f"table {state.source}: in its rule, {unfit[0]}"
+                raise TableStoppedError(text, remedy=f"Correct lake.tables. {unfit[1]}", table=str(state.source))
+            plan = self._shape.planned(whole)
             self._planned.add(state.source)
             schema = self._journal.record_schema(plan.schema, low)
             self._capture.recall([schema.whole])
@@ -247,6 +275,7 @@ class TableCopies:
                 low=low,
                 chunks=tuple(chunk.to_json() for chunk in plan.chunks),
                 exact_at=plan.exact_at,
+                is_exact=plan.is_exact,
                 rows_estimate=plan.rows_estimate,
             )
         except _A_TABLES_OWN as error:
@@ -291,7 +320,7 @@ class TableCopies:
                 generation=state.generation,
                 base=state.base,
                 position=state.low,
-                chunks=[chunk_from_json(chunk, self._capture.chunk) for chunk in state.chunks],
+                chunks=[self._shape.chunk(chunk, self._capture.chunk) for chunk in state.chunks],
             )
             loaded = self._tables.table(state.route).load(copy, progress)
         except (DecodeError, TableStoppedError) as error:

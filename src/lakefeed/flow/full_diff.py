@@ -27,15 +27,17 @@ import pyarrow as pa
 from lakefeed.capture.base import ChangeCapture, Comparable
 from lakefeed.capture.poll.source import FullDiff
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.durable import make_directory, replace_file
+from lakefeed.durable import make_directory
 from lakefeed.errors import ConfigError, JournalDamagedError, LakefeedError, LeaseError, Retry, StateError
-from lakefeed.flow.listener import Listener
-from lakefeed.flow.shape import Shape, chunk_from_json
+from lakefeed.flow.report.listener import Listener
+from lakefeed.flow.shape import Shape
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableFormat
 from lakefeed.lake.full_diff import Comparison, FullDiffResult, full_diff
 from lakefeed.lake.spark.error import explained
+from lakefeed.storage.base import Storage
+from lakefeed.storage.location import storage_at
 
 log = logging.getLogger(__name__)
 
@@ -89,17 +91,30 @@ class DiffRecord:
 class DiffStore:
     """The records of one pipeline, below its directory ``root``."""
 
-    def __init__(self, root: Path) -> None:
-        self._directory = root / "full-diff"
+    def __init__(self, root: Path | str | Storage) -> None:
+        self._files = storage_at(root).below("full-diff")
+
+    @property
+    def directory(self) -> Path:
+        """Where comparisons work. ConfigError in an object store: a lock and Spark's tasks need a directory."""
+        if self._files.directory is None:
+            raise ConfigError(
+                "a full comparison needs the journal in a directory, and it is in an object store",
+                remedy="Set journal.path to a directory of this machine.",
+            )
+        return self._files.directory
 
     def work(self, table: TableId) -> Path:
         """Where a comparison keeps what it has read."""
-        return self._directory / quote(str(table), safe=" .")
+        return self.directory / quote(str(table), safe=" .")
 
     def load(self, table: TableId) -> DiffRecord:
-        path = self._file(table)
+        if self._files.is_remote:
+            return DiffRecord()
+        name = self._name(table)
+        path = self._files.place(name)
         try:
-            body = json.loads(path.read_bytes())
+            body = json.loads(self._files.read(name))
             plan = {**body["plan"], "schema": TableSchema.from_json(body["plan"]["schema"])} if body["plan"] else None
             return DiffRecord(
                 plan=DiffPlan(**{**plan, "chunks": tuple(plan["chunks"])}) if plan else None,
@@ -117,14 +132,13 @@ class DiffStore:
             plan = {field.name: getattr(record.plan, field.name) for field in fields(DiffPlan)}
             plan |= {"schema": record.plan.schema.to_json(), "chunks": [dict(chunk) for chunk in record.plan.chunks]}
         body = {"plan": plan, "last": asdict(record.last) if record.last else None}
-        make_directory(self._directory)
-        replace_file(self._file(table), json.dumps(body, indent=1, ensure_ascii=False).encode())
+        self._files.replace(self._name(table), json.dumps(body, indent=1, ensure_ascii=False).encode())
 
     @contextmanager
     def alone(self, table: TableId) -> Iterator[None]:
         """The right to compare the table, over all processes. LeaseError if another does it right now."""
-        make_directory(self._directory)
-        with (self._directory / f".{quote(str(table), safe=' .')}.lock").open("a") as file:
+        make_directory(self.directory)
+        with (self.directory / f".{quote(str(table), safe=' .')}.lock").open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -132,8 +146,8 @@ class DiffStore:
                 raise LeaseError(text, remedy="Wait for it: `lakefeed status` shows its result.") from error
             yield
 
-    def _file(self, table: TableId) -> Path:
-        return self._directory / f"{quote(str(table), safe=' .')}.json"
+    def _name(self, table: TableId) -> str:
+        return f"{quote(str(table), safe=' .')}.json"
 
 
 class Interrupted(BaseException):  # nothing is wrong, and no handler of errors is to take it for one
@@ -144,23 +158,25 @@ class FullDiffs:
     """The comparisons of one pipeline. ConfigError from ``of`` for a capture that has nothing to compare."""
 
     def __init__(
-        self, root: Path, capture: Comparable, states: TableStates, tables: TableFormat, listener: Listener
+        self, root: Path | Storage, capture: Comparable, states: TableStates, tables: TableFormat, listener: Listener
     ) -> None:
         self._root = root
         self._capture = capture
         self._states = states
         self._tables = tables
+        self._shape = Shape(tables.columns, tables.sensitive)
         self._listener = listener
         self._store = DiffStore(root)
 
     @classmethod
     def of(
-        cls, root: Path, capture: ChangeCapture, states: TableStates, tables: TableFormat, listener: Listener
+        cls, root: Path | Storage, capture: ChangeCapture, states: TableStates, tables: TableFormat, listener: Listener
     ) -> FullDiffs:
         if not isinstance(capture, Comparable):
             raise ConfigError(
                 "this source reports every delete by itself, so there is nothing to find by comparing",
-                remedy="Compare tables that are polled (capture: poll); to copy one again: lakefeed rebuild.",
+                remedy="Compare tables that are polled (capture: poll); to copy one again: "
+                "lakefeed rebuild FILE TABLE --from-source",
             )
         return cls(root, capture, states, tables, listener)
 
@@ -242,6 +258,12 @@ class FullDiffs:
             raise StateError(f"lake table {state.table} is gone", remedy="Run `lakefeed sync`: it copies it again.")
         with Journal.read(self._root) as journal:
             schema = journal.schema(table, applied.schema_version)
+        if self._shape.masks_key(schema.whole):
+            raise StateError(
+                f"table {table} cannot be compared: its key is masked before the journal, so that nobody finds a row "
+                "of the source by it",
+                remedy="Mask the key without sensitive, or find deletes by soft_delete.",
+            )
         before, now = self._store.load(table), time.time_ns() // 1_000_000
         plan = before.plan
         if (
@@ -251,7 +273,7 @@ class FullDiffs:
         ):
             shutil.rmtree(self._store.work(table), ignore_errors=True)
             planned = self._capture.keys(table, known=schema.whole, chunk_rows=CHUNK_ROWS, whole_rows=rule.compare_rows)
-            planned = Shape(self._tables.columns).planned(planned)
+            planned = self._shape.planned(planned)
             plan = DiffPlan(
                 number=now,
                 generation=state.generation,
@@ -270,7 +292,7 @@ class FullDiffs:
             number=plan.number,
             key=plan.schema.key,
             schema=pa.schema([plan.schema.arrow.field(name) for name in names]),
-            chunks=[chunk_from_json(chunk, self._capture.chunk) for chunk in plan.chunks],
+            chunks=[self._shape.chunk(chunk, self._capture.chunk) for chunk in plan.chunks],
             work=str(self._store.work(table)),
             findings=str(differences),
             max_deleted_share=rule.max_deleted_share,

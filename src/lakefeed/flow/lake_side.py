@@ -8,12 +8,14 @@ what every table has.
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Callable
 
 from lakefeed.change.table import TableId
 from lakefeed.errors import LakeError, RebuildCause
-from lakefeed.flow.listener import Listener
 from lakefeed.flow.options import PipelineOptions
+from lakefeed.flow.report.listener import Listener
 from lakefeed.flow.result import CycleResult
 from lakefeed.flow.retry import Backoff, TableErrors
 from lakefeed.flow.table_state import Phase, TableState, TableStates
@@ -45,6 +47,7 @@ class LakeSide:
         *,
         may_trim: Callable[[], bool],
     ) -> None:
+        self._tables = tables
         self._journal = journal
         self._states = states
         self._errors = errors
@@ -52,7 +55,8 @@ class LakeSide:
         self._may_trim = may_trim
         self._keep = options.journal.keep_change_sets
         self._most_bytes = options.max_backlog_bytes
-        self._engine = Engine(tables, journal, self._enrolled, parallel=options.parallel_tables)
+        parallel = options.parallel_tables or max(2, min(8, os.cpu_count() or 2))
+        self._engine = Engine(tables, journal, self._enrolled, parallel=parallel)
         self._applying: frozenset[TableId] = frozenset()
         self._reported: set[tuple[TableId, int]] = set()
         self._recopies: dict[TableId, Backoff] = {}  # when each may be copied again that its copies do not help
@@ -67,6 +71,19 @@ class LakeSide:
     def is_full(self) -> bool:
         """More of the journal than ``max_backlog_bytes`` waits for some table. Any thread."""
         return self._journal.backlog_bytes(self._complete_everywhere()) > self._most_bytes
+
+    def backlog(self) -> tuple[int, float]:
+        """What waits in the journal for live tables: bytes on disk, and since how many seconds the oldest. Any thread.
+
+        A table that no sync has asked yet counts as complete: nobody knows what it has.
+        """
+        live = self._states.in_phase(Phase.LIVE)
+        known = (self._engine.known(state.table, state.generation) for state in live)
+        complete = min((one.complete for one in known if one is not None), default=self._journal.head)
+        if complete >= self._journal.head or complete < self._journal.trimmed:
+            return 0, 0.0
+        oldest = self._journal.commit(complete + 1).written_at
+        return self._journal.backlog_bytes(complete), max(0.0, time.time() - oldest.timestamp())
 
     def full_error(self, *, is_running: bool = False) -> LakeError | None:
         """Why capture waits, if the backlog is full because of tables that cannot be written. Any thread.
@@ -165,7 +182,9 @@ class LakeSide:
         if not self._may_trim():  # a base that is chosen from here on is not below ``head`` …
             return
         upto = min(head, self._complete_everywhere())  # … and one that was chosen before is in its table's state
-        if upto - self._journal.trimmed < at_least + self._keep:
+        if upto - self._journal.trimmed < at_least + self._keep:  # the cheap half of the next question
+            return
+        if self._journal.trim_mark(upto) - self._journal.trimmed < at_least:
             return
         needed: dict[TableId, set[int]] = {}
         for state in self._states.in_phase(Phase.LIVE, Phase.COPYING):
@@ -190,6 +209,9 @@ class LakeSide:
         with self._states.lock:
             live = [state for state in self._states.in_phase(Phase.LIVE) if not self._errors.is_paused(state.table)]
             self._applying = frozenset(state.table for state in live)
+            for state in live:  # a configuration may have changed since the last start
+                if state.evolution != (evolution := self._tables.evolution(state.route)):
+                    self._states.update(state.table, evolution=evolution)
         return {
             state.table: Enrolled(
                 state.route,
@@ -198,7 +220,7 @@ class LakeSide:
                 state.complete_at_trim,
                 copied_from=state.low,
                 exact_at=state.high,
-                is_exact=state.high is not None and state.high == state.exact_at,
+                is_exact=state.high is not None and (state.is_exact or state.high == state.exact_at),
                 ends_at=state.last_change_set,
             )
             for state in live

@@ -11,9 +11,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 
 from lakefeed.change.table import TableId
 from lakefeed.flow.table_state import Phase, TableStates
+from lakefeed.journal.layout import Layout
+from lakefeed.journal.pin import open_pins
 from lakefeed.lake.base import TableFormat
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.spark.error import first_line, is_conflict
@@ -21,6 +25,7 @@ from lakefeed.lake.spark.error import first_line, is_conflict
 log = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 30.0
+_ALL_VERSIONS = 2**31
 
 
 def maintain_tables(
@@ -28,8 +33,13 @@ def maintain_tables(
 ) -> Mapping[TableId, MaintenanceResult]:
     """Every live table once, one after the other. A table that fails does not stop the others.
 
-    ``over`` is asked before each table; once it is true, the rest waits for the next time.
+    ``over`` is asked before each table; once it is true, the rest waits for the next time. While a reader has a pin,
+    versions of tables that could be read when it was made stay, too.
     """
+    if pins := open_pins(states.root.below(Layout.pins)):
+        hours = max((datetime.now(UTC) - pin.made_at).total_seconds() for pin in pins) / 3600
+        kept = options.keep_hours + hours if options.keep_hours is not None else None
+        options = replace(options, keep_hours=kept, keep_versions=_ALL_VERSIONS)
     found: dict[TableId, MaintenanceResult] = {}
     for state in states.in_phase(Phase.LIVE):
         if over():

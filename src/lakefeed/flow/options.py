@@ -10,18 +10,23 @@ from lakefeed.lake.maintenance import MaintenanceOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """``parallel_tables``: merges at the same time. ``enrol_seconds``: how often ``run`` checks for new tables.
+    """``parallel_tables``: merges at the same time; None is one for each core, from two to eight.
 
+    ``enrol_seconds``: how often ``run`` checks for new tables.
     ``max_backlog_bytes``: how much journal may wait for the lake before capture waits too, so that a lake that is
     down for a week fills neither this disk nor memory; the source's own log then keeps what is not captured yet. A
     single table that fails is blocked instead, and copied again at a later start.
+    ``interval_seconds``: what ``run`` leaves at least between the starts of two merges; after a quiet time none waits.
     ``maintenance_seconds``: how often ``run`` packs small files and removes old ones; 0 for never.
+    ``warm_up``: ``run`` starts Spark at once, and merges into a table in a temporary directory, so that the first
+    changes find it warm.
     """
 
     interval_seconds: float = 1.0
-    parallel_tables: int = 2
+    parallel_tables: int | None = None
     max_backlog_bytes: int = 16 * 2**30
     enrol_seconds: float = 5.0
     maintenance_seconds: float = 1800.0
+    warm_up: bool = False
     maintenance: MaintenanceOptions = field(default_factory=MaintenanceOptions)
     journal: JournalOptions = field(default_factory=JournalOptions)

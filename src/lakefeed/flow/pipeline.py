@@ -15,23 +15,37 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from lakefeed.capture.base import Continuity, Finding, Lag, Level, Source
-from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError, LakeError, LakefeedError, LeaseError, SourceChangedError, StateError
+from lakefeed.capture.base import Continuity, Finding, Level, SnapshotPlan, Source
+from lakefeed.change.table import TableId, TableSchema
+from lakefeed.errors import (
+    ConfigError,
+    LakeError,
+    LakefeedError,
+    LeaseError,
+    SourceChangedError,
+    StateError,
+    StorageUnavailableError,
+    TableStoppedError,
+)
 from lakefeed.flow.capture_side import source_forgot
 from lakefeed.flow.full_diff import FullDiffs
-from lakefeed.flow.listener import Listener
 from lakefeed.flow.maintenance import maintain_tables
 from lakefeed.flow.options import PipelineOptions
+from lakefeed.flow.plan import Plan, make_plan
 from lakefeed.flow.rebuild import Rebuild, Rebuilt
+from lakefeed.flow.report.activity import Activity
+from lakefeed.flow.report.answer import Asker
+from lakefeed.flow.report.listener import Listener, Listeners
 from lakefeed.flow.result import CycleResult
 from lakefeed.flow.run_loop import OpenPipeline, RunLoop
+from lakefeed.flow.shape import UNUSED, Shape
 from lakefeed.flow.status import Liveness, PipelineStatus, read_status
 from lakefeed.flow.table_state import Phase, TableStates
 from lakefeed.journal.journal import Journal
@@ -40,6 +54,8 @@ from lakefeed.lake.base import Lake, TableResult
 from lakefeed.lake.full_diff import FullDiffResult
 from lakefeed.lake.maintenance import MaintenanceResult
 from lakefeed.lake.route import Route, settled
+from lakefeed.storage.base import Storage
+from lakefeed.storage.location import storage_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,11 +65,14 @@ log = logging.getLogger(__name__)
 _ROUNDS = 3
 """Of copying and capturing in one sync: a table that changes faster than that is caught by the next sync."""
 
-_LAG_SECONDS = 1.5
-"""How long ``status`` waits for the source: a whole status takes two seconds at most."""
+_STATUS_SECONDS, _STATUS_GRACE_SECONDS = 1.5, 0.3
+"""How long ``status`` waits for the source and the lake, and then for what it makes of the answers."""
 
 _LEFT_SECONDS = 300.0
 """How long a call waits for what the last ``run`` left behind, which mostly is a merge that took long."""
+
+_STANDBY_SECONDS = 5.0
+"""How often a standby asks an object store for the lease, at least."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
@@ -75,22 +94,41 @@ class Pipeline:
         name: str = "lakefeed",
         options: PipelineOptions | None = None,
         listener: Listener | None = None,
+        journal: str | Path | None = None,
+        storage_options: Mapping[str, str] | None = None,
     ) -> None:
+        """``journal``: where the journal and the rest of the state are, if not below the lake's path.
+
+        A directory, or the URL of an object store; ``storage_options`` are for that: docs/object-stores.md.
+        """
         if not _NAME.fullmatch(name):
             raise ConfigError(f"'{name}' cannot name a pipeline; use lower-case letters, digits, '-' and '_'")
         self.name = name
-        self.root = Path(lake.path) / "_lakefeed" / name
+        self._states = storage_at(journal or lake.path, storage_options).below("_lakefeed")
+        self.state: Storage = self._states.below(name)
+        """Where the journal and the rest of the state are."""
         self._options = options or PipelineOptions()
-        self._listener = listener or Listener()
+        self._activity = Activity()
+        self._listener = Listeners((self._activity, listener or Listener()))
+        self._asker = Asker()
         self._capture = source.bind(name)
-        self._capture.keep_state(self.root)
+        self._capture.keep_state(self.state)
         self._tables = lake.bind(name)
+        self._capture.represent(self._tables.choices)
         self._work = threading.Lock()
         self._stopping = threading.Event()
         self._opened: OpenPipeline | None = None
+        self._has_state = False  # it was there, or another pipeline's was looked for
         self._left: list[threading.Thread] = []
         self.hanging: tuple[str, ...] = ()
         """What the last ``run`` left behind when it was stopped: it goes on in a daemon thread until it ends."""
+
+    @property
+    def root(self) -> Path:
+        """The directory of its state. StateError where that is in an object store."""
+        if self.state.directory is None:
+            raise StateError(f"the state is at {self.state}, not in a directory", remedy="Use state instead of root.")
+        return self.state.directory
 
     @classmethod
     def from_yaml(
@@ -120,22 +158,31 @@ class Pipeline:
             if opens:
                 self._capture.close()
         every = (route for one in offered for route in self._tables.routes(one.table))
-        routes, clashes = settled(every, TableStates(self.root).fed())
+        routes, clashes = settled(every, TableStates(self.state).fed())
         found = [
             Finding(level=Level.ERROR, problem=one.problem, remedy=one.remedy, table=one.second.source)
             for one in clashes
         ]
+        found += [Finding(level=Level.ERROR, problem=one, remedy=UNUSED) for one in self._tables.unused(offered)]
+        found += self._table_findings(offered, routes)
         if gap is not None:
             found.append(Finding(level=Level.ERROR, problem=gap.message, remedy=gap.remedy))
         if (renamed := self._renamed(routes)) is not None:
             found.append(Finding(level=Level.ERROR, problem=renamed.message, remedy=renamed.remedy))
         return *findings, *found
 
+    def plan(self) -> Plan:
+        """What a start would do: tables to copy with about their rows and bytes, columns with their types, what a
+        changed configuration would rebuild. Changes nothing, starts no Spark. Not while this object works."""
+        with self._work:
+            self._close()
+            return make_plan(self._capture, self._tables, self.state)
+
     def sync_once(self, *, tables: Sequence[str] = ()) -> CycleResult:
         """One cycle: copy what the lake does not have yet, capture, apply.
 
         ``tables`` are glob patterns of lake tables, schema.table or table; with some, only those are copied and
-        applied to. The changes of all are captured. SourceSetupError for a pattern that matches none.
+        applied to. The changes of all are captured. ConfigError for a pattern that matches none.
 
         Everything that was committed in the source before the call is in the lake when this returns, except for
         tables with an error in the result: those that failed now, and those that failed before and are in their pause.
@@ -143,19 +190,20 @@ class Pipeline:
         Safe to call from several threads: one works, the others wait and then find nothing to do.
         """
         with self._work:
-            started = time.monotonic()
+            started, mistake = time.monotonic(), None
             try:
                 opened = self._open()
-                opened.hold_others(tables)
+                if (mistake := opened.hold_others(tables)) is not None:
+                    raise mistake
                 captured, result = self._cycle(opened)
                 if opened.copies.has_staged or opened.lake.ended:  # tables to be copied again, or for the first time
                     more, later = self._cycle(opened)
                     captured, result = captured + more, result.then(later)
             except BaseException as error:
-                # Also for Ctrl-C: what was interrupted half-way is opened again by the next call.
-                self._close(error)
+                # Also for Ctrl-C: what was interrupted half-way is opened again by the next call. A mistake in the call
+                # is the caller's, and nothing that the status has to tell.
+                self._close(None if error is mistake else error)
                 raise
-            opened.report_now()
             paused = {
                 table: TableResult(applied=0, error=text, remedy=remedy)
                 for table, (text, remedy) in opened.errors.all().items()
@@ -165,14 +213,27 @@ class Pipeline:
                 result, tables={**paused, **result.tables}, change_sets=captured, seconds=time.monotonic() - started
             )
             self._listener.applied(result)
+            opened.report_now()
             return result
 
-    def run(self, for_seconds: float | None = None) -> None:
-        """Sync continuously until ``stop`` is called or ``for_seconds`` have passed."""
+    def run(self, for_seconds: float | None = None, *, standby: bool = False) -> None:
+        """Sync continuously until ``stop`` is called or ``for_seconds`` have passed.
+
+        ``standby``: while another process runs the pipeline, wait, and take over when it ends or, on an object
+        store, has been silent for ``JournalOptions.lease_seconds``. Otherwise that is a LeaseError.
+        """
         if not self._work.acquire(blocking=False):
             raise StateError("the pipeline is already working", remedy="Call stop() and wait for run() to return.")
         try:
-            loop = RunLoop(self._open, self._close, self._options, self._listener, self._stopping)
+            pause = min(_STANDBY_SECONDS, self._options.journal.lease_seconds / 9) if self.state.is_remote else 1.0
+            loop = RunLoop(
+                self._open,
+                self._close,
+                self._options,
+                self._listener,
+                self._stopping,
+                standby_seconds=pause if standby else None,
+            )
             try:
                 loop.run(for_seconds)
             finally:
@@ -191,19 +252,27 @@ class Pipeline:
         self._stopping.set()
 
     def status(self) -> PipelineStatus:
-        """How the pipeline stands, whoever runs it. Starts no Spark, waits for no sync, and not long for a source."""
-        lags = [Lag()]  # unknown, which the status says: a source that cannot be asked must not break the status
+        """How the pipeline stands, whoever runs it. Starts no Spark, waits for no sync, and answers within two seconds.
 
-        def ask() -> None:
-            try:
-                lags.append(self._capture.lag())
-            except Exception as error:  # noqa: BLE001  # as above
-                log.info("the source cannot say how far behind the pipeline is: %s", error)
+        What has not answered by then (the source, a lake table, the disk of the state directory) is in ``unanswered``.
+        """
+        until = time.monotonic() + _STATUS_SECONDS
+        lag = self._asker.begin({"source": self._capture.lag})
 
-        asking = threading.Thread(target=ask, name="lakefeed-lag", daemon=True)
-        asking.start()
-        asking.join(_LAG_SECONDS)
-        return read_status(self.root, self._tables, lags[-1])
+        def read() -> PipelineStatus:
+            return read_status(self.state, self._tables, lambda: lag.answers(until).get("source"), self._asker, until)
+
+        found = self._asker.begin({"status": read}).answers(until + _STATUS_GRACE_SECONDS).get("status")
+        if isinstance(found, Exception):
+            raise found
+        if found is None:
+            return PipelineStatus(
+                verdict="stalled",
+                reason=f"the state at {self.state} does not answer",
+                remedy="Check the disk or the file system that it is on; status asks again each time.",
+                unanswered=("state directory",),
+            )
+        return found
 
     def rebuild(self, table: str, *, from_source: bool = False) -> Rebuilt:
         """Make a lake table again, as the lake now says it is to be, from the retained journal or from the source.
@@ -212,17 +281,17 @@ class Pipeline:
         """
         with self._work:
             self._close()
-            journal = Journal.open(self.root, options=self._options.journal)
+            journal = Journal.open(self.state, options=self._options.journal)
             try:
-                blocked = Liveness.read(self.root).blocked
-                work = Rebuild(journal, TableStates(self.root), self._tables, self._listener, blocked)
+                blocked = Liveness.read(self.state).blocked
+                work = Rebuild(journal, TableStates(self.state), self._tables, self._listener, blocked)
                 return work.run(TableId.parse(table), from_source=from_source)
             finally:
                 journal.close()
 
     def maintain(self) -> Mapping[TableId, MaintenanceResult]:
         """Pack small files and remove old ones, of every live table, now. Beside a running process if need be."""
-        return maintain_tables(TableStates(self.root), self._tables, self._options.maintenance)
+        return maintain_tables(TableStates(self.state), self._tables, self._options.maintenance)
 
     def full_diff(
         self, *tables: str, max_deleted_share: float | None = None, resume: bool = False
@@ -233,7 +302,7 @@ class Pipeline:
         ``max_deleted_share`` instead of the rule's. ``resume``: go on with a comparison that was interrupted, which
         finds what was deleted before that one began. A table that is refused is in the answer; an error is raised.
         """
-        diffs = FullDiffs.of(self.root, self._capture, TableStates(self.root), self._tables, self._listener)
+        diffs = FullDiffs.of(self.state, self._capture, TableStates(self.state), self._tables, self._listener)
         return {
             state.source: diffs.compare(state, max_deleted_share=max_deleted_share, resume=resume)
             for state in diffs.chosen(tables)
@@ -246,7 +315,7 @@ class Pipeline:
         """
         with self._work:
             self._close()
-            holder = lease_holder(self.root)
+            holder = lease_holder(self.state)
             if holder is not None:
                 raise LeaseError(f"pipeline {self.name} is being run by process {holder.pid}")
             self._capture.open()
@@ -254,8 +323,8 @@ class Pipeline:
                 removed = self._capture.uninstall()
             finally:
                 self._capture.close()
-            if self.root.exists():
-                self.root.rename(self.root.with_name(f"{self.name}.uninstalled-{time.time_ns() // 1_000_000}"))
+            if self.state.has_folder():
+                self.state.move(self._states.below(f"{self.name}.uninstalled-{time.time_ns() // 1_000_000}"))
             return removed
 
     def close(self) -> None:
@@ -308,7 +377,7 @@ class Pipeline:
             if thread.is_alive():
                 text = f"{thread.name} of the last run still hangs, and cannot be ended"
                 raise StateError(text, remedy="End this process and start another one.")
-        if self._opened is None and not self.root.exists() and self.root.parent.exists():
+        if self._opened is None and not self._has_state and not self.state.has_folder() and self._states.has_folder():
             # Before anything is made in the source: a pipeline that was renamed would get a second resume point there.
             self._capture.open()
             try:
@@ -318,20 +387,23 @@ class Pipeline:
             routes, _ = settled((route for one in offered for route in self._tables.routes(one.table)), {})
             if (renamed := self._renamed(routes)) is not None:
                 raise renamed
+        self._has_state = True
         if self._opened is None:
-            self._opened = OpenPipeline(self._capture, self._tables, self.root, self._options, self._listener)
+            self._opened = OpenPipeline(
+                self._capture, self._tables, self.state, self._options, self._listener, self._activity
+            )
         return self._opened
 
     def _gap(self) -> LakefeedError | None:
         """Why capture could not go on where the journal ends. Not asked while a process runs it: both move then."""
-        if not (self.root / "commits").exists() or lease_holder(self.root) is not None:
+        if not self.state.has_folder("commits") or lease_holder(self.state) is not None:
             return None
-        journal = Journal.read(self.root)
+        journal = Journal.read(self.state)
         try:
             known, identity = journal.identity, self._capture.identity()
             if None not in (known, identity) and known != identity:
-                return SourceChangedError(f"the journal {self.root} belongs to {known}, not to {identity}")
-            sources = {state.source for state in TableStates(self.root).in_phase(Phase.COPYING, Phase.LIVE)}
+                return SourceChangedError(f"the journal {self.state} belongs to {known}, not to {identity}")
+            sources = {state.source for state in TableStates(self.state).in_phase(Phase.COPYING, Phase.LIVE)}
             continuity = self._capture.continuity(journal.end, sorted(sources))
             return source_forgot(journal.end) if continuity is Continuity.FRESH and journal.head > 0 else None
         except LakefeedError as error:
@@ -339,19 +411,36 @@ class Pipeline:
         finally:
             journal.close()
 
+    def _table_findings(self, offered: Sequence[TableSchema], routes: Mapping[TableId, Route]) -> Iterator[Finding]:
+        """What keeps single lake tables from being made: names, types, and rules that do not fit."""
+        shape, schemas = Shape(self._tables.columns, self._tables.sensitive), {one.table: one for one in offered}
+        for route in sorted(routes.values(), key=lambda route: route.table):
+            try:
+                plan = shape.planned(SnapshotPlan(schemas[route.source], (), 0))
+                needed = self._tables.table(route).check(plan.schema)
+                statement = self._capture.unsent(route.source) if needed else None
+                if statement is not None:
+                    problem = (
+                        f"{route.table}: its rule needs {', '.join(needed)}, and an update that leaves large values as "
+                        "they are does not send them: a row that the lake table does not have stops it"
+                    )
+                    yield Finding(level=Level.WARNING, problem=problem, remedy=statement, table=route.source)
+            except TableStoppedError as error:
+                yield Finding(level=Level.ERROR, problem=error.message, remedy=error.remedy, table=route.source)
+
     def _renamed(self, routes: Mapping[TableId, Route]) -> ConfigError | None:
         """What is wrong if another pipeline keeps some of these lake tables. None for a pipeline that has run."""
-        if self.root.exists() or not self.root.parent.exists():
+        if self.state.has_folder():
             return None
-        for other in sorted(self.root.parent.iterdir()):
-            shared = sorted(TableStates(other).all().keys() & routes.keys()) if _NAME.fullmatch(other.name) else []
+        for other in filter(_NAME.fullmatch, self._states.folders()):
+            shared = sorted(TableStates(self._states.below(other)).all().keys() & routes.keys())
             if shared:
                 names = f"tables {shared[0]} and {len(shared) - 1} more belong"
                 if len(shared) == 1:
                     names = f"table {shared[0]} belongs"
                 return ConfigError(
-                    f"the lake {names} to the pipeline '{other.name}', not to '{self.name}'",
-                    remedy=f"To continue that pipeline, set pipeline: {other.name}. "
+                    f"the lake {names} to the pipeline '{other}', not to '{self.name}'",
+                    remedy=f"To continue that pipeline, set pipeline: {other}. "
                     "To keep both, set another lake.path for this one.",
                 )
         return None
@@ -362,11 +451,15 @@ class Pipeline:
         Not that another process has the lease: the status is that process's.
         """
         opened, self._opened = self._opened, None
-        if isinstance(error, Exception) and not isinstance(error, LeaseError) and self.root.exists():
-            text, remedy = f"{type(error).__name__}: {error}", None
-            if isinstance(error, LakefeedError):
-                text, remedy = error.message, error.remedy
-            last = Liveness.read(self.root)  # what it says of single tables is still so
-            replace(last, at=time.time(), error=text, remedy=remedy).write(self.root)
-        if opened is not None:
-            opened.close()
+        try:
+            # A store that is away takes no report; what is open is closed all the same.
+            with suppress(StorageUnavailableError):
+                if isinstance(error, Exception) and not isinstance(error, LeaseError) and self.state.has_folder():
+                    text, remedy = f"{type(error).__name__}: {error}", None
+                    if isinstance(error, LakefeedError):
+                        text, remedy = error.message, error.remedy
+                    last = Liveness.read(self.state)  # what it says of single tables is still so
+                    replace(last, at=time.time(), error=text, remedy=remedy).write(self.state)
+        finally:
+            if opened is not None:
+                opened.close()

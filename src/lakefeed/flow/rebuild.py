@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, JournalError, LakeError, LakefeedError
-from lakefeed.flow.listener import Listener
+from lakefeed.flow.report.listener import Listener
 from lakefeed.flow.status import BlockedSource
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
@@ -87,7 +87,7 @@ class Rebuild:
             )
         route = routes[table]
         if from_source:
-            self._states.stage(route, reason="rebuilt by hand")
+            self._states.stage(route, reason="rebuilt by hand", renewed=True)
             return Rebuilt(table=table)
         wrong: list[LakefeedError] = []
         same = [one for one in self._states.in_phase(Phase.LIVE, Phase.DROPPED) if one.source == route.source]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lakefeed.change.position import Position
 from lakefeed.change.segment import Counts
 from lakefeed.change.table import ByTable, TableId
-from lakefeed.errors import StateError
+from lakefeed.errors import LakefeedError
 from lakefeed.lake.base import TableResult
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def table_frame(tables: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     try:
         import pandas as pd
     except ImportError as error:
-        raise StateError("to_pandas needs pandas, which is not installed", remedy="pip install pandas") from error
+        raise LakefeedError("to_pandas needs pandas, which is not installed", remedy="pip install pandas") from error
     return pd.DataFrame([{"table": name, **values} for name, values in tables.items()])
 
 

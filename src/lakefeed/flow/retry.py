@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from lakefeed.change.table import TableId
-from lakefeed.flow.listener import Listener
+from lakefeed.flow.report.listener import Listener
 from lakefeed.flow.table_state import Phase, TableStates
 from lakefeed.lake.base import TableResult
 

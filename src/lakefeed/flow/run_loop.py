@@ -20,30 +20,37 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from lakefeed.capture.base import ChangeCapture, Comparable
 from lakefeed.change.table import TableId
-from lakefeed.durable import remove_temporaries
-from lakefeed.errors import JournalError, JournalFullError, LakefeedError, Retry, SourceSetupError
+from lakefeed.errors import ConfigError, JournalError, JournalFullError, LakefeedError, LeaseError, Retry
 from lakefeed.flow.capture_side import CaptureSide
-from lakefeed.flow.copies import TableCopies
+from lakefeed.flow.copies import TableCopies, wanted_of_source
 from lakefeed.flow.full_diff import FullDiffs, FullDiffThread
 from lakefeed.flow.lake_side import LakeSide
-from lakefeed.flow.listener import Listener
 from lakefeed.flow.maintenance import MaintenanceThread
 from lakefeed.flow.options import PipelineOptions
+from lakefeed.flow.report.activity import Activity
+from lakefeed.flow.report.listener import Listener
 from lakefeed.flow.retry import Backoff, TableErrors
 from lakefeed.flow.shape import Shape
 from lakefeed.flow.status import BlockedSource, Liveness
 from lakefeed.flow.table_state import TableStates
+from lakefeed.flow.warm_up import warm_up
 from lakefeed.journal.journal import Journal
 from lakefeed.lake.base import TableFormat
+from lakefeed.lake.mode import Mirror
+from lakefeed.storage.base import Storage
+from lakefeed.storage.location import storage_at
 
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 _REPORT_SECONDS = 1.0
+_STORE_REPORT_SECONDS = (5.0, 30.0)
+"""Between two reports to an object store, if there is news and if there is none: each is a request."""
 _ENROL_PATIENCE_SECONDS = 30.0
 _STOP_SECONDS, _CLOSED_SECONDS = 4.0, 1.0
 """How long the threads may take to end by themselves, and once the capture was closed under them."""
@@ -53,11 +60,20 @@ class OpenPipeline:
     """Everything that is open while a pipeline works. It has the lease from the first line to the last."""
 
     def __init__(
-        self, capture: ChangeCapture, tables: TableFormat, root: Path, options: PipelineOptions, listener: Listener
+        self,
+        capture: ChangeCapture,
+        tables: TableFormat,
+        root: Path | Storage,
+        options: PipelineOptions,
+        listener: Listener,
+        activity: Activity | None = None,
     ) -> None:
-        self.root = root
+        self.root = root = storage_at(root)
+        self._activity = activity or Activity()
+        self._tables = tables
         self._listener = listener
         self._reported_at = 0.0
+        self._reported = Liveness()
         self._enrol_seconds = options.enrol_seconds
         self._enrol_backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         self._enrol_error: LakefeedError | None = None
@@ -68,11 +84,11 @@ class OpenPipeline:
             kind = JournalFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else JournalError
             raise kind(f"the pipeline's directory {root} cannot be written: {error.strerror or error}") from error
         try:
-            for directory in (root, root / "tables", root / "full-diff"):  # what a crash left half written
-                remove_temporaries(directory)
+            for folder in ("", "tables", "full-diff"):  # what a crash left half written
+                root.below(folder).clean()
             states = self._states = TableStates(root)
             self.errors = TableErrors(states, listener)
-            shape = Shape(tables.columns)
+            shape = Shape(tables.columns, tables.sensitive)
             self.copies = TableCopies(
                 capture,
                 self.journal,
@@ -97,28 +113,30 @@ class OpenPipeline:
             self.maintenance = MaintenanceThread(states, tables, options.maintenance, options.maintenance_seconds)
             diffs = FullDiffs(root, capture, states, tables, listener) if isinstance(capture, Comparable) else None
             self.full_diff = FullDiffThread(diffs, listener)
+            capture.represent(wanted_of_source(tables.choices, self.journal, states))
             self.capture.open()
         except BaseException:
             self.close()
             raise
 
-    def hold_others(self, patterns: Sequence[str]) -> None:
+    def hold_others(self, patterns: Sequence[str]) -> ConfigError | None:
         """Until the next call, leave lake tables that no pattern matches as they are. Without a pattern all take part.
 
-        SourceSetupError for a pattern that matches none.
+        Returns what is wrong with a pattern that matches none; all are held then.
         """
         self.errors.is_held = lambda _table: bool(patterns)
         if not patterns:
-            return
+            return None
         self.copies.enrol()  # new tables are known from here on; all are held, so none is copied
         there, chosen = sorted(self._states.all()), set[TableId]()
         for pattern in patterns:
             matched = [table for table in there if fnmatchcase(str(table if "." in pattern else table.name), pattern)]
             if not matched:
                 names = ", ".join(map(str, there)) or "none yet"
-                raise SourceSetupError(f"no lake table matches '{pattern}'", remedy=f"The lake tables are {names}.")
+                return ConfigError(f"no lake table matches '{pattern}'", remedy=f"The lake tables are {names}.")
             chosen.update(matched)
         self.errors.is_held = lambda table: table not in chosen
+        return None
 
     def enrol(self) -> float:
         """Prepare and plan new tables. Returns after how many seconds to do that again.
@@ -142,25 +160,43 @@ class OpenPipeline:
         self._enrol_backoff.reset()
         return self._enrol_seconds
 
+    def warm_up(self, over: Callable[[], bool]) -> None:
+        """See the module of that name. A thread of its own."""
+        modes = {state.mode for state in self._states.all().values()} or {Mirror()}
+        warm_up(self._tables, modes, over)
+
     def report(self) -> None:
         """For other processes: this one is alive, and this cannot go on. At most once a second. Any thread."""
-        if time.monotonic() - self._reported_at >= _REPORT_SECONDS:
-            self.report_now()
+        silent_seconds = time.monotonic() - self._reported_at
+        if silent_seconds < (_STORE_REPORT_SECONDS[0] if self.root.is_remote else _REPORT_SECONDS):
+            return
+        now = self._liveness()
+        is_news = not self.root.is_remote or replace(now, at=self._reported.at) != self._reported
+        if is_news or silent_seconds >= _STORE_REPORT_SECONDS[1]:
+            self._report(now)
 
     def report_now(self) -> None:
-        self._reported_at = time.monotonic()
+        self._report(self._liveness())
+
+    def _report(self, liveness: Liveness) -> None:
+        self._reported_at, self._reported = time.monotonic(), liveness
+        liveness.write(self.root)
+
+    def _liveness(self) -> Liveness:
+        self._activity.waiting(*self.lake.backlog())
         error = self.capture.confirm_error or self._enrol_error or self.lake.full_error(is_running=True)
-        Liveness(
+        return Liveness(
             at=time.time(),
             error=error.message if error else None,
             remedy=error.remedy if error else None,
             tables={str(table): texts for table, texts in self.errors.all().items()},
             capture_waits=error is None and self.lake.is_full,
+            activity=self._activity.report(),
             blocked=tuple(
                 BlockedSource(table=one.second.table, source=one.second.source, error=one.problem, remedy=one.remedy)
                 for one in self.copies.clashes
             ),
-        ).write(self.root)
+        )
 
     def close(self) -> None:
         try:
@@ -182,12 +218,16 @@ class RunLoop:
         options: PipelineOptions,
         listener: Listener,
         stopping: threading.Event,
+        *,
+        standby_seconds: float | None = None,
     ) -> None:
+        """``standby_seconds``: while another process has the lease, wait for it, and ask again after so long."""
         self._open_pipeline = open_pipeline
         self._close_pipeline = close_pipeline
         self._options = options
         self._listener = listener
         self._stopping = stopping
+        self._standby_seconds = standby_seconds
         self._deadline = float("inf")
         self.hanging: tuple[str, ...] = ()
         """What had not ended when it was over, and was left behind."""
@@ -203,6 +243,10 @@ class RunLoop:
                 return
             except LakefeedError as error:
                 self._close_pipeline(error)
+                if self._standby_seconds is not None and isinstance(error, LeaseError):
+                    self._listener.standing_by(error)
+                    self._stopping.wait(min(self._standby_seconds, max(0.0, self._deadline - time.monotonic())))
+                    continue
                 if error.retry is not Retry.BACKOFF:
                     raise
                 if time.monotonic() - started > _LONGEST_PAUSE_SECONDS:
@@ -214,6 +258,7 @@ class RunLoop:
     def _work(self, opened: OpenPipeline) -> None:
         """All threads until it is over or one of them fails; the others are then stopped, and the error is raised."""
         over, news, ended, options = threading.Event(), threading.Event(), threading.Event(), self._options
+        merged = threading.Event()
         failures: list[BaseException] = []
 
         def wait_for_room() -> None:
@@ -235,20 +280,20 @@ class RunLoop:
                 over.wait(min(1.0, options.enrol_seconds))
 
         def apply() -> None:
+            # As soon as there is something; the interval is what must lie between two syncs that had something to do.
             while not over.is_set():
                 started = time.monotonic()
-                news.clear()
+                news.clear()  # before the sync: what comes while it works is for the next one
                 result = opened.lake.sync()
                 opened.report()
-                if result.tables:
-                    self._listener.applied(replace(result, seconds=time.monotonic() - started))
+                if not result.tables:
+                    news.wait(_REPORT_SECONDS)
+                    continue
+                self._listener.applied(replace(result, seconds=time.monotonic() - started))
+                merged.set()
                 due = started + options.interval_seconds
                 while (rest := due - time.monotonic()) > 0 and not over.wait(min(rest, _REPORT_SECONDS)):
                     opened.report()
-                if not result.tables:
-                    idle_until = time.monotonic() + _REPORT_SECONDS
-                    while time.monotonic() < idle_until and not over.is_set() and not news.wait(0.1):
-                        pass
             if not failures:
                 opened.lake.trim()
 
@@ -259,6 +304,9 @@ class RunLoop:
         ]
         opened.maintenance.start()
         opened.full_diff.start()
+        if options.warm_up:  # nobody waits for it, at the end neither
+            work = partial(opened.warm_up, lambda: over.is_set() or merged.is_set())
+            threading.Thread(target=work, name="lakefeed-warm-up", daemon=True).start()
         try:
             while not self._is_over() and not ended.wait(min(0.05, max(0.0, self._deadline - time.monotonic()))):
                 pass

@@ -1,18 +1,22 @@
-"""Which columns of a source table the pipeline takes. What is left out never reaches the journal, whatever the source.
+"""Which columns of a source table the pipeline takes, and which of them it masks on the way in. What is left out never
+reaches the journal, nor does the clear text of what is sensitive, whatever the source.
 
 The choice is a list of globs per source table (``lake.tables[].columns``): a column is taken if one of them matches it
 and none that begins with ``!`` does; a list of nothing but ``!`` takes all others. The columns of the key are always
 taken: a list that leaves one out stops its table before the copy (TableStoppedError), and so does a glob that matches
 no column. A column that is added later is judged by the same list.
 
-A schema remembers what was left out (``TableSchema.left_out``): so the source is told after a restart what its tables
-looked like, and a changed list is noticed.
+Masks (``lake.tables[].mask`` of a rule that is ``sensitive``) are applied column by column in Arrow, to copied rows and
+to changes alike (``change.mask``). The key may be masked by what tells different values apart, and by nothing else.
+
+A schema remembers what was left out, and how the source has what was masked (``TableSchema.left_out``): so the source
+is told after a restart what its tables looked like, and a changed list is noticed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Self
 
@@ -21,65 +25,150 @@ import pyarrow as pa
 from lakefeed.capture.base import Chunk, ChunkReader, SnapshotPlan
 from lakefeed.capture.snapshot import TableChunk
 from lakefeed.change.batch import ABSENT, ChangeBatch, change_schema
-from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableNotice
+from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked, TableNotice
+from lakefeed.change.choice import TableChoice
+from lakefeed.change.mask import KEYED, can_mask, masked, masked_type
 from lakefeed.change.position import Position
-from lakefeed.change.table import TableId, TableSchema
+from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.errors import TableStoppedError
+from lakefeed.lake.rule.rows import RowRule
 
 _INNER, _NAMES = "shaped", "names"
+_MASKED, _BY_COLUMN = "masked", "masks"
+_NO_MASKS = RowRule()
+
+UNUSED = "Correct it or remove it from lake.tables: a rule that matches nothing looks like one that works."
 
 
 class Shape:
-    """``columns`` gives the list of a source table; an empty one takes every column. None: there is no list at all."""
+    """``columns`` gives the list of a source table; an empty one takes every column. None: there is no list at all.
 
-    def __init__(self, columns: Callable[[TableId], Sequence[str]] | None) -> None:
-        self._is_plain = columns is None
+    ``sensitive`` gives the masks of a source table, as a rule of nothing else; None: there are no masks at all.
+    """
+
+    def __init__(
+        self,
+        columns: Callable[[TableId], Sequence[str]] | None,
+        sensitive: Callable[[TableId], RowRule] | None = None,
+    ) -> None:
+        self._is_plain = columns is None and sensitive is None
         self._columns = columns or (lambda _: ())
+        self._sensitive = sensitive or (lambda _: _NO_MASKS)
+        self._masked: dict[TableId, set[str]] = {}  # what has been masked so far
+        self._blocked: set[TableId] = set()
+
+    def recall(self, schemas: Iterable[TableSchema]) -> None:
+        """The newest schemas that the journal has: they say what was masked before this process."""
+        for schema in schemas:
+            names = {one.name for _, one in schema.left_out if one.name in schema.names}
+            self._masked.setdefault(schema.table, set()).update(names)
 
     def schema(self, schema: TableSchema) -> TableSchema:
         """What is taken of a table with this schema, as the source has it."""
-        globs = self._columns(schema.table)
-        if not globs:
-            return schema
-        return schema.without([name for name in schema.names if name not in schema.key and not _takes(globs, name)])
+        globs, masks = self._columns(schema.table), self._masks(schema)
+        left_out = [name for name in schema.names if globs and name not in schema.key and not _takes(globs, name)]
+        return schema.without(left_out, [masks.column(one) for one in schema.columns if one.name in masks.by_column])
 
     def planned(self, plan: SnapshotPlan) -> SnapshotPlan:
         """The copy of what is taken: the columns left out are not even read where the chunk is one of the kit's.
 
-        TableStoppedError for a list that does not fit the table.
+        TableStoppedError for a list or a mask that does not fit the table.
         """
-        globs = self._columns(plan.schema.table)
-        if not globs:
+        globs, masks = self._columns(plan.schema.table), self._masks(plan.schema)
+        self._require_fitting_masks(plan.schema)
+        self._blocked.discard(plan.schema.table)
+        if not globs and not masks.by_column:
             return plan
         for name in plan.schema.key:
-            if not _takes(globs, name):
+            if globs and not _takes(globs, name):
                 raise _unfit(plan.schema, f"leaves out {name}, which is part of the key", f"Add '{name}' to the list.")
         for glob in globs:
             if not any(fnmatchcase(name, glob.removeprefix("!")) for name in plan.schema.names):
                 listed = ", ".join(plan.schema.names)
                 raise _unfit(plan.schema, f"has '{glob}', which matches no column", f"Its columns are {listed}.")
         schema = self.schema(plan.schema)
-        return replace(plan, schema=schema, chunks=tuple(_taken(chunk, schema) for chunk in plan.chunks))
+        clear = plan.schema.without([name for name in plan.schema.names if name not in schema.names])
+        chunks = [_taken(chunk, clear) if globs else chunk for chunk in plan.chunks]
+        if masks.by_column:
+            chunks = [_MaskedChunk(chunk, masks) for chunk in chunks]
+        return replace(plan, schema=schema, chunks=tuple(chunks))
+
+    def chunk(self, data: Mapping[str, Any], chunk: Callable[[Mapping[str, Any]], Chunk]) -> Chunk:
+        """A planned chunk back from its JSON; ``chunk`` is the capture's. The salt of masks is in no JSON."""
+        if _MASKED in data:
+            inner = self.chunk(data[_MASKED], chunk)
+            rule = self._sensitive(inner.table)
+            return _MaskedChunk(inner, _Masks(data[_BY_COLUMN], rule.salt))
+        return _TakenChunk(chunk(data[_INNER]), tuple(data[_NAMES])) if _INNER in data else chunk(data)
+
+    def masks_key(self, schema: TableSchema) -> bool:
+        """Is a part of the key masked? Then nobody can find the source's row by what the lake has."""
+        return any(name in self._masks(schema).by_column for name in schema.key)
 
     def change_set(self, change_set: ChangeSet) -> ChangeSet:
-        """The same changes without what is left out."""
+        """The same changes without what is left out, and masked."""
         if self._is_plain or change_set.is_heartbeat:
             return change_set
+        notices = [one for notice in change_set.notices for one in self._notices(notice)]
+        for schema in change_set.schemas:
+            if (lost := self._lost_masks(schema)) and schema.table not in self._blocked:
+                error = _unmasked(schema, f"is for the column {lost[0]}, which the table does not have any more")
+                notices.append(TableBlocked(schema.table, error.message, error.remedy))
+                self._blocked.add(schema.table)
+        rows = change_set.rows
+        if self._blocked:  # the rows of a table that is blocked go nowhere
+            kept = (one for one in change_set.batches if one.schema.table not in self._blocked)
+            rows = sum(one.data.num_rows for one in kept)
         return replace(
             change_set,
             batches=_Batches(change_set.batches, self),
-            schemas=tuple(map(self.schema, change_set.schemas)),
-            notices=tuple(one for notice in change_set.notices for one in self._notices(notice)),
+            rows=rows,
+            schemas=tuple(self.schema(one) for one in change_set.schemas if one.table not in self._blocked),
+            notices=tuple(notices),
         )
 
-    def batch(self, batch: ChangeBatch) -> ChangeBatch:
+    def batch(self, batch: ChangeBatch) -> ChangeBatch | None:
+        """None for a table that is blocked, because a column that was masked has gone, or has another name by now."""
+        if batch.schema.table in self._blocked:
+            return None
+        if lost := self._lost_masks(batch.schema):  # which nobody has announced: better nothing than clear text
+            raise _unmasked(batch.schema, f"is for the column {lost[0]}, which the table does not have any more")
         schema = self.schema(batch.schema)
         if schema is batch.schema:
             return batch
-        data = batch.data
-        absent = _without(data.column(ABSENT), [column.name for _, column in schema.left_out])
-        arrays = [absent if one.name == ABSENT else data.column(one.name) for one in change_schema(schema)]
+        data, masks = batch.data, self._masks(batch.schema)
+        absent = _without(data.column(ABSENT), [one.name for _, one in schema.left_out if one.name not in schema.names])
+        arrays = [
+            absent if one.name == ABSENT else masks.masked(one.name, data.column(one.name))
+            for one in change_schema(schema)
+        ]
         return ChangeBatch(schema, pa.RecordBatch.from_arrays(arrays, schema=change_schema(schema)))
+
+    def _masks(self, schema: TableSchema) -> _Masks:
+        rule = self._sensitive(schema.table)
+        by_column = {name: kind for name, kind in rule.mask if name in schema.names}
+        if by_column:
+            self._masked.setdefault(schema.table, set()).update(by_column)
+        return _Masks(by_column, rule.salt)
+
+    def _lost_masks(self, schema: TableSchema) -> list[str]:
+        """Columns that are to be masked and are not there: under another name they would come as clear text."""
+        rule, known = self._sensitive(schema.table), self._masked.get(schema.table, set())
+        expected = [name for name, _ in rule.mask if name not in rule.optional or name in known]
+        return [name for name in expected if name not in schema.names]
+
+    def _require_fitting_masks(self, schema: TableSchema) -> None:
+        rule = self._sensitive(schema.table)
+        for name in self._lost_masks(schema):
+            raise _unmasked(schema, f"names the column {name}, which the table does not have")
+        for name, kind in rule.mask:
+            if name not in schema.names:
+                continue
+            column = schema.column(name)
+            if name in schema.key and kind not in KEYED:
+                raise _unmasked(schema, f"of {name} is {kind}, which makes different keys one")
+            if not can_mask(column.type, kind):
+                raise _unmasked(schema, f"of {name} is {kind}, which a column of type {column.type} cannot have")
 
     def _notices(self, notice: TableNotice) -> Iterator[TableNotice]:
         """Stale columns that are left out are nobody's concern."""
@@ -91,9 +180,67 @@ class Shape:
             yield notice
 
 
-def chunk_from_json(data: Mapping[str, Any], chunk: Callable[[Mapping[str, Any]], Chunk]) -> Chunk:
-    """A planned chunk back from its JSON; ``chunk`` is the capture's."""
-    return _TakenChunk(chunk(data[_INNER]), tuple(data[_NAMES])) if _INNER in data else chunk(data)
+@dataclass(frozen=True, slots=True)
+class _Masks:
+    """The masks of one table's columns. Picklable, with the salt: it goes to Spark's tasks, and to no file."""
+
+    by_column: Mapping[str, str]
+    salt: str = field(repr=False)
+
+    def column(self, column: Column) -> Column:
+        kind = self.by_column[column.name]
+        default = column.default
+        if default is not None:
+            default = self.masked(column.name, pa.array([default], column.type))[0].as_py()
+        return replace(column, type=masked_type(column.type, kind), default=default)
+
+    def masked(self, name: str, values: Any) -> Any:
+        return masked(values, self.by_column[name], self.salt) if name in self.by_column else values
+
+
+@dataclass(frozen=True, slots=True)
+class _MaskedChunk:
+    """A chunk whose rows are masked as they are read."""
+
+    chunk: Chunk
+    masks: _Masks
+
+    @property
+    def table(self) -> TableId:
+        return self.chunk.table
+
+    def open(self) -> _MaskedRows:
+        return _MaskedRows(self.chunk.open(), self.masks)
+
+    def to_json(self) -> dict[str, Any]:
+        return {_MASKED: dict(self.chunk.to_json()), _BY_COLUMN: dict(self.masks.by_column)}
+
+
+@dataclass(frozen=True, slots=True)
+class _MaskedRows(ChunkReader):
+    reader: ChunkReader
+    masks: _Masks
+
+    def __enter__(self) -> Self:
+        self.reader.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.reader.__exit__(*error)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self.reader:
+            arrays = [self.masks.masked(one.name, batch.column(one.name)) for one in batch.schema]
+            fields = [one.with_type(values.type) for one, values in zip(batch.schema, arrays, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+    @property
+    def low(self) -> Position:
+        return self.reader.low
+
+    @property
+    def high(self) -> Position:
+        return self.reader.high
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +251,7 @@ class _Batches:
     shape: Shape
 
     def __iter__(self) -> Iterator[ChangeBatch]:
-        return map(self.shape.batch, self.batches)
+        return (shaped for batch in self.batches if (shaped := self.shape.batch(batch)) is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +303,7 @@ def _taken(chunk: Chunk, schema: TableSchema) -> Chunk:
 
 
 def _takes(globs: Sequence[str], name: str) -> bool:
-    wanted = [glob for glob in globs if not glob.startswith("!")]
-    unwanted = [glob.removeprefix("!") for glob in globs if glob.startswith("!")]
-    is_wanted = not wanted or any(fnmatchcase(name, glob) for glob in wanted)
-    return is_wanted and not any(fnmatchcase(name, glob) for glob in unwanted)
+    return TableChoice(tuple(globs)).takes(name)
 
 
 def _without(absent: Any, names: Sequence[str]) -> Any:
@@ -173,3 +317,13 @@ def _without(absent: Any, names: Sequence[str]) -> Any:
 def _unfit(schema: TableSchema, problem: str, remedy: str) -> TableStoppedError:
     text = f"table {schema.table}: the list of columns in its rule {problem}"
     return TableStoppedError(text, remedy=f"Correct columns in lake.tables. {remedy}", table=str(schema.table))
+
+
+def _unmasked(schema: TableSchema, problem: str) -> TableStoppedError:
+    listed = ", ".join(schema.names)
+    return TableStoppedError(
+        f"table {schema.table}: a mask that is applied before the journal {problem}",
+        remedy=f"Correct mask in the rule for {schema.table}; its columns are {listed}. A part of the key may have "
+        f"{' or '.join(KEYED)}.",
+        table=str(schema.table),
+    )

@@ -9,24 +9,27 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lakefeed.capture.base import Lag
 from lakefeed.change.table import ByTable, TableId
-from lakefeed.durable import replace_file
 from lakefeed.errors import JournalDamagedError, JournalError
 from lakefeed.flow.full_diff import Compared, DiffStore
+from lakefeed.flow.report.answer import Asker
+from lakefeed.flow.report.verified import Verified, load_verified
 from lakefeed.flow.result import table_frame
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.lease import lease_holder
-from lakefeed.journal.segment_file import newest_time
+from lakefeed.journal.segment_file import oldest_time
 from lakefeed.lake.base import Applied, TableFormat
 from lakefeed.lake.spark.error import explained
+from lakefeed.storage.base import Storage
+from lakefeed.storage.location import storage_at
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,17 +39,48 @@ log = logging.getLogger(__name__)
 _TRIES, _RECENT = 5, 256
 """How often a status is read that a trim comes between, and how many change sets are searched for the newest change."""
 
+_ASK_SECONDS = 1.5
+_UNANSWERED = TimeoutError("no answer in time")
+
 STALE_SECONDS = 60.0
 """A running process that has not finished a cycle for so long is stalled: the slowest merges take a few seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyProgress:
+    """A copy under way. ``rows`` are those that the running process has copied; after a restart it counts from there.
+
+    ``share`` is 0 to 1 and never quite 1: ``rows_estimate`` is an estimate. None: not known.
+    """
+
+    rows: int
+    rows_estimate: int
+    share: float | None = None
+    seconds_left: float | None = None
+
+    @classmethod
+    def of(cls, report: Mapping[str, Any], now: float) -> CopyProgress:
+        """``report`` is the one of ``Activity``."""
+        rows, estimate, share, left = int(report["rows"]), int(report["rows_estimate"]), None, None
+        if estimate > 0:
+            share = min(0.99, rows / estimate)
+            if rows > 0:
+                left = round((now - report["began"]) * max(0, estimate - rows) / rows, 1)
+        return cls(rows=rows, rows_estimate=estimate, share=share, seconds_left=left)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableStatus:
     """``state``: staged, copying, catching up, live, blocked, dropped. ``applied``: complete up to this change set.
 
-    ``reason`` says why a table is staged or dropped; it waits for nobody. ``compared``: how the last full comparison
-    with the source went, if there was one. ``age_seconds``: how long ago the newest change in the lake table was
-    committed in the source; None if the journal has none of it any more.
+    ``reason`` says why a table is staged or dropped, or that it did not answer; it waits for nobody. ``compared``: how
+    the last full comparison with the source went, if there was one; ``verified``: the same of ``lakefeed verify``.
+    ``age_seconds``: how long ago the newest change in the lake table was committed in the source; None if the journal
+    has none of it any more. ``lag_rows``, ``lag_bytes`` and ``lag_seconds``: the changes that the journal has and the
+    lake table has not, and how long ago the oldest of them was committed; 0 if there are none, None if that is not
+    known. ``rows_per_second``: changes applied, mean over the last minute. ``copy``: how far the copy under way is.
+    ``rules``: how many values the table's rule has touched, by what it does, and how many rows its condition has left
+    out.
     """
 
     state: str
@@ -57,6 +91,13 @@ class TableStatus:
     reason: str | None = None
     compared: Compared | None = None
     age_seconds: float | None = None
+    lag_rows: int | None = None
+    lag_bytes: int | None = None
+    lag_seconds: float | None = None
+    rows_per_second: float = 0.0
+    copy: CopyProgress | None = None
+    verified: Verified | None = None
+    rules: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +125,9 @@ class PipelineStatus:
 
     ``remedy``: what to do where an error of the whole pipeline is the reason. ``age_seconds``: how long ago the newest
     change in any lake table was committed in the source. ``tables`` are the lake tables; ``blocked`` has what is to
-    feed one of them beside the table that does.
+    feed one of them beside the table that does. ``unanswered`` names what did not answer in time: ``source``, lake
+    tables. ``reported_at``: when the running process last reported, in seconds since 1970; ``activity``: what it
+    reported of itself (totals since its start, recent errors, the last hour in steps), as plain values.
     """
 
     verdict: str
@@ -94,6 +137,9 @@ class PipelineStatus:
     lag: Lag = field(default_factory=Lag)
     tables: Mapping[TableId, TableStatus] = field(default_factory=dict)
     blocked: tuple[BlockedSource, ...] = ()
+    unanswered: tuple[str, ...] = ()
+    reported_at: float | None = None
+    activity: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", ByTable(self.tables))
@@ -108,6 +154,7 @@ class PipelineStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, ready for JSON: what ``lakefeed status --json`` prints."""
+        kept = {name: getattr(self.lag, name) for name in ("retained_bytes", "left_bytes", "left_seconds")}
         return {
             "verdict": self.verdict,
             "reason": self.reason,
@@ -115,7 +162,9 @@ class PipelineStatus:
             "age_seconds": self.age_seconds,
             "journal_head": self.journal_head,
             "lag": {"rows": self.lag.rows, "bytes": self.lag.bytes, "seconds": self.lag.seconds},
-            "source": dict(self.lag.source),
+            "source": {**{name: value for name, value in kept.items() if value is not None}, **self.lag.source},
+            "unanswered": list(self.unanswered),
+            "reported_at": self.reported_at,
             "tables": {str(table): asdict(one) for table, one in sorted(self.tables.items())},
             "blocked": [{**one.to_json(), "state": "blocked"} for one in self.blocked],
         }
@@ -133,7 +182,8 @@ class PipelineStatus:
 class Liveness:
     """What the running process last reported: when, what stops everything, and the tables that cannot go on.
 
-    ``blocked`` is as in PipelineStatus. ``capture_waits``: the backlog is full, and no table fails.
+    ``blocked`` is as in PipelineStatus. ``capture_waits``: the backlog is full, and no table fails. ``activity`` is the
+    report of ``Activity``.
     """
 
     at: float = 0.0
@@ -142,12 +192,10 @@ class Liveness:
     tables: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     blocked: tuple[BlockedSource, ...] = ()
     capture_waits: bool = False
+    activity: Mapping[str, Any] = field(default_factory=dict)
 
-    def write(self, root: Path) -> None:
-        """Without fsync. It is often written because of an error, which must not be hidden by another one.
-
-        On a full disk the file that is there is written over: it has its room already.
-        """
+    def write(self, root: Path | str | Storage) -> None:
+        """Without fsync. It is often written because of an error, which must not be hidden by another one."""
         content = {
             "at": self.at,
             "error": self.error,
@@ -155,80 +203,82 @@ class Liveness:
             "tables": dict(self.tables),
             "blocked": [one.to_json() for one in self.blocked],
             "capture_waits": self.capture_waits,
+            "activity": dict(self.activity),
         }
-        data, path = json.dumps(content).encode(), root / "liveness.json"
-        try:
-            replace_file(path, data, fsync=False)
-        except JournalError:
-            with suppress(OSError), path.open("r+b") as file:
-                file.write(data)
-                file.truncate()
+        storage_at(root).report("liveness.json", json.dumps(content).encode())
 
     @classmethod
-    def read(cls, root: Path) -> Liveness:
+    def read(cls, root: Path | str | Storage) -> Liveness:
         """One that cannot be read reports nothing: the next one is a second away."""
         try:
-            content: dict[str, Any] = json.loads((root / "liveness.json").read_bytes())
+            content: dict[str, Any] = json.loads(storage_at(root).read("liveness.json"))
             tables = {name: (text[0], text[1]) for name, text in content["tables"].items()}
             blocked = tuple(BlockedSource.from_json(one) for one in content.get("blocked", ()))
             return cls(**{**content, "tables": tables, "blocked": blocked})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, JournalError):
             return cls()
 
 
-def read_status(root: Path, tables: TableFormat, lag: Lag, *, now: float | None = None) -> PipelineStatus:
+def read_status(
+    root: Path | Storage,
+    tables: TableFormat,
+    lag: Lag | Callable[[], object],
+    asker: Asker | None = None,
+    until: float | None = None,
+    *,
+    now: float | None = None,
+) -> PipelineStatus:
     """The status of the pipeline whose state is at ``root``.
 
-    Read again where the running process has trimmed what was just about to be read.
+    ``lag`` may be a call that gives one, what failed, or None if the source has not answered. Lake tables that have not
+    answered by ``until`` (of the monotonic clock) are told so. Read again where the running process has trimmed what
+    was just about to be read.
     """
+    state = storage_at(root)
+    asker, until = asker or Asker(), time.monotonic() + _ASK_SECONDS if until is None else until
     for _ in range(_TRIES - 1):
         try:
-            return _read_once(root, tables, lag, now)
+            return _read_once(state, tables, lag, asker, until, now)
         except JournalDamagedError:
             raise
         except JournalError as error:
             log.debug("the status is read again: %s", error)
-    return _read_once(root, tables, lag, now)
+    return _read_once(state, tables, lag, asker, until, now)
 
 
-def _read_once(root: Path, tables: TableFormat, lag: Lag, now: float | None) -> PipelineStatus:
-    liveness, now = Liveness.read(root), time.time() if now is None else now
-    if not (root / "commits").exists():
+def _read_once(
+    root: Storage, tables: TableFormat, asked: Lag | Callable[[], object], asker: Asker, until: float, now: float | None
+) -> PipelineStatus:
+    """1 what the running process reported  2 what each lake table records, all at once  3 the lag  4 the verdict"""
+    liveness, now = Liveness.read(root), time.time() if now is None else now  # 1
+    if not root.has_folder("commits"):
+        lag, silent = _lag_of(asked)
+        never = PipelineStatus(verdict="stopped", reason="the pipeline has never run", lag=lag, unanswered=silent)
         if not liveness.error:
-            return PipelineStatus(verdict="stopped", reason="the pipeline has never run", lag=lag)
+            return never
+        failed = replace(never, verdict="stalled", reason=liveness.error, remedy=liveness.remedy)
         if now - liveness.at < STALE_SECONDS:
-            return PipelineStatus(verdict="stalled", reason=liveness.error, remedy=liveness.remedy, lag=lag)
-        last = f"no process runs it; the last error was: {liveness.error}"
-        return PipelineStatus(verdict="stopped", reason=last, remedy=liveness.remedy, lag=lag)
+            return failed
+        return replace(failed, verdict="stopped", reason=f"no process runs it; the last error was: {liveness.error}")
     journal = Journal.read(root)
     try:
-        diffs = DiffStore(root)
+        states = sorted(TableStates(root).all().items())
+        questions = {table: partial(_recorded, tables, state) for table, state in states}
+        answers = asker.begin(questions, seconds=until - time.monotonic()).answers(until)  # 2
+        diffs, verified = DiffStore(root), load_verified(root)
         found: dict[TableId, TableStatus] = {}
-        for table, state in sorted(TableStates(root).all().items()):
-            error, remedy = liveness.tables.get(str(table), (None, None))
-            if state.phase is Phase.BLOCKED:
-                error, remedy = state.reason, state.remedy
-            reason = state.reason if state.phase in (Phase.STAGED, Phase.DROPPED) and state.reason else None
-            status = TableStatus(state=state.phase.value, error=error, remedy=remedy, reason=reason)
-            try:
-                applied = tables.table(state.route).applied(state.generation)
-            except Exception as problem:  # noqa: BLE001  # one table must not break the status of the others
-                applied, why = None, explained(problem, table)
-                status = TableStatus(state=state.phase.value, error=why.message, remedy=why.remedy)
-            if applied is not None:
-                number = complete_upto(state, applied, journal)
-                phase = "catching up" if is_catching_up(state, number, journal) else state.phase.value
-                newest = newest_change(state.source, journal, number)
-                age = None if newest is None else max(0.0, now - newest)
-                status = replace(status, state=phase, applied=number, rows=applied.rows, age_seconds=age)
+        for table, state in states:
+            status = _table_status(state, answers.get(table, _UNANSWERED), liveness, journal, now)
             compared = diffs.load(state.source).last
             if compared is not None and state.phase is not Phase.DROPPED:
                 if status.error is None and compared.error is not None:  # it waits for a person as other errors do
                     text = f"full comparison: {compared.error}"
                     status = replace(status, error=text, remedy=compared.remedy)
                 status = replace(status, compared=compared)
-            found[table] = status
-        verdict, reason = _verdict(root, liveness, found, journal.head, lag, now)
+            touched = tables.table(state.route).touched(state.generation)
+            found[table] = replace(status, verified=verified.get(table), rules=dict(touched))
+        lag, silent = _lag_of(asked)  # 3
+        verdict, reason = _verdict(root, liveness, found, journal.head, lag, now)  # 4
         return PipelineStatus(
             verdict=verdict,
             reason=reason,
@@ -237,9 +287,71 @@ def _read_once(root: Path, tables: TableFormat, lag: Lag, now: float | None) -> 
             lag=lag,
             tables=found,
             blocked=liveness.blocked,
+            unanswered=(*silent, *(str(table) for table, _ in states if table not in answers)),
+            reported_at=liveness.at or None,
+            activity=liveness.activity,
         )
     finally:
         journal.close()
+
+
+def _lag_of(asked: Lag | Callable[[], object]) -> tuple[Lag, tuple[str, ...]]:
+    """The lag, and ``source`` if it is not known: a source that cannot be asked must not break the status."""
+    lag = asked() if callable(asked) else asked
+    if isinstance(lag, Lag):
+        return lag, ()
+    log.info("the source cannot say how far behind the pipeline is: %s", lag or "it does not answer")
+    return Lag(), ("source",)
+
+
+def _recorded(tables: TableFormat, state: TableState) -> Applied | None:
+    return tables.table(state.route).applied(state.generation)
+
+
+def _table_status(
+    state: TableState, answer: Applied | Exception | None, liveness: Liveness, journal: Journal, now: float
+) -> TableStatus:
+    """``answer`` is what the lake table records, or what failed: one table must not break the status of the others."""
+    activity = liveness.activity.get("tables", {}).get(str(state.table), {})
+    error, remedy = liveness.tables.get(str(state.table), (None, None))
+    if state.phase is Phase.BLOCKED:
+        error, remedy = state.reason, state.remedy
+    reason = state.reason if state.phase in (Phase.STAGED, Phase.DROPPED) and state.reason else None
+    copying = state.phase is Phase.COPYING and "copy" in activity
+    status = TableStatus(
+        state=state.phase.value,
+        error=error,
+        remedy=remedy,
+        reason=reason,
+        rows_per_second=activity.get("rows_per_second", 0.0) if now - liveness.at < STALE_SECONDS else 0.0,
+        copy=CopyProgress.of(activity["copy"], now) if copying else None,
+    )
+    if answer is _UNANSWERED:
+        return replace(status, reason=reason or "the lake table did not answer in time; status asks again each time")
+    if isinstance(answer, Exception):
+        why = explained(answer, state.table)
+        return replace(status, error=why.message, remedy=why.remedy)
+    if answer is None:
+        return status
+    number = complete_upto(state, answer, journal)
+    newest = newest_change(state.source, journal, number)
+    status = replace(
+        status,
+        state="catching up" if is_catching_up(state, number, journal) else state.phase.value,
+        applied=number,
+        rows=answer.rows,
+        age_seconds=None if newest is None else max(0.0, now - newest),
+    )
+    if number < journal.trimmed or state.phase is not Phase.LIVE:
+        return status
+    waiting = journal.window(state.source, number, journal.head).segments
+    oldest = oldest_time(waiting[0]) if waiting else None
+    return replace(
+        status,
+        lag_rows=sum(segment.counts.total for segment in waiting),
+        lag_bytes=sum(segment.bytes for segment in waiting),
+        lag_seconds=max(0.0, now - oldest) if oldest is not None else None if waiting else 0.0,
+    )
 
 
 def complete_upto(state: TableState, applied: Applied, journal: Journal) -> int:
@@ -267,7 +379,7 @@ def newest_change(table: TableId, journal: Journal, upto: int) -> float | None:
     """When the newest of a table's changes up to a change set was committed in the source. None: not known any more."""
     for commit in reversed(list(journal.commits(max(0, upto - _RECENT), upto))):
         if (entry := commit.tables.get(table)) is not None and entry.segments:
-            return newest_time(entry.segments[-1])
+            return journal.newest_time(entry.segments[-1])
     return None
 
 
@@ -280,7 +392,7 @@ def is_catching_up(state: TableState, applied: int, journal: Journal) -> bool:
 
 
 def _verdict(
-    root: Path, liveness: Liveness, tables: Mapping[TableId, TableStatus], head: int, lag: Lag, now: float
+    root: Storage, liveness: Liveness, tables: Mapping[TableId, TableStatus], head: int, lag: Lag, now: float
 ) -> tuple[str, str]:
     holder = lease_holder(root)
     followed = {table: status for table, status in tables.items() if status.state != Phase.DROPPED.value}

@@ -19,7 +19,7 @@ import shlex
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,13 @@ from urllib.parse import quote
 from lakefeed.change.change_set import TableBlocked, TableDropped
 from lakefeed.change.position import Position, decode_position
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.durable import make_directory, replace_file
 from lakefeed.errors import JournalDamagedError, StateError
 from lakefeed.journal.commit import Commit
 from lakefeed.lake.mode import Mode, mode_from_json
 from lakefeed.lake.route import Route
+from lakefeed.lake.schema.policy import Evolution
+from lakefeed.storage.base import Storage
+from lakefeed.storage.location import storage_at
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +57,13 @@ class TableState:
     was deleted cannot take an old table's numbers for its own. ``base``: change sets up to it are inside the copied
     rows. ``low`` and ``high``: no chunk was read at an earlier state of the source than the first, or at a later one
     than the second. ``exact_at``: the one state that all were to be read at, by the plan; where ``high`` is the same,
-    they were. ``notices_upto``: notices of change sets up to it have been acted on. ``recorded_at_trim`` and
-    ``complete_at_trim``: when the journal was last trimmed, the table's own commits recorded the first, and the table
-    was complete up to the second (nothing for it lay between). ``leaving``: the source table is gone, or is not in the
-    configuration any more; ``last_change_set``: the one with the last of its changes, once that is known.
+    they were. ``is_exact``: there was one chunk, read at ``high``. ``notices_upto``: notices of change sets up to it
+    have been acted on. ``recorded_at_trim`` and ``complete_at_trim``: when the journal was last trimmed, the table's
+    own commits recorded the first, and the table was complete up to the second (nothing for it lay between).
+    ``leaving``: the source table is gone, or is not in the configuration any more; ``last_change_set``: the one with
+    the last of its changes, once that is known. ``renewed``: a person wants the table made again, so that it gets what
+    new tables get, and not the types that it had. ``evolution``: what the configuration has it do when the source's
+    schema changes, for readers that do not have the configuration.
     """
 
     table: TableId
@@ -76,21 +81,24 @@ class TableState:
     low: Position | None = None
     high: Position | None = None
     exact_at: Position | None = None
+    is_exact: bool = False
     notices_upto: int = 0
     recorded_at_trim: int = 0
     complete_at_trim: int = 0
     leaving: bool = False
     last_change_set: int | None = None
+    renewed: bool = False
+    evolution: Evolution = field(default_factory=Evolution)
 
     @property
     def route(self) -> Route:
         return Route(self.table, self.source, self.mode)
 
     def to_json(self) -> dict[str, Any]:
-        data: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        data: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
         data |= {"table": str(self.table), "source": str(self.source), "mode": self.mode.to_json()}
         data |= {"phase": self.phase.value, "chunks": [dict(chunk) for chunk in self.chunks]}
-        data["schema"] = self.schema.to_json() if self.schema else None
+        data |= {"schema": self.schema.to_json() if self.schema else None, "evolution": asdict(self.evolution)}
         positions = {"low": self.low, "high": self.high, "exact_at": self.exact_at}
         return data | {name: one.encode() if one else None for name, one in positions.items()}
 
@@ -104,6 +112,7 @@ class TableState:
                 "mode": mode_from_json(data["mode"]),
                 "phase": Phase(data["phase"]),
                 "chunks": tuple(data["chunks"]),
+                "evolution": Evolution().with_choices(data.get("evolution", {})),  # older states have none
                 "schema": TableSchema.from_json(data["schema"]) if data["schema"] else None,
                 **{name: decode_position(data[name]) for name in ("low", "high", "exact_at") if data.get(name)},
             }
@@ -118,19 +127,23 @@ class TableStates:
     with ``update_if`` or ``stage_if``, or with ``lock`` held over both.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._directory = root / "tables"
+    def __init__(self, root: Path | str | Storage) -> None:
+        self.root = storage_at(root)
+        self._files = self.root.below("tables")
         self.lock = threading.RLock()
         self._closed = False
         self._states: dict[TableId, TableState] = {}
-        for path in sorted(self._directory.glob("*.json")):
+        names = [name for name in self._files.names() if name.endswith(".json") and "/" not in name]
+        for name, data in zip(names, self._files.read_all(names), strict=True):
             try:
-                state = TableState.from_json(json.loads(path.read_bytes()))
+                state = TableState.from_json(json.loads(data))
             except (ValueError, KeyError, TypeError) as error:
+                path = self._files.place(name)
+                command = "aws s3 rm" if path.startswith("s3:") else "rm"
                 raise JournalDamagedError(
                     f"the table state {path} cannot be read: {error}",
                     remedy="Restore it from a backup, or remove it, and the next start copies this one table again: "
-                    f"rm {shlex.quote(str(path))}",
+                    f"{command} {shlex.quote(path)}",
                 ) from error
             self._states[state.table] = state
 
@@ -158,9 +171,8 @@ class TableStates:
         with self.lock:
             if self._closed:
                 raise StateError(f"the pipeline is closed, so the state of {state.table} is not written any more")
-            make_directory(self._directory)
             body = json.dumps(state.to_json(), indent=1, ensure_ascii=False).encode()
-            replace_file(self._directory / f"{quote(str(state.table), safe=' ')}.json", body)
+            self._files.replace(f"{quote(str(state.table), safe=' ')}.json", body)
             self._states[state.table] = state
         return state
 
@@ -173,7 +185,7 @@ class TableStates:
         with self.lock:
             return self._is_still(seen) and self.update(seen.table, **changes) is not None
 
-    def stage(self, route: Route, *, reason: str, notices_upto: int = 0) -> TableState:
+    def stage(self, route: Route, *, reason: str, notices_upto: int = 0, renewed: bool = False) -> TableState:
         """Begin a new life of the table, under a new generation."""
         with self.lock:
             before = self._states.get(route.table)
@@ -185,6 +197,7 @@ class TableStates:
                 phase=Phase.STAGED,
                 reason=reason,
                 notices_upto=max(notices_upto, before.notices_upto if before else 0),
+                renewed=renewed or (before is not None and before.renewed and before.phase is Phase.STAGED),
             )
             return self.save(state)
 
@@ -210,7 +223,9 @@ class TableStates:
         """
         for index, notice in enumerate(commit.notices):
             same = [at for at, one in enumerate(commit.notices) if one.table == notice.table]
-            done = {"notices_upto": commit.number} if index == same[-1] else {}  # a table may have several
+            done: dict[str, Any] = (
+                {"notices_upto": commit.number} if index == same[-1] else {}
+            )  # a table may have several
             with self.lock:
                 for state in [one for one in self._states.values() if one.source == notice.table]:
                     if state.notices_upto >= commit.number:

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.position import Position, decode_position
 from lakefeed.change.segment import Counts, Segment
 from lakefeed.change.table import TableId
-from lakefeed.durable import pack, replace_file, unpack
+from lakefeed.durable import pack, unpack
 from lakefeed.errors import CheckpointError, JournalDamagedError
+from lakefeed.storage.base import Storage
 
 _FORMAT = 1
 _BLOCK_BYTES = 4096
@@ -74,13 +74,13 @@ class Commit:
         return sum((segment.counts for segment in self.segments), Counts())
 
 
-def dump_commit(commit: Commit, root: Path) -> bytes:
+def dump_commit(commit: Commit, root: Storage) -> bytes:
     """The content of the commit file. Segment paths are stored relative to ``root``, so a journal can be moved."""
     tables: dict[str, Any] = {}
     for table, entry in commit.tables.items():
         segments = [
             {
-                "path": Path(segment.path).relative_to(root).as_posix(),
+                "path": root.name_of(segment.path),
                 "crc32": f"{segment.crc32 or 0:08x}",
                 "rows": segment.rows,
                 "bytes": segment.bytes,
@@ -128,16 +128,13 @@ _NOTICES: dict[type[TableNotice], str] = {
 }
 
 
-def load_commit(path: Path, root: Path) -> Commit:
-    """Read one commit file. JournalDamagedError, naming it, unless it is exactly what ``dump_commit`` wrote."""
-    try:
-        data = path.read_bytes()
-        body = unpack(data, path)
-    except FileNotFoundError:
-        raise JournalDamagedError(f"{path} vanished while the journal was read") from None
+def parse_commit(data: bytes, name: str, root: Storage) -> Commit:
+    """One commit file's content. JournalDamagedError, naming it, unless it is exactly what ``dump_commit`` wrote."""
+    path = root.place(name)
+    body = unpack(data, path)
     if body.get("format") != _FORMAT:
         raise JournalDamagedError(f"{path} has the format {body.get('format')}; this version reads {_FORMAT}")
-    if f"{body['number']:020d}" != path.stem:
+    if not name.endswith(f"{body['number']:020d}.json"):
         raise JournalDamagedError(f"{path} is damaged: it is of change set {body['number']}")
     tables: dict[TableId, TableCommit] = {}
     for name, entry in body["tables"].items():
@@ -145,15 +142,15 @@ def load_commit(path: Path, root: Path) -> Commit:
         segments = [
             Segment(
                 **{
-                    **data,
+                    **record,
                     "table": table,
-                    "path": str(root / data["path"]),
-                    "counts": Counts(**data["counts"]),
-                    "absent": tuple(data["absent"]),
-                    "crc32": int(data["crc32"], 16),
+                    "path": root.path(record["path"]),
+                    "counts": Counts(**record["counts"]),
+                    "absent": tuple(record["absent"]),
+                    "crc32": int(record["crc32"], 16),
                 }
             )
-            for data in entry["segments"]
+            for record in entry["segments"]
         ]
         tables[table] = TableCommit(entry["schema_version"], tuple(segments))
     notices: list[TableNotice] = []
@@ -199,17 +196,19 @@ class Origin:
     identity: str | None = None
     versions: Mapping[TableId, int] = field(default_factory=dict)
 
-    def save(self, path: Path, *, fsync: bool) -> None:
+    def save(self, root: Storage, name: str) -> None:
         body = {
             "trimmed": self.trimmed,
             "identity": self.identity,
             "versions": {str(table): version for table, version in sorted(self.versions.items())},
         }
-        replace_file(path, pack(body), fsync=fsync)
+        root.replace(name, pack(body))
 
     @classmethod
-    def load(cls, path: Path) -> Origin:
-        body = unpack(path.read_bytes(), path)
+    def load(cls, root: Storage, name: str) -> Origin:
+        """FileNotFoundError if it was never saved."""
+        path = root.place(name)
+        body = unpack(root.read(name), path)
         try:
             versions = {TableId.parse(name): int(version) for name, version in body["versions"].items()}
             return cls(trimmed=int(body["trimmed"]), identity=body["identity"], versions=versions)

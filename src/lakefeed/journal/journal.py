@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,17 +17,20 @@ from typing import Self
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.durable import make_directory, replace_file
-from lakefeed.errors import JournalError, LeaseError, SourceChangedError, StateError
+from lakefeed.errors import JournalError, LeaseError, LeaseLostError, SourceChangedError, StateError
 from lakefeed.failpoint import hit
 from lakefeed.journal.commit import Commit, TableCommit, dump_commit
-from lakefeed.journal.layout import Layout, local_root
-from lakefeed.journal.lease import Lease
+from lakefeed.journal.layout import Layout
+from lakefeed.journal.lease import Lease, acquire_lease
 from lakefeed.journal.options import JournalOptions
+from lakefeed.journal.pin import open_pins, pinned_below
 from lakefeed.journal.recovery import catch_up, load_retained, recover
 from lakefeed.journal.schema_history import Beginning, Numbering, SchemaHistory
 from lakefeed.journal.segment_file import SegmentWriter
+from lakefeed.journal.store_lease import StoreLease
 from lakefeed.journal.view import CommitIndex, JournalView
+from lakefeed.storage.base import Storage
+from lakefeed.storage.location import storage_at
 
 log = logging.getLogger(__name__)
 
@@ -45,25 +49,29 @@ class TrimResult:
 
 
 class Journal(JournalView):
-    """One directory, one writer. See JournalView for the questions; here is what changes it.
+    """One place, one writer. See JournalView for the questions; here is what changes it.
 
     ``append`` and ``record_schema`` wait for each other; ``trim`` runs beside them. Nothing moves back, and nothing
     is visible, in memory or to another process, before it is durable.
     """
 
-    def __init__(self, layout: Layout, index: CommitIndex, options: JournalOptions, lease: Lease | None) -> None:
+    def __init__(
+        self, layout: Layout, index: CommitIndex, options: JournalOptions, lease: Lease | StoreLease | None
+    ) -> None:
         super().__init__(layout, index, partial(load_retained, layout))
         self._options = options
         self._lease = lease
         self._attempts = itertools.count()
         self._unknown: int | None = None  # a change set that may or may not be durable
-        self._folders: dict[TableId, Path] = {}
+        self._pins = layout.root.below(layout.pins)
         self._writing = threading.RLock()
         self._trimming = threading.Lock()
 
     @classmethod
-    def open(cls, root: Path | str, *, identity: str | None = None, options: JournalOptions | None = None) -> Journal:
-        """Become the journal's writer; an absent or empty directory is a new journal.
+    def open(
+        cls, root: Path | str | Storage, *, identity: str | None = None, options: JournalOptions | None = None
+    ) -> Journal:
+        """Become the journal's writer; an absent or empty place is a new journal.
 
         Takes the lease (LeaseError names the holder), checks the newest commit files and the sizes of their segments
         (JournalDamagedError names the file), removes the litter of a crash. Of a long journal, older commit files are
@@ -71,13 +79,15 @@ class Journal(JournalView):
         ``identity``.
         """
         options = options or JournalOptions()
-        layout = Layout(local_root(root))
-        make_directory(layout.root, fsync=options.fsync)
+        storage = storage_at(root)
+        layout = Layout((storage if options.fsync else storage.without_fsync()).below())
+        if layout.root.directory is not None:  # the lease is a file in it; a store has no directories
+            layout.root.make_folder()
         if options.keep_schemas is None:
             log.warning("no limit is set for the schema history of %s: it will grow unboundedly", layout.root)
-        lease = Lease.acquire(layout.lease)
+        lease = acquire_lease(layout.root, layout.lease, seconds=options.lease_seconds)
         try:
-            index = recover(layout, fsync=options.fsync)
+            index = recover(layout)
             if index.newest is not None:
                 lease.outgrow(index.newest.generation)
             journal = cls(layout, index, options, lease)
@@ -89,10 +99,10 @@ class Journal(JournalView):
         return journal
 
     @classmethod
-    def read(cls, root: Path | str) -> Journal:
+    def read(cls, root: Path | str | Storage) -> Journal:
         """Read a journal that somebody else may be writing. ``refresh`` reads on; no lease, no change."""
-        layout = Layout(local_root(root))
-        schemas = SchemaHistory(layout.schemas)
+        layout = Layout(storage_at(root).below())
+        schemas = SchemaHistory(layout.root, layout.schemas)
         journal = cls(layout, catch_up(layout, schemas, None), JournalOptions(), None)
         schemas.load()  # after the commits: a version is durable before the commit that uses it
         return journal
@@ -116,7 +126,7 @@ class Journal(JournalView):
             if known is not None:
                 raise SourceChangedError(f"the journal {self._layout.root} belongs to {known}, not to {identity}")
             origin = replace(self._index.origin, identity=identity)
-            origin.save(self._layout.origin, fsync=self._options.fsync)
+            origin.save(self._layout.root, self._layout.origin)
             with self._lock:
                 self._index.origin = origin
 
@@ -124,12 +134,12 @@ class Journal(JournalView):
         """Make a change set durable and give it the next number. When this returns, the source may forget it.
 
         1. number its schemas; a new version is durable before anything uses it
-        2. write its segments, fsync them and their directories
-        3. write the commit file to a temporary name, check the lease, rename, fsync the directory
+        2. write its segments; they are durable under their names
+        3. check the lease, and create the commit file: of two writers, one gets the number
         4. show it in memory
 
         If it raises, the change set does not exist and its files are gone; the same change set can be appended
-        again. One exception: when step 3 fails after the rename, nobody knows whether the change set is durable. Then
+        again. One exception: when step 3 fails late, nobody knows whether the change set is durable. Then
         this journal takes nothing more, and opening it again finds out.
         A change set must start where the journal ends. A heartbeat is refused unless it moves the end.
         """
@@ -145,22 +155,22 @@ class Journal(JournalView):
                 raise JournalError(f"the change set ends at {end}, before its start {start}")
             if order == 0 and change_set.is_heartbeat:
                 raise StateError("a heartbeat that does not move the end is nothing to append", remedy="Skip it.")
-            path = self._layout.commit(number)
+            root, name = self._layout.root, self._layout.commit(number)
             numbering = Numbering(self.schemas, lambda table: self.version_at(table, number), end)
             writer = SegmentWriter(
                 self._layout,
                 self._options,
                 prefix=f"{number:020d}-{lease.generation}-{next(self._attempts)}",
                 last_seq=newest.last_seq if newest else 0,
-                durable_folders=self._folders,
             )
+            is_under_way = False
 
             def guard() -> None:
-                """As late as can be: nothing comes between this and the rename."""
+                """As late as can be: nothing comes between this and the creation."""
+                nonlocal is_under_way
                 hit("journal.before_commit")
                 lease.check()
-                if path.exists():
-                    raise LeaseError(f"{path} is there already: another writer has used the journal")
+                is_under_way = True
 
             try:
                 for schema in change_set.schemas:  # 1: what is announced; the batches may bring more
@@ -186,12 +196,19 @@ class Journal(JournalView):
                     },
                     notices=change_set.notices,
                 )
-                data = dump_commit(commit, self._layout.root)
+                data = dump_commit(commit, root)
                 commit = replace(commit, file_bytes=len(data))
-                replace_file(path, data, fsync=self._options.fsync, before_rename=guard)  # 3
+                root.create(name, data, before=guard)  # 3
                 hit("journal.after_commit")
+            except FileExistsError as error:
+                self._unknown = number  # somebody else's: what the journal has now, opening it again finds out
+                writer.discard()
+                place = root.place(name)
+                lost = LeaseLostError if root.is_remote else LeaseError
+                raise lost(f"{place} is there already: another writer has used the journal") from error
             except BaseException:
-                if path.exists():
+                # On an object store the request may still arrive, so that its segments must stay.
+                if is_under_way and (root.is_remote or root.size(name) is not None):
                     self._unknown = number
                 else:
                     writer.discard()
@@ -217,11 +234,10 @@ class Journal(JournalView):
     def trim(self, applied: int, *, needed: Mapping[TableId, Collection[int]] | None = None) -> TrimResult:
         """Forget change sets up to ``applied`` (the lowest number inside all tables) that retention lets go.
 
-        ``needed`` are schema versions that the lake still wants, beside those that retained change sets use. The newest
-        ``keep_change_sets`` stay, and always the head: it carries the position, the last seq and the row count of all
-        that came before.
+        ``needed`` are schema versions that the lake still wants, beside those that retained change sets use. What
+        stays: see ``trim_mark``.
 
-        1. the trim mark is durable, with the schema versions in effect there
+        1. the trim mark is durable, with the schema versions in effect there; see ``pin``
         2. windows below it are refused
         3. commit files go, oldest first, then their segments: a reader never finds a commit whose segments are gone
         4. schema versions that nothing needs go
@@ -234,15 +250,36 @@ class Journal(JournalView):
             head = self.head
             if applied > head:
                 raise StateError(f"change set {applied} cannot be applied: the journal's head is {head}")
-            mark = min(applied, head - max(self._options.keep_change_sets, 1))
+            mark = self.trim_mark(applied)
             count = size = 0
             while self.trimmed < mark:
-                gone = [self.commit(n) for n in range(self.trimmed + 1, min(mark, self.trimmed + _TRIM_AT_ONCE) + 1)]
+                first, last = self.trimmed + 1, min(mark, self.trimmed + _TRIM_AT_ONCE)
+                last = pinned_below(self._pins, last)  # a pin may have been made since
+                gone = [self.commit(number) for number in range(first, last + 1)]
+                if not gone:
+                    break
                 self._forget(gone)
                 count += len(gone)
                 size += sum(commit.bytes for commit in gone)
+            self._release(applied)
             schemas = sum(self._prune(table, (needed or {}).get(table, ())) for table in self.schemas.tables())  # 4
             return TrimResult(trimmed=self.trimmed, change_sets=count, bytes=size, schemas=schemas)
+
+    def trim_mark(self, applied: int) -> int:
+        """Up to where ``trim`` would forget now: at or below what is trimmed already, if nothing is to go.
+
+        What stays: the newest ``keep_change_sets``, those younger than ``keep_seconds``, what a reader has pinned, and
+        always the head: it carries the position, the last seq and the row count of all that came before.
+        """
+        trimmed, options = self.trimmed, self._options
+        mark = min(applied, self.head - max(options.keep_change_sets, 1))
+        if mark > trimmed:
+            mark = min([mark, *(pin.after for pin in open_pins(self._pins))])
+        if mark > trimmed and options.keep_seconds:
+            limit = datetime.now(UTC) - timedelta(seconds=options.keep_seconds)
+            numbers = range(trimmed + 1, mark + 1)  # by bisection: each may be a file to read
+            mark = trimmed + bisect_right(numbers, limit, key=lambda number: self.commit(number).written_at)
+        return mark
 
     def close(self) -> None:
         """Give the lease back. Idempotent; waits for an append or a trim that is under way."""
@@ -258,7 +295,7 @@ class Journal(JournalView):
     ) -> None:
         self.close()
 
-    def _require_lease(self) -> Lease:
+    def _require_lease(self) -> Lease | StoreLease:
         """StateError if it takes no more, LeaseError if somebody else has become the writer."""
         if self._lease is None:
             raise StateError("this journal was opened to be read only", remedy="Open it with Journal.open to write.")
@@ -283,15 +320,21 @@ class Journal(JournalView):
                     since[table] = (begun.number, begun.version)
         versions = {table: version for table, (_, version) in since.items()}
         origin = replace(origin, trimmed=mark, versions=versions)
-        origin.save(self._layout.origin, fsync=self._options.fsync)  # 1
+        origin.save(self._layout.root, self._layout.origin)  # 1
         with self._lock:  # 2
             self._index = self._index.without(origin)
-        for commit in gone:  # 3
-            self._layout.commit(commit.number).unlink(missing_ok=True)
+        self.root.remove(self._layout.commit(commit.number) for commit in gone)  # 3
         hit("journal.during_trim")
-        for segment in (segment for commit in gone for segment in commit.segments):
-            Path(segment.path).unlink(missing_ok=True)
-            self._sound.discard(segment.path)
+        paths = [segment.path for commit in gone for segment in commit.segments]
+        self.root.remove(self.root.name_of(path) for path in paths)
+        self._sound.difference_update(paths)
+
+    def _release(self, applied: int) -> None:
+        """On an object store: copies on this machine that no table needs any more."""
+        if self.root.is_remote:
+            done = [path for path in list(self._sound) if int(Path(path).name[:20]) <= applied]
+            self.root.release(self.root.name_of(path) for path in done)
+            self._sound.difference_update(done)
 
     def _prune(self, table: TableId, needed: Collection[int]) -> int:
         """Versions at or above the one in effect stay: an append under way may have recorded them."""

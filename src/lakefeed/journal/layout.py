@@ -1,32 +1,18 @@
-"""Where the files of a journal are and what their names say."""
+"""What the files of a journal are called and what their names say."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections.abc import Iterator
-from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError
+from lakefeed.storage.base import Entry, Storage
 
-_COMMIT = re.compile(r"(\d{20})\.json")
-_SEGMENT = re.compile(r"(\d{20})-[0-9-]+\.parquet")
+_COMMIT = re.compile(r"commits/(\d{20})\.json")
+_SEGMENT = re.compile(r"segments/[^/]+/(\d{20})-[0-9-]+\.parquet")
 _PLAIN = re.compile(r"[a-z0-9_.-]{1,100}")
-# Two letters at least, so that a Windows drive is no scheme; one slash, because Path folds two of them into one.
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
-
-
-def local_root(root: Path | str) -> Path:
-    """The absolute directory that ``root`` names: a path or a ``file:`` URL. ConfigError for any other URL."""
-    text = str(root)
-    match = _URL.match(text)
-    if match is None:
-        return Path(root).absolute()
-    if match[1].lower() != "file":
-        raise ConfigError(f"the journal cannot be at '{text}': only local paths and file: URLs are supported")
-    return Path(unquote(urlsplit(text).path)).absolute()
 
 
 def folder_name(table: TableId) -> str:
@@ -42,27 +28,31 @@ def folder_name(table: TableId) -> str:
 
 
 class Layout:
-    """The paths below one journal directory."""
+    """The names in one journal's storage."""
 
-    def __init__(self, root: Path) -> None:
+    commits, segments, schemas, origin, lease = "commits", "segments", "schemas", "origin.json", "lease"
+    pins = "pins"
+
+    def __init__(self, root: Storage) -> None:
         self.root = root
-        self.commits = root / "commits"
-        self.segments = root / "segments"
-        self.schemas = root / "schemas"
-        self.origin = root / "origin.json"
-        self.lease = root / "lease"
 
-    def commit(self, number: int) -> Path:
-        return self.commits / f"{number:020d}.json"
+    def commit(self, number: int) -> str:
+        return f"{self.commits}/{number:020d}.json"
+
+    def commit_place(self, number: int) -> str:
+        """For messages."""
+        return self.root.place(self.commit(number))
+
+    def segment(self, table: TableId, name: str) -> str:
+        return f"{self.segments}/{folder_name(table)}/{name}.parquet"
 
     def commit_numbers(self) -> list[int]:
         """The numbers that have a commit file, ascending."""
-        matches = (_COMMIT.fullmatch(path.name) for path in self.commits.iterdir())
+        matches = (_COMMIT.fullmatch(name) for name in self.root.names(self.commits))
         return sorted(int(match[1]) for match in matches if match)
 
-    def segment_files(self) -> Iterator[tuple[int, Path]]:
+    def segment_files(self) -> Iterator[tuple[int, Entry]]:
         """Every segment file with the number it was written for."""
-        for folder in self.segments.iterdir():
-            for path in folder.iterdir() if folder.is_dir() else ():
-                if match := _SEGMENT.fullmatch(path.name):
-                    yield int(match[1]), path
+        for entry in self.root.entries(self.segments):
+            if match := _SEGMENT.fullmatch(entry.name):
+                yield int(match[1]), entry

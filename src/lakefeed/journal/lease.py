@@ -23,8 +23,11 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
-from lakefeed.durable import named_errors
+from lakefeed.durable import PRIVATE_FILE, named_errors
 from lakefeed.errors import LeaseError
+from lakefeed.journal.store_lease import Claim, StoreLease, store_holder
+from lakefeed.storage.base import Storage
+from lakefeed.storage.location import storage_at
 
 # ``lease_holder`` takes the lock for an instant to learn whether it is free: an opener waits that out.
 _TRIES = 10
@@ -64,7 +67,7 @@ class Lease:
     def acquire(cls, path: Path) -> Lease:
         """LeaseError, naming the holder, if another writer has it."""
         with named_errors(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
         try:
             for attempt in range(_TRIES):
                 with suppress(BlockingIOError):
@@ -124,9 +127,19 @@ class Lease:
         os.fsync(self._descriptor)
 
 
-def lease_holder(root: Path) -> Holder | None:
+def acquire_lease(root: Storage, name: str, *, seconds: float) -> Lease | StoreLease:
+    """Become the writer. LeaseError, naming the holder, if there is one. ``seconds``: see ``store_lease``."""
+    if root.directory is not None:
+        return Lease.acquire(root.directory / name)
+    return StoreLease.acquire(root, name, seconds=seconds)
+
+
+def lease_holder(root: Path | str | Storage) -> Holder | Claim | None:
     """Who writes the journal at ``root`` right now; None if nobody does."""
-    path = root / "lease"
+    storage = storage_at(root)
+    if storage.directory is None:
+        return store_holder(storage, "lease")
+    path = storage.directory / "lease"
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import itertools
 import logging
-from pathlib import Path
+from collections.abc import Sequence
 
-from lakefeed.durable import fsync_directory, make_directory, remove_temporaries
 from lakefeed.errors import JournalDamagedError
-from lakefeed.journal.commit import Commit, Origin, load_commit
+from lakefeed.journal.commit import Commit, Origin, parse_commit
 from lakefeed.journal.layout import Layout
 from lakefeed.journal.schema_history import SchemaHistory
 from lakefeed.journal.segment_file import check_size
 from lakefeed.journal.view import CommitIndex
+from lakefeed.storage.base import Entry
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _ABANDONED_SECONDS = 3600.0
 """A temporary file of this age, where others than the lease's holder write too, has no writer any more."""
 
 
-def recover(layout: Layout, *, fsync: bool) -> CommitIndex:
+def recover(layout: Layout) -> CommitIndex:
     """Bring the directory into the state that its commit files describe, or raise what is damaged. With the lease.
 
     1. the directories are there
@@ -40,57 +40,61 @@ def recover(layout: Layout, *, fsync: bool) -> CommitIndex:
     How many are the newest is bounded: a journal that has grown long, because a table is far behind, opens as fast as
     any other. An older commit is checked when it is read, and a segment always is.
     """
-    create(layout, fsync=fsync)  # 1
+    create(layout)  # 1
     origin = load_origin(layout)
     numbers = present(layout, origin.trimmed)  # 2
     if origin.trimmed and not numbers:  # a trim never takes the head
-        raise JournalDamagedError(f"{layout.commit(origin.trimmed + 1)} is missing: every commit file is gone")
+        raise JournalDamagedError(f"{layout.commit_place(origin.trimmed + 1)} is missing: every commit file is gone")
     head = origin.trimmed + len(numbers)
     commits = load_commits(layout, max(origin.trimmed, head - READ_AT_OPEN))
+    files = list(layout.segment_files())
+    sizes = {entry.name: entry.bytes for _, entry in files}
     for commit in commits:  # 3
         for segment in commit.segments:
-            check_size(segment)
-    removed, disk_bytes = remove_litter(layout, origin.trimmed, head, commits)  # 4
+            name = layout.root.name_of(segment.path)
+            check_size(segment, sizes.get(name), layout.root.place(name))
+    removed, disk_bytes = remove_litter(layout, origin.trimmed, head, commits, files)  # 4
     if removed:
         log.info("removed %d files of %s that no commit names", removed, layout.root)
-    schemas = SchemaHistory(layout.schemas, fsync=fsync)
+    schemas = SchemaHistory(layout.root, layout.schemas)
     schemas.load()
     for commit in commits:  # 5
         for table, entry in commit.tables.items():
             used = {entry.schema_version, *(segment.schema_version for segment in entry.segments)}
             for version in sorted(used - schemas.versions(table).keys()):
                 raise JournalDamagedError(
-                    f"{schemas.path(table)} lacks version {version} of {table}; change set {commit.number} uses it"
+                    f"{schemas.place(table)} lacks version {version} of {table}; change set {commit.number} uses it"
                 )
-    if not layout.origin.exists():
-        origin.save(layout.origin, fsync=fsync)
+    if layout.root.size(layout.origin) is None:
+        origin.save(layout.root, layout.origin)
     index = CommitIndex(origin, schemas, head=head, disk_bytes=disk_bytes)
     index.add_older(commits)
     return index
 
 
-def create(layout: Layout, *, fsync: bool) -> None:
-    """Make a new journal's directories, ``commits`` first: that it exists tells a new journal from a gutted one.
+def create(layout: Layout) -> None:
+    """Make a new journal's folders, ``commits`` first: that it exists tells a new journal from a gutted one.
 
     A crash in here leaves some of them. Before the first commit the others are made now; after it they are lost.
     """
-    missing = [folder for folder in (layout.commits, layout.segments, layout.schemas) if not folder.is_dir()]
+    root = layout.root
+    missing = [folder for folder in (layout.commits, layout.segments, layout.schemas) if not root.has_folder(folder)]
     if missing and not is_new(layout) and layout.commit_numbers():
-        raise JournalDamagedError(f"{missing[0]} is missing, but there are commit files")
+        raise JournalDamagedError(f"{root.place(missing[0])} is missing, but there are commit files")
     for folder in missing:
-        make_directory(folder, fsync=fsync)
-    if fsync:
-        for folder in (layout.root.parent, layout.root, layout.segments):  # a crash may have come before their fsync
-            fsync_directory(folder)
+        root.make_folder(folder)
+    root.settle(layout.segments)  # a crash may have come before their fsync
 
 
 def is_new(layout: Layout) -> bool:
     """Nothing of a journal is there. JournalDamagedError if its commits alone are missing."""
-    if layout.commits.is_dir():
+    root = layout.root
+    if root.has_folder(layout.commits):
         return False
-    for trace in (layout.origin, layout.segments, layout.schemas):
-        if trace.exists():
-            raise JournalDamagedError(f"{layout.commits} is missing, but {trace} is there: this is no new journal")
+    traces = [layout.origin] if root.size(layout.origin) is not None else []
+    for trace in (*traces, *(folder for folder in (layout.segments, layout.schemas) if root.has_folder(folder))):
+        commits = root.place(layout.commits)
+        raise JournalDamagedError(f"{commits} is missing, but {root.place(trace)} is there: this is no new journal")
     return True
 
 
@@ -99,39 +103,50 @@ def load_origin(layout: Layout) -> Origin:
     if is_new(layout):
         return Origin()
     try:
-        return Origin.load(layout.origin)
+        return Origin.load(layout.root, layout.origin)
     except FileNotFoundError:
         if layout.commit_numbers():
-            raise JournalDamagedError(f"{layout.origin} is missing, but there are commit files") from None
+            raise JournalDamagedError(
+                f"{layout.root.place(layout.origin)} is missing, but there are commit files"
+            ) from None
         return Origin()
 
 
 def present(layout: Layout, after: int) -> range:
     """The numbers above ``after`` that have a commit file. JournalDamagedError for a gap."""
-    numbers = [number for number in layout.commit_numbers() if number > after] if layout.commits.is_dir() else []
+    numbers = [number for number in layout.commit_numbers() if number > after]
     for expected, number in enumerate(numbers, start=after + 1):
         if number != expected:
-            raise JournalDamagedError(f"{layout.commit(expected)} is missing, but change set {number} is there")
+            raise JournalDamagedError(f"{layout.commit_place(expected)} is missing, but change set {number} is there")
     return range(after + 1, after + 1 + len(numbers))
 
 
 def load_commits(layout: Layout, after: int) -> list[Commit]:
     """All commits above ``after``, in order. JournalDamagedError for a gap or a damaged file."""
-    commits = [load_commit(layout.commit(number), layout.root) for number in present(layout, after)]
+    names = [layout.commit(number) for number in present(layout, after)]
+    try:
+        found = zip(layout.root.read_all(names), names, strict=True)
+    except FileNotFoundError as error:
+        raise JournalDamagedError(f"{error.filename or error} vanished while the journal was read") from None
+    commits = [parse_commit(data, name, layout.root) for data, name in found]
     for before, commit in itertools.pairwise(commits):
         if commit.start != before.end:
-            raise JournalDamagedError(f"{layout.commit(commit.number)} does not start where the one before it ends")
+            raise JournalDamagedError(
+                f"{layout.commit_place(commit.number)} does not start where the one before it ends"
+            )
     return commits
 
 
 def load_retained(layout: Layout, number: int) -> Commit | Origin:
     """One commit, for a reader beside a writer; the origin, if the writer has trimmed that commit meanwhile."""
+    name = layout.commit(number)
     try:
-        return load_commit(layout.commit(number), layout.root)
-    except JournalDamagedError:
+        return parse_commit(layout.root.read(name), name, layout.root)
+    except (JournalDamagedError, FileNotFoundError) as error:
         origin = load_origin(layout)
         if number > origin.trimmed:
-            raise
+            vanished = f"{layout.root.place(name)} vanished while the journal was read"
+            raise error if isinstance(error, JournalDamagedError) else JournalDamagedError(vanished) from None
         return origin
 
 
@@ -157,33 +172,39 @@ def catch_up(layout: Layout, schemas: SchemaHistory, index: CommitIndex | None) 
                 raise
 
 
-def remove_litter(layout: Layout, trimmed: int, head: int, commits: list[Commit]) -> tuple[int, dict[int, int]]:
+def remove_litter(
+    layout: Layout, trimmed: int, head: int, commits: list[Commit], segments: Sequence[tuple[int, Entry]]
+) -> tuple[int, dict[int, int]]:
     """Remove what a crash left behind. Returns how many files, and what each older change set takes on disk.
 
-    ``commits`` are the newest. A segment of an older change set is left alone: whether its commit names it, or an
-    attempt of that time could not remove it, is not looked up; the trim mark will pass it. A segment far above the head
-    was never an unfinished append: its commit files are lost, and it is evidence.
+    ``commits`` are the newest, ``segments`` all segment files. A segment of an older change set is left alone: whether
+    its commit names it, or an attempt of that time could not remove it, is not looked up; the trim mark will pass it. A
+    segment far above the head was never an unfinished append: its commit files are lost, and it is evidence.
+    Where a writer of before may still be alive (an object store, whose lease ran out), segments of the change set that
+    comes next stay: it could commit them yet. Once another has that number, nobody can.
     Temporary files are removed in the whole state directory, which has more in it than the journal.
     """
-    oldest = head - len(commits)
-    named = {segment.path for commit in commits for segment in commit.segments}
+    root, oldest = layout.root, head - len(commits)
+    named = {root.name_of(segment.path) for commit in commits for segment in commit.segments}
     litter = [layout.commit(number) for number in layout.commit_numbers() if number <= trimmed]
-    disk_bytes = {number: layout.commit(number).stat().st_blocks * 512 for number in range(trimmed + 1, oldest + 1)}
-    for number, path in layout.segment_files():
+    disk_bytes: dict[int, int] = {}
+    if oldest > trimmed:
+        files = {entry.name: entry.stored_bytes for entry in root.entries(layout.commits)}
+        disk_bytes = {number: files[layout.commit(number)] for number in range(trimmed + 1, oldest + 1)}
+    for number, entry in segments:
         if number > head + 1:
-            raise JournalDamagedError(f"{layout.commit(head + 1)} is missing, but {path} was written after it")
+            missing, place = layout.commit_place(head + 1), root.place(entry.name)
+            raise JournalDamagedError(f"{missing} is missing, but {place} was written after it")
         if trimmed < number <= oldest:
-            disk_bytes[number] += path.stat().st_blocks * 512
-        elif str(path) not in named:
-            litter.append(path)
-    for path in litter:
-        path.unlink(missing_ok=True)
-    own = [layout.root, layout.commits, layout.schemas]
-    others: list[Path] = []
-    waiting = [folder for folder in layout.root.iterdir() if folder.is_dir() and folder not in (*own, layout.segments)]
+            disk_bytes[number] += entry.stored_bytes
+        elif entry.name not in named and not (root.is_remote and number > head):
+            litter.append(entry.name)
+    root.remove(litter)
+    own = (layout.commits, layout.schemas)
+    removed = root.clean() + sum(root.below(folder).clean() for folder in own)
+    waiting = [folder for folder in root.folders() if folder not in (*own, layout.segments)]
     while waiting:
-        others.append(waiting.pop())
-        waiting += [folder for folder in others[-1].iterdir() if folder.is_dir()]
-    removed = sum(remove_temporaries(folder) for folder in own)
-    removed += sum(remove_temporaries(folder, older_than_seconds=_ABANDONED_SECONDS) for folder in others)
+        folder = waiting.pop()
+        removed += root.below(folder).clean(older_than_seconds=_ABANDONED_SECONDS)
+        waiting += [f"{folder}/{inner}" for inner in root.folders(folder)]
     return len(litter) + removed, disk_bytes

@@ -14,14 +14,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from lakefeed.change.position import Position, decode_position
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.durable import is_temporary, pack, replace_file, unpack
+from lakefeed.durable import pack, unpack
 from lakefeed.errors import JournalDamagedError
 from lakefeed.journal.layout import folder_name
+from lakefeed.storage.base import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,24 @@ _UNKNOWN = TableHistory()
 class SchemaHistory:
     """Safe to use from several threads: reads see a whole state, writes wait for each other."""
 
-    def __init__(self, folder: Path, *, fsync: bool = True) -> None:
+    def __init__(self, root: Storage, folder: str) -> None:
+        self._root = root
         self._folder = folder
-        self._fsync = fsync
         self._tables: dict[TableId, TableHistory] = {}
         self._writing = threading.Lock()
 
     def load(self) -> None:
         """Read every file. JournalDamagedError names the first that is not what was written."""
-        paths = sorted(path for path in self._folder.glob("*.json") if not is_temporary(path))
-        self._tables = dict(_load(path) for path in paths)
+        names = [entry.name for entry in self._root.entries(self._folder) if entry.name.endswith(".json")]
+        found = zip(self._root.read_all(names), names, strict=True)
+        self._tables = dict(_parse(data, self._root.place(name)) for data, name in found)
 
-    def path(self, table: TableId) -> Path:
-        return self._folder / f"{folder_name(table)}.json"
+    def place(self, table: TableId) -> str:
+        """For messages."""
+        return self._root.place(self._name(table))
+
+    def _name(self, table: TableId) -> str:
+        return f"{self._folder}/{folder_name(table)}.json"
 
     def tables(self) -> tuple[TableId, ...]:
         return tuple(self._tables)
@@ -134,12 +139,12 @@ class SchemaHistory:
             ],
             "marks": [[one.number, one.version] for one in history.beginnings],
         }
-        replace_file(self.path(table), pack(body), fsync=self._fsync)
+        self._root.replace(self._name(table), pack(body))
         self._tables = {**self._tables, table: history}
 
 
-def _load(path: Path) -> tuple[TableId, TableHistory]:
-    body = unpack(path.read_bytes(), path)
+def _parse(data: bytes, path: str) -> tuple[TableId, TableHistory]:
+    body = unpack(data, path)
     try:
         versions = [
             Version(TableSchema.from_json(item["schema"]), decode_position(item["position"]))

@@ -8,15 +8,12 @@ are counted as the bytes go by, so a segment is never read back to be committed;
 from __future__ import annotations
 
 import itertools
-import os
 import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +25,10 @@ import pyarrow.parquet as pq
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, Operation, change_schema
 from lakefeed.change.segment import Counts, Segment
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.durable import fsync_directory, make_directory, named_errors
 from lakefeed.errors import JournalDamagedError, JournalError
-from lakefeed.journal.layout import Layout, folder_name
+from lakefeed.journal.layout import Layout
 from lakefeed.journal.options import JournalOptions
+from lakefeed.storage.base import NewFile, Storage
 
 ROW_GROUP_ROWS = 65_536
 _GATHERED_TABLE_BYTES = 8 * 1024 * 1024
@@ -44,21 +41,19 @@ _OPERATIONS = np.array([int(operation) for operation in Operation])
 _DICTIONARY = [OP, POSITION, TIME, TXN]
 
 
-def check_size(segment: Segment) -> None:
-    """JournalDamagedError unless the file is there and has the size that its commit names."""
-    path = Path(segment.path)
-    number = path.name.partition("-")[0].lstrip("0")
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        raise JournalDamagedError(f"{path} is missing; change set {number} names it") from None
+def check_size(segment: Segment, size: int | None, place: str) -> None:
+    """JournalDamagedError, naming the place, unless a file of this size is what its commit names. None: no file."""
+    number = place.rpartition("/")[2].partition("-")[0].lstrip("0")
+    if size is None:
+        raise JournalDamagedError(f"{place} is missing; change set {number} names it")
     if size != segment.bytes:
-        raise JournalDamagedError(f"{path} has {size} bytes; change set {number} says {segment.bytes} were written")
+        raise JournalDamagedError(f"{place} has {size} bytes; change set {number} says {segment.bytes} were written")
 
 
 def check_segment(segment: Segment) -> None:
     """JournalDamagedError, naming the file, unless it is byte for byte what was written. Reads all of it."""
-    check_size(segment)
+    path = Path(segment.path)
+    check_size(segment, path.stat().st_size if path.exists() else None, segment.path)
     checksum = 0
     with Path(segment.path).open("rb") as file:
         while block := file.read(_READ_BYTES):
@@ -69,27 +64,37 @@ def check_segment(segment: Segment) -> None:
 
 def newest_time(segment: Segment) -> float | None:
     """When the newest change in a segment was committed in the source, by its footer. None if it was just trimmed."""
+    return max((high for _, high in _times(segment)), default=None)
+
+
+def oldest_time(segment: Segment) -> float | None:
+    """As ``newest_time``, of the oldest change."""
+    return min((low for low, _ in _times(segment)), default=None)
+
+
+def _times(segment: Segment) -> list[tuple[float, float]]:
+    """The oldest and the newest time of each row group."""
     try:
         footer = pq.read_metadata(segment.path)
     except (OSError, pa.ArrowInvalid):
-        return None
+        return []
     column = footer.schema.names.index(TIME)
     groups = (footer.row_group(group).column(column).statistics for group in range(footer.num_row_groups))
-    times: list[datetime] = [one.max for one in groups if one is not None and one.max is not None]
-    return max(times).timestamp() if times else None
+    known: list[Any] = [one for one in groups if one is not None and one.has_min_max]
+    return [(one.min.timestamp(), one.max.timestamp()) for one in known]
 
 
 class SegmentFile:
-    """One segment while it is written: open from the constructor to ``finish`` or ``discard``.
+    """One segment while it is written: open from the constructor to ``end`` or ``discard``.
 
     It is the output of its own Parquet writer, so that ``write`` counts the size (``bytes``) and the checksum.
     """
 
     closed = False
 
-    def __init__(self, path: Path, schema: TableSchema) -> None:
+    def __init__(self, root: Storage, name: str, schema: TableSchema) -> None:
         """The columns are those of a ChangeBatch, with dictionaries made plain."""
-        self.path = path
+        self._path = root.path(name)
         self.bytes = 0
         self._crc32 = 0
         self._discarded = False
@@ -104,8 +109,7 @@ class SegmentFile:
             for one in change_schema(schema)
         ]
         self._columns = pa.schema(plain)
-        with named_errors(path):
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self.file: NewFile = root.new_file(name)
         try:
             self._parquet = pq.ParquetWriter(
                 pa.PythonFile(weakref.proxy(self), "w"),  # weak: no garbage collector sees the reference that Arrow has
@@ -117,8 +121,7 @@ class SegmentFile:
                 store_schema=False,
             )
         except BaseException:  # a type that Parquet does not have
-            os.close(self._descriptor)
-            path.unlink(missing_ok=True)
+            self.file.discard()
             raise
 
     def add(self, batches: Sequence[pa.RecordBatch], seq_base: int) -> None:
@@ -144,32 +147,22 @@ class SegmentFile:
         self.bytes += block.nbytes
         if not self._discarded:
             self._crc32 = zlib.crc32(block, self._crc32)
-            rest = block
-            with named_errors(self.path):
-                while rest:
-                    rest = rest[os.write(self._descriptor, rest) :]
+            self.file.write(block)
         return block.nbytes
 
     def flush(self) -> None:
         """Nothing is kept back here."""
 
     def close(self) -> None:
-        """Arrow's to call at any time: ``finish`` and ``discard`` really close, since they decide about the fsync."""
+        """Arrow's to call at any time: the storage really closes, since it decides about the fsync."""
 
-    def finish(self, *, fsync: bool) -> Segment:
-        """Write the footer, make the file durable (its directory is the caller's) and describe it."""
+    def end(self) -> Segment:
+        """Write the footer and describe it. The file is durable, and there, once its storage has finished it."""
         self._parquet.close()
-        with named_errors(self.path):
-            try:
-                if fsync:
-                    os.fsync(self._descriptor)
-            finally:
-                os.close(self._descriptor)
-                self._descriptor = -1
         number = self._counts.tolist()
         return Segment(
             table=self._schema.table,
-            path=str(self.path),
+            path=self._path,
             rows=sum(number),
             bytes=self.bytes,
             schema_version=self._schema.version,
@@ -191,12 +184,7 @@ class SegmentFile:
         self._discarded = True
         with suppress(JournalError, OSError, pa.ArrowException):
             self._parquet.close()
-        with suppress(OSError):
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-            self._descriptor = -1
-        with suppress(OSError):
-            self.path.unlink(missing_ok=True)
+        self.file.discard()
 
 
 @dataclass(slots=True)
@@ -217,8 +205,7 @@ class SegmentWriter:
     whatever the size of the change set: small batches are gathered into row groups, and all that is gathered, over all
     tables, has one limit. So has the number of open files. ``prefix`` begins each file name and is unique to the
     attempt, so that leftovers of a crash never clash. ``last_seq`` is the journal's: at first the one before the change
-    set, whose rows count on from it. ``durable_folders`` are the tables' folders that are durable in the directory
-    above them; ``finish`` adds to it. ``rows`` is how many there were so far.
+    set, whose rows count on from it. ``rows`` is how many there were so far.
     """
 
     def __init__(
@@ -228,7 +215,6 @@ class SegmentWriter:
         *,
         prefix: str,
         last_seq: int,
-        durable_folders: dict[TableId, Path],
     ) -> None:
         self.rows = 0
         self.last_seq = last_seq
@@ -237,10 +223,8 @@ class SegmentWriter:
         self._prefix = prefix
         self._seq_base = last_seq + 1
         self._streams: OrderedDict[TableId, _Stream] = OrderedDict()
-        self._done: list[Segment] = []
+        self._done: list[tuple[Segment, NewFile]] = []
         self._parts = itertools.count()
-        self._durable_folders = durable_folders
-        self._folders: dict[TableId, Path] = {}
         self._last_seqs: dict[TableId, int] = {}
         self._gathered_bytes = 0
 
@@ -273,23 +257,14 @@ class SegmentWriter:
             self._write(max(self._streams.values(), key=lambda other: other.bytes))
 
     def finish(self) -> dict[TableId, list[Segment]]:
-        """Make every file and its directories durable. The segments of each table come in the order of their seq."""
+        """Make every file durable under its name. The segments of each table come in the order of their seq."""
         for stream in self._streams.values():
             self._write(stream)
-        files = [stream.file for stream in self._streams.values() if stream.file is not None]
-        if len(files) > 1 and self._options.fsync:  # the file system serves parallel fsyncs with one flush
-            with ThreadPoolExecutor(min(8, len(files)), "lakefeed-fsync") as pool:
-                self._done += pool.map(lambda file: file.finish(fsync=True), files)
-        else:
-            self._done += [file.finish(fsync=self._options.fsync) for file in files]
-        if self._options.fsync:
-            for folder in self._folders.values():
-                fsync_directory(folder)
-            if not self._folders.keys() <= self._durable_folders.keys():  # a new one, or one of a failed append
-                fsync_directory(self._layout.segments)
-            self._durable_folders |= self._folders
+        for file in [stream.file for stream in self._streams.values() if stream.file is not None]:
+            self._done.append((file.end(), file.file))
+        self._layout.root.finish([file for _, file in self._done])
         segments: dict[TableId, list[Segment]] = {}
-        for segment in sorted(self._done, key=lambda segment: segment.first_seq):
+        for segment in sorted((one for one, _ in self._done), key=lambda segment: segment.first_seq):
             segments.setdefault(segment.table, []).append(segment)
         return segments
 
@@ -298,9 +273,8 @@ class SegmentWriter:
         for stream in self._streams.values():
             if stream.file is not None:
                 stream.file.discard()
-        for segment in self._done:
-            with suppress(OSError):
-                Path(segment.path).unlink(missing_ok=True)
+        for _, file in self._done:
+            file.discard()
 
     def _write(self, stream: _Stream) -> None:
         """Turn what a stream has gathered into a row group, and close the file if it is large enough."""
@@ -310,13 +284,8 @@ class SegmentWriter:
             writing = [(other, other.file) for other in self._streams.values() if other.file is not None]
             if len(writing) >= _OPEN_FILES:
                 self._close(*writing[0])  # the one that waited longest for rows
-            table = stream.schema.table
-            folder = self._durable_folders.get(table)
-            if folder is None:
-                folder = self._layout.segments / folder_name(table)
-                make_directory(folder, fsync=False)
-            self._folders[table] = folder
-            stream.file = SegmentFile(folder / f"{self._prefix}-{next(self._parts)}.parquet", stream.schema)
+            name = self._layout.segment(stream.schema.table, f"{self._prefix}-{next(self._parts)}")
+            stream.file = SegmentFile(self._layout.root, name, stream.schema)
         gathered, self._gathered_bytes = stream.gathered, self._gathered_bytes - stream.bytes
         stream.gathered, stream.rows, stream.bytes = [], 0, 0
         stream.file.add(gathered, self._seq_base)
@@ -324,5 +293,7 @@ class SegmentWriter:
             self._close(stream, stream.file)
 
     def _close(self, stream: _Stream, file: SegmentFile) -> None:
-        self._done.append(file.finish(fsync=self._options.fsync))
+        segment = file.end()
+        file.file.close()
+        self._done.append((segment, file.file))
         stream.file = None

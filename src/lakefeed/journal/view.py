@@ -16,7 +16,10 @@ from lakefeed.errors import JournalDamagedError, JournalError
 from lakefeed.journal.commit import Commit, Origin, TableCommit
 from lakefeed.journal.layout import Layout
 from lakefeed.journal.schema_history import SchemaHistory
-from lakefeed.journal.segment_file import check_segment
+from lakefeed.journal.segment_file import check_segment, check_size, newest_time
+from lakefeed.storage.base import Storage
+
+_FETCHED_FOR_TIME_BYTES = 8 * 1024 * 1024
 
 
 class NotInMemoryError(Exception):
@@ -232,8 +235,10 @@ class JournalView:
         """
         for segment in window.segments:
             if segment.path not in self._sound:
-                check_segment(segment)
+                self._check(segment)
                 self._sound.add(segment.path)
+            elif self.root.is_remote:
+                self._fetch(segment)  # it may have been released meanwhile
 
     def schema(self, table: TableId, version: int) -> TableSchema:
         """One version of a table's schema. JournalError if there is none, or retention has dropped it."""
@@ -270,8 +275,39 @@ class JournalView:
         """Read every retained segment against its checksum. Returns how many; JournalDamagedError names the first."""
         segments = [segment for commit in self.commits() for segment in commit.segments]
         for segment in segments:
-            check_segment(segment)
+            self._check(segment)
+            self.root.release([self.root.name_of(segment.path)])
         return len(segments)
+
+    def newest_time(self, segment: Segment) -> float | None:
+        """When the newest change in a segment was committed in the source. None: trimmed, or too large to fetch."""
+        if self.root.is_remote and segment.bytes > _FETCHED_FOR_TIME_BYTES:
+            return None
+        try:
+            self._fetch(segment)
+        except JournalDamagedError:
+            return None
+        return newest_time(segment)
+
+    @property
+    def root(self) -> Storage:
+        """Where the journal is."""
+        return self._layout.root
+
+    def _fetch(self, segment: Segment) -> None:
+        name = self.root.name_of(segment.path)
+        try:
+            self.root.fetch(name)
+        except FileNotFoundError:
+            check_size(segment, None, self.root.place(name))
+
+    def _check(self, segment: Segment) -> None:
+        self._fetch(segment)
+        try:
+            check_segment(segment)
+        except JournalDamagedError:
+            self.root.release([self.root.name_of(segment.path)])  # the next try has a new copy of it, not this one
+            raise
 
     def _newest(self) -> Commit | None:
         with self._lock:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lakefeed.change.choice import Choices
 from lakefeed.change.position import Position
 from lakefeed.change.segment import Counts, Window
 from lakefeed.change.table import TableId, TableSchema
@@ -14,7 +15,19 @@ from lakefeed.errors import RebuildCause
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from lakefeed.lake.loader import ChunkFile
     from lakefeed.lake.route import Route
+    from lakefeed.lake.rule.resolve import Resolved
+    from lakefeed.lake.rule.rows import RowRule
+    from lakefeed.lake.schema.mapping import ColumnMapping
+    from lakefeed.lake.schema.policy import Evolution
+
+    Batches = Iterator[pa.RecordBatch]
+    MadeBy = tuple[RowRule, Resolved, Callable[[Resolved, Batches, Path], Batches]]
 
 
 class ChangeLog(Protocol):
@@ -62,6 +75,17 @@ class TableCopy:
     position: Position | None
     chunks: Sequence[ChunkSource]
     as_of: datetime | None = None
+    ruled: Callable[[Sequence[ChunkSource]], Sequence[ChunkSource]] | None = None
+    """What makes chunks of the lake table's rows of a group of ``chunks``, where a rule makes them: see ``lake.rule``.
+    ``schema`` then has the lake table's columns."""
+
+    wrote: Callable[[Sequence[ChunkFile]], None] | None = None
+    """Called with the files of each group of chunks, before they are committed: somebody counts what is in them."""
+
+    def group(self, start: int, count: int) -> Sequence[ChunkSource]:
+        """What the copy reads for ``count`` chunks from ``start`` on."""
+        chunks = self.chunks[start : start + count]
+        return self.ruled(chunks) if self.ruled is not None and chunks else chunks
 
     @property
     def table(self) -> TableId:
@@ -162,6 +186,27 @@ class LakeTable(Protocol):
         the beginning are left out. None for a mode that does not keep the current rows.
         """
 
+    def check(self, schema: TableSchema) -> tuple[str, ...]:
+        """TableStoppedError if the table cannot be made of a source table with this schema, by its rule and format.
+
+        Returns the source's columns that its rule may need in an update that does not send them.
+        """
+
+    def made_by(self, schema: TableSchema, mapping: ColumnMapping, generation: int) -> MadeBy | None:
+        """The rule that makes the table's rows of the source's, for a comparison; None if they are the source's.
+
+        TableStoppedError if they were made by another rule than the configuration has now.
+        """
+
+    def rule(self, generation: int | None = None) -> RowRule:
+        """What its rows are made by, as the configuration says. No JVM.
+
+        TableStoppedError if those of ``generation`` were made by another rule.
+        """
+
+    def touched(self, generation: int) -> Mapping[str, int]:
+        """How many values the table's rule has touched, by what it does, and how many rows it left out. No JVM."""
+
     def maintain(self, options: MaintenanceOptions, key: Sequence[str]) -> MaintenanceResult:
         """Pack small files and remove what nobody needs any more. Runs beside syncs: see flow.maintenance.
 
@@ -178,6 +223,26 @@ class TableFormat(Protocol):
     @property
     def columns(self) -> Callable[[TableId], tuple[str, ...]] | None:
         """What gives the globs of the columns that are taken of a source table; None if no rule leaves any out."""
+
+    @property
+    def sensitive(self) -> Callable[[TableId], RowRule] | None:
+        """What gives the masks of a source table that are applied before the journal; None if no rule has any."""
+
+    @property
+    def choices(self) -> Choices:
+        """What the rules say of how the source gives its tables."""
+
+    def matching(self, source: TableId) -> tuple[str, ...]:
+        """The patterns of rules that match a source table. Pure."""
+
+    def unused(self, schemas: Iterable[TableSchema]) -> tuple[str, ...]:
+        """What of the rules matches none of these source tables, or none of their columns: sentences. Pure."""
+
+    def scratch(self, path: str) -> TableFormat:
+        """The same format and sessions for tables of nobody's in a local directory: see ``flow.warm_up``."""
+
+    def evolution(self, route: Route) -> Evolution:
+        """What the lake table of a route does when its source's schema changes: the configuration's choice. Pure."""
 
     def table(self, route: Route) -> LakeTable:
         """The lake table of a route, whether it exists yet or not; asked again, the same object. Any thread."""

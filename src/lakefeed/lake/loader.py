@@ -27,6 +27,7 @@ from lakefeed.lake.base import ChunkSource
 from lakefeed.lake.location import filesystem
 from lakefeed.lake.spark.error import explained
 from lakefeed.lake.window import ORDERED_ALIKE
+from lakefeed.storage.location import give_options
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -48,13 +49,17 @@ of the writing time, and to make the file larger."""
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One written file of a table. ``name`` is its path below the directory; ``statistics`` are Delta's, as JSON."""
+    """One written file of a table. ``name`` is its path below the directory; ``statistics`` are Delta's, as JSON.
+
+    ``partition`` are the values that all its rows have, as the chunk said.
+    """
 
     name: str
     rows: int
     bytes: int
     statistics: str
     written_ms: int
+    partition: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +109,23 @@ def write_chunk(
         footer = footers[0]
         size = files.get_file_info(f"{root}/{name}").size
         statistics = file_statistics(footer, schema)
-        file = DataFile(name, footer.num_rows, size, statistics, int(time.time() * 1000))
+        partition = getattr(chunk, "partition", ())
+        file = DataFile(name, footer.num_rows, size, statistics, int(time.time() * 1000), partition)
         return ChunkFile(file, reader.high)
 
 
 def attempt_chunk(
-    chunk: ChunkSource, directory: str, schema: pa.Schema, added: Mapping[str, Any] = MappingProxyType({})
+    chunk: ChunkSource,
+    directory: str,
+    schema: pa.Schema,
+    added: Mapping[str, Any] = MappingProxyType({}),
+    storage: Mapping[str, str] = MappingProxyType({}),
 ) -> ChunkFile | LakefeedError:
-    """As ``write_chunk``, but our own errors come back as values: Spark would turn them into text."""
+    """As ``write_chunk``, but our own errors come back as values: Spark would turn them into text.
+
+    ``storage`` are the options of the object store that ``directory`` is in: a task's process knows none yet.
+    """
+    give_options(directory, storage)
     try:
         return write_chunk(chunk, directory, schema, added)
     except LakefeedError as error:

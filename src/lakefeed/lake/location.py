@@ -8,6 +8,7 @@ more on its way to the log and then looks in another directory.
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -16,6 +17,7 @@ from pyarrow import fs
 
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError
+from lakefeed.storage.location import options_of
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # two letters: one is a drive of Windows
 
@@ -57,6 +59,8 @@ def spark_path(path: str, *, as_glob: bool = False) -> str:
     ``as_glob``: for Spark's file readers, which take globs, a path that means only itself.
     """
     full = path if "://" in path else f"file://{path}"
+    if full.startswith("s3://"):
+        full = "s3a://" + full.removeprefix("s3://")  # Hadoop's name for it
     return "".join(f"\\{char}" if char in "{}[]*?\\" else char for char in full) if as_glob else full
 
 
@@ -71,5 +75,51 @@ def filesystem(path: str) -> tuple[Any, str]:
     """pyarrow's file system for a path, and the path in it."""
     if "://" not in path:
         return fs.LocalFileSystem(), path
-    found: tuple[Any, str] = fs.FileSystem.from_uri(delta_uri(path))
+    uri, options = delta_uri(path), options_of(path)
+    if uri.startswith("s3://") and options:
+        return _s3(tuple(sorted(options.items()))), uri.removeprefix("s3://")
+    found: tuple[Any, str] = fs.FileSystem.from_uri(uri)
     return found
+
+
+@cache
+def _s3(options: tuple[tuple[str, str], ...]) -> Any:
+    given = {name.removeprefix("aws_"): value for name, value in options}
+    endpoint = given.get("endpoint") or given.get("endpoint_url")
+    parts = urlsplit(endpoint) if endpoint else None
+    return fs.S3FileSystem(
+        access_key=given.get("access_key_id"),
+        secret_key=given.get("secret_access_key"),
+        session_token=given.get("session_token"),
+        region=given.get("region"),
+        endpoint_override=parts.netloc if parts else None,
+        scheme="http" if parts and parts.scheme == "http" else "https",
+        request_timeout=20,
+        connect_timeout=5,
+    )
+
+
+def stores_of(path: str) -> tuple[str, ...]:
+    """Whose connectors a Spark session needs to reach ``path``: see ``spark.jars``."""
+    return ("s3",) if delta_uri(path).startswith("s3://") else ()
+
+
+def spark_options(path: str) -> dict[str, str]:
+    """What a Spark session is told so that Hadoop's file system reaches the store of ``path``; none for a directory."""
+    parts, options = (
+        urlsplit(delta_uri(path)),
+        {name.removeprefix("aws_"): one for name, one in options_of(path).items()},
+    )
+    if parts.scheme != "s3":
+        return {}
+    endpoint = options.get("endpoint") or options.get("endpoint_url")
+    values = {
+        "access.key": options.get("access_key_id"),
+        "secret.key": options.get("secret_access_key"),
+        "session.token": options.get("session_token"),
+        "endpoint": endpoint,
+        "endpoint.region": options.get("region"),
+        "path.style.access": "true" if endpoint else None,
+        "connection.ssl.enabled": "false" if endpoint and endpoint.startswith("http:") else None,
+    }
+    return {f"fs.s3a.bucket.{parts.netloc}.{name}": value for name, value in values.items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 
@@ -13,8 +14,9 @@ class MaintenanceOptions:
     ``rebuild``; None removes none. ``keep_versions``: at most, whatever their age: every commit of Iceberg writes the
     list of them; Delta, where they are small files in one directory, keeps ten times as many. ``cluster``: packed files
     are also sorted by the key, so that readers and merges skip more of them. ``insists``: where packing lost against
-    syncs, it is done again while this table's syncs wait; only for packing that writes little: a file that is large
-    enough stays as it is, even if many of its rows are marked as deleted.
+    syncs, it is done again while this table's syncs wait; only for packing that writes little. ``marked_share``: of a
+    file's rows, up to which they may be marked as deleted before the file is written again without them; where
+    maintenance insists, those with the most, up to ``fold_bytes`` of them at a time.
     """
 
     file_bytes: int = 128 << 20
@@ -23,6 +25,8 @@ class MaintenanceOptions:
     keep_versions: int = 1000
     cluster: bool = False
     insists: bool = False
+    marked_share: float = 0.2
+    fold_bytes: int = 32 << 20
 
     def in_between(self) -> MaintenanceOptions:
         """For frequent checks: act only where many commits have left very many files, and then write little.
@@ -46,6 +50,28 @@ class MaintenanceResult:
     @property
     def packed(self) -> bool:
         return self.files_after < self.files_before
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedFile:
+    """A data file's size, and which share of its rows is marked as deleted."""
+
+    bytes: int
+    share: float
+
+
+def folded_from(files: Iterable[MarkedFile], options: MaintenanceOptions) -> float | None:
+    """The share of marked rows from which on files are to be written again; None if none has too many."""
+    worst = sorted((file for file in files if file.share > options.marked_share), key=lambda file: -file.share)
+    if not worst or not options.insists:
+        return options.marked_share if worst else None
+    total, lowest = 0, worst[0].share
+    for file in worst:
+        total += file.bytes
+        if total > options.fold_bytes:
+            break
+        lowest = file.share
+    return lowest * (1 - 1e-9)  # the formats differ in whether a file at the limit is one of them
 
 
 def needs_packing(files: int, total_bytes: int, options: MaintenanceOptions) -> bool:

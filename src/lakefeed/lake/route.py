@@ -8,12 +8,14 @@ that say something, one that names the table counts before one with a pattern, a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field, replace
 
-from lakefeed.change.table import TableId
+from lakefeed.change.choice import Choices, TableChoice, checked_rule, checked_type, is_literal, matches
+from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import ConfigError
+from lakefeed.lake.layout import Layout
 from lakefeed.lake.mode import Mirror, Mode
+from lakefeed.lake.rule.rows import RowOptions, RowRule
 from lakefeed.lake.schema.policy import Evolution, Policy
 
 
@@ -33,11 +35,19 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """``match`` is a pattern of ``schema.table`` or ``table``. In ``name``, ``{table}`` is the source table's name.
+    """``match`` is a pattern of ``schema.table`` or ``table``. In ``name`` and ``namespace``, ``{table}`` and
+    ``{schema}`` are the source table's.
 
-    ``mode`` and ``evolution`` are the lake's if they are None. ``columns`` are globs of the columns that the pipeline
-    takes of the source table, see ``flow.shape``; without any it takes all. They are the source table's, not one lake
-    table's, so a rule with a name has none.
+    ``mode`` and ``evolution`` are the lake's if they are None. ``name`` adds a lake table beside the one of the source
+    table's own name; with ``only`` it takes that one's place. ``namespace`` is the schema that lake tables are in.
+
+    ``columns`` are globs of the columns that the pipeline takes of the source table, see ``flow.shape``; without any it
+    takes all. ``types``, ``out_of_range`` (for all its columns, or by column) and ``keyless`` (``inserts``) say how the
+    source gives the table: see ``change.choice``. All these, and masks that are ``sensitive``, are the source table's,
+    not one lake table's, so a rule with a name has none.
+
+    ``rows`` says what rows become, ``layout`` how the table lies on disk; a rule with a name has what the rules without
+    one say, where it says nothing itself.
     """
 
     match: str
@@ -45,21 +55,55 @@ class Rule:
     name: str | None = None
     evolution: Evolution | None = None
     columns: tuple[str, ...] = ()
+    types: Mapping[str, str] = field(default_factory=dict)
+    out_of_range: str | Mapping[str, str] | None = None
+    keyless: str | None = None
+    namespace: str | None = None
+    only: bool = False
+    rows: RowOptions = field(default_factory=RowOptions)
+    layout: Layout = field(default_factory=Layout)
 
     def __post_init__(self) -> None:
-        if self.name is not None and self.columns:
+        of_source = {
+            "columns": self.columns, "types": self.types, "out_of_range": self.out_of_range, "keyless": self.keyless,
+            "sensitive masks": self.rows.sensitive,
+        }  # fmt: skip
+        given = [key for key, value in of_source.items() if value]
+        if self.name is not None and given:
             raise ConfigError(
-                f"the rule for {self.match} has a name and columns; the lake table {self.name} has what the pipeline "
-                "takes of its source table",
-                remedy="Write the columns into a rule without a name.",
+                f"the rule for {self.match} has a name and {given[0]}; the lake table {self.name} has what the "
+                "pipeline takes of its source table",
+                remedy=f"Write {given[0]} into a rule without a name.",
             )
+        if self.only and self.name is None:
+            raise ConfigError(f"the rule for {self.match} has only, and no name", remedy="Add name, or remove only.")
+        both = set(self.rows.mask or ()) & set(self.rows.transform or ())
+        if both:
+            raise ConfigError(
+                f"the rule for {self.match} has a mask and an expression for {', '.join(sorted(both))}",
+                remedy="Remove one of them.",
+            )
+        if self.rows.sensitive and not self.rows.mask:
+            raise ConfigError(
+                f"the rule for {self.match} is sensitive, and has no mask that could be applied before the journal",
+                remedy="Add mask, or leave the columns out of the journal with columns.",
+            )
+        for chosen in self.types.values():
+            checked_type(chosen)
 
     @property
     def is_literal(self) -> bool:
-        return not any(mark in self.match for mark in "*?[")
+        return is_literal(self.match)
 
     def matches(self, table: TableId) -> bool:
-        return fnmatchcase(str(table) if "." in self.match else table.name, self.match)
+        return matches(self.match, table)
+
+    @property
+    def choice(self) -> TableChoice:
+        """What it says of how the source gives the table."""
+        rules = {"*": self.out_of_range} if isinstance(self.out_of_range, str) else self.out_of_range or {}
+        by_column = {glob: checked_rule(rule) for glob, rule in rules.items()}
+        return TableChoice(self.columns, dict(self.types), by_column, self.keyless == "inserts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,38 +166,124 @@ def settled(routes: Iterable[Route], fed: Mapping[TableId, Route]) -> tuple[dict
 
 
 class Routes:
-    """The rules of one lake. ``of`` is pure: the same source table always has the same routes."""
+    """The rules of one lake. ``of`` is pure: the same source table always has the same routes.
 
-    def __init__(self, mode: Mode, rules: Sequence[Rule] = (), evolution: Evolution = Evolution()) -> None:  # noqa: B008  # immutable
+    ``salt`` is what masks hash with.
+    """
+
+    def __init__(
+        self,
+        mode: Mode,
+        rules: Sequence[Rule] = (),
+        evolution: Evolution = Evolution(),  # noqa: B008  # immutable
+        out_of_range: str | None = None,
+        *,
+        salt: str = "",
+        naming: str = "as_is",
+    ) -> None:
         self._mode = mode
         self._rules = tuple(rules)
-        self.leaves_out = any(rule.columns for rule in self._rules)
+        self.choices = Choices(
+            tuple((rule.match, rule.choice) for rule in self._rules if rule.name is None),
+            checked_rule(out_of_range) if out_of_range is not None else None,
+        )
+        """What the rules say of how the source gives its tables."""
         self._evolution = evolution
+        self._plain = RowRule(salt=salt, naming=naming)
+        self.leaves_out = any(rule.columns for rule in self._rules)
+        self.masks_early = any(rule.rows.sensitive for rule in self._rules)
+        for rule in self._rules:  # what is wrong in one rule is wrong whatever tables there are
+            rule.rows.onto(self._plain, is_literal=rule.is_literal)
 
     def of(self, source: TableId) -> tuple[Route, ...]:
         """The lake tables of one source table, its own name first. Two rules may make the same one: see ``settled``."""
-        matching = [rule for rule in self._rules if rule.matches(source)]
-        own = [rule.mode for rule in self._own(source) if rule.mode is not None]
-        named = [(TableId(source.schema, rule.name.replace("{table}", source.name)), rule.mode or self._mode)
-                 for rule in matching if rule.name is not None]  # fmt: skip
-        return Route.same(source, own[-1] if own else self._mode), *(Route(name, source, mode) for name, mode in named)
+        own = self._own(source)
+        modes = [rule.mode for rule in own if rule.mode is not None]
+        named = [rule for rule in self._rules if rule.name is not None and rule.matches(source)]
+        routes = [Route(_placed(source, rule), source, rule.mode or self._mode) for rule in named]
+        if any(rule.only for rule in named):
+            return tuple(routes)
+        spaces = [rule for rule in own if rule.namespace is not None]
+        table = _placed(source, spaces[-1]) if spaces else source
+        return Route(table, source, modes[-1] if modes else self._mode), *routes
 
     def columns(self, source: TableId) -> tuple[str, ...]:
         """The globs of the columns that are taken of a source table; none: all of them."""
         found = [rule.columns for rule in self._own(source) if rule.columns]
         return found[-1] if found else ()
 
+    def sensitive(self, source: TableId) -> RowRule:
+        """The masks that are applied to a source table's rows before the journal, as a rule of nothing else."""
+        rule = self._plain
+        for one in self._own(source):
+            if one.rows.sensitive:
+                rule = RowOptions(mask=one.rows.mask).onto(rule, is_literal=one.is_literal)
+        return rule
+
+    def rows(self, route: Route) -> RowRule:
+        """What rows become in the lake table of a route. Masks that were applied before the journal are not in it."""
+        rule = self._plain
+        for one in self._for(route):
+            rule = one.rows.onto(rule, is_literal=one.is_literal)
+        early = self.sensitive(route.source).mask
+        return replace(rule, mask=tuple(one for one in rule.mask if one[0] not in dict(early)), early=early)
+
+    def layout(self, route: Route) -> Layout:
+        """How the lake table of a route lies on disk."""
+        layout = Layout()
+        for one in self._for(route):
+            layout = one.layout.onto(layout)
+        return layout
+
+    def policy(self, route: Route) -> Policy:
+        """How the lake table of a route evolves. No part of the route: it may change in a table's life."""
+        found = [rule.evolution for rule in self._named(route) or self._own(route.source) if rule.evolution is not None]
+        return Policy(route.table, route.mode, found[-1] if found else self._evolution)
+
+    def unused(self, schemas: Iterable[TableSchema]) -> tuple[str, ...]:
+        """What of the rules matches none of these source tables, or none of their columns: sentences.
+
+        A mask that matches nothing looks like one that works.
+        """
+        there, found = tuple(schemas), list[str]()
+        for rule in self._rules:
+            mine = [schema for schema in there if rule.matches(schema.table)]
+            if not mine:
+                found.append(f"the rule for {rule.match} in lake.tables matches no table")
+                continue
+            names = {name for schema in mine for name in schema.names}
+            for option, given in (("mask", rule.rows.mask), ("rename", rule.rows.rename)):
+                found += [
+                    f"{option} in the rule for {rule.match} names the column {name}, which no table that it matches has"
+                    for name in given or ()
+                    if name not in names
+                ]
+        return tuple(found)
+
     def _own(self, source: TableId) -> list[Rule]:
         """The rules for the lake table of the source table's own name; what a later one says counts."""
         found = [rule for rule in self._rules if rule.name is None and rule.matches(source)]
         return sorted(found, key=lambda rule: rule.is_literal)
 
-    def policy(self, route: Route) -> Policy:
-        """How the lake table of a route evolves. No part of the route: it may change in a table's life."""
-        own: Evolution | None = None
-        for rule in sorted(self._rules, key=lambda rule: rule.is_literal):
-            name = route.source.name if rule.name is None else rule.name.replace("{table}", route.source.name)
-            is_own = route.table == route.source if rule.name is None else route.table.name == name
-            if rule.matches(route.source) and is_own:
-                own = rule.evolution or own
-        return Policy(route.table, route.mode, own or self._evolution)
+    def matching(self, source: TableId) -> tuple[str, ...]:
+        """The patterns of rules that match a source table."""
+        return tuple(dict.fromkeys(rule.match for rule in self._rules if rule.matches(source)))
+
+    def _named(self, route: Route) -> list[Rule]:
+        """The rules with a name that make the lake table of a route."""
+        named = [one for one in self._rules if one.name is not None and one.matches(route.source)]
+        mine = [one for one in named if _placed(route.source, one) == route.table]
+        return sorted(mine, key=lambda rule: rule.is_literal)
+
+    def _for(self, route: Route) -> list[Rule]:
+        """All rules that say something of a lake table; what a later one says counts."""
+        return [*self._own(route.source), *self._named(route)]
+
+
+def _placed(source: TableId, rule: Rule) -> TableId:
+    """The lake table that a rule makes of a source table."""
+
+    def filled(text: str) -> str:
+        return text.replace("{table}", source.name).replace("{schema}", source.schema)
+
+    return TableId(filled(rule.namespace or "{schema}"), filled(rule.name or "{table}"))

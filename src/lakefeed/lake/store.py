@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import CommitFailedError
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
+from lakefeed.lake.layout import Layout
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.spark.type import quoted
 from lakefeed.lake.window import KeyBounds
@@ -117,7 +118,22 @@ class MergeRows:
         )
 
 
-Step = AppendRows | ReplaceRows | RewriteRows | MergeRows
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkRows:
+    """Some rows of the table go, others come, and no file is written again: rows are marked as deleted.
+
+    ``gone`` has FILE and ROW (``vector``) of those that go, as ``TableStore.located`` gave them; some of them may be
+    marked already. ``rows`` are what comes. ``old`` are the files that ``gone`` lies in. ``count`` is about how many
+    rows go.
+    """
+
+    gone: DataFrame
+    rows: DataFrame
+    old: Replaceable
+    count: int
+
+
+Step = AppendRows | ReplaceRows | RewriteRows | MergeRows | MarkRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +172,8 @@ class Extent:
     touched_bytes: int
     replaceable: Replaceable | None = None
     """The touched files, where a commit can put others in their place (``RewriteRows``)."""
+    markable: Replaceable | None = None
+    """The touched files, where a commit can mark single rows of them as deleted (``MarkRows``)."""
 
 
 class TableStore(Protocol):
@@ -172,6 +190,13 @@ class TableStore(Protocol):
 
     reserved: tuple[str, ...]
     """Column names, in lower case, that the format has for itself."""
+
+    layout: Layout
+    """How the table is to lie on disk."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Spark SQL that says which partition a row is of, where the files of a copy must be of one each; else none."""
 
     @property
     def location(self) -> str:
@@ -202,6 +227,15 @@ class TableStore(Protocol):
 
     def read_files(self, session: SparkSession, old: Replaceable) -> DataFrame:
         """The rows of files that an extent named as replaceable."""
+
+    def located(self, session: SparkSession, old: Replaceable, columns: Sequence[str]) -> DataFrame:
+        """Columns of the rows of files that an extent named as markable, with where each row lies (FILE, ROW).
+
+        Rows that are marked as deleted may be among them: ``live`` leaves those out.
+        """
+
+    def live(self, found: DataFrame, old: Replaceable, count: int) -> DataFrame:
+        """Of located rows, about ``count``, those that are not marked as deleted. The rows are read now, once."""
 
     def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> Applied:
         """Do the step in one commit. Returns what the table then records."""

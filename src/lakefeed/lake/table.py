@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from lakefeed.change.segment import Window
@@ -15,8 +15,13 @@ from lakefeed.failpoint import hit
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.route import Route
+from lakefeed.lake.rule.changes import ruled_window, source_rows, touched_by_window
+from lakefeed.lake.rule.copy import RenamedChunk, StagedGroups, ruled_batches, touched_early
+from lakefeed.lake.rule.record import TableRule
+from lakefeed.lake.rule.resolve import Resolved, resolved
+from lakefeed.lake.rule.rows import RowRule
 from lakefeed.lake.schema.decision import Decisions
-from lakefeed.lake.schema.mapping import mapped_window
+from lakefeed.lake.schema.mapping import ColumnMapping, mapped_window
 from lakefeed.lake.schema.policy import Policy
 from lakefeed.lake.schema.projection import steps
 from lakefeed.lake.spark.error import explained, is_conflict
@@ -28,11 +33,14 @@ from lakefeed.lake.store import Stamp, TableStore, not_where_expected
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from lakefeed.lake.base import MadeBy
+
 _CONFLICT_TRIES = 5
 
 
 class SparkTable:
-    """See ``lake.base.LakeTable`` for the contract. ``decisions`` say which columns the table has."""
+    """See ``lake.base.LakeTable`` for the contract. ``decisions`` say which columns the table has, ``rule`` what they
+    are made of. ``staging`` is a directory for the copy of a table whose rule Spark evaluates."""
 
     def __init__(
         self,
@@ -41,29 +49,83 @@ class SparkTable:
         store: TableStore,
         sessions: Sessions,
         decisions: Decisions | None = None,
+        rule: TableRule | None = None,
+        staging: str | None = None,
     ) -> None:
         self.route = route
         self.location = store.location
         self._mode = route.mode
         self._decisions = decisions or Decisions(Policy(route.table, route.mode))
+        self._rule = rule or TableRule(RowRule(), route.table)
+        self._staging = staging or f"{store.location}/_staged"
         self._pipeline = pipeline
         self._store = store
         self._sessions = sessions
         self._session: SparkSession | None = None  # the table's own, made when it is needed
         self._turn = threading.Lock()
         self._key: tuple[str, ...] | None = None
+        self._resolved: Resolved | None = None
 
     def applied(self, generation: int) -> Applied | None:
         return self._store.applied(generation)
 
+    def check(self, schema: TableSchema) -> tuple[str, ...]:
+        return self._checked(schema, cache(self._sessions.child)).needed
+
+    def _checked(self, schema: TableSchema, session: Callable[[], SparkSession]) -> Resolved:
+        """The rule on the source's schema, once it is clear that the table can be so."""
+        ruled = resolved(self._rule.rule, schema, self.route.table, session)
+        own = self._mode.schema(ruled.schema)
+        refuse_unstorable(own, added=self._mode.added_columns(), reserved=self._store.reserved)
+        self._mode.check_columns(ruled.schema)
+        layout = self._store.layout
+        for name in (*(one.column for one in layout.partitions), *(layout.cluster_by or ())):
+            if name not in ruled.schema.names:
+                raise TableStoppedError(
+                    f"table {self.route.table}: partition_by or cluster_by names {name}, which is no column of it",
+                    remedy=f"Correct it in the rule for {schema.table}; it has {', '.join(ruled.schema.names)}.",
+                    table=str(self.route.table),
+                )
+        return ruled
+
     def load(self, copy: TableCopy, progress: Callable[[int], None]) -> Loaded:
         hit("lake.before_load")
-        own = self._mode.schema(copy.schema)
-        refuse_unstorable(own, added=self._mode.added_columns(), reserved=self._store.reserved)
-        self._mode.check_columns(copy.schema)
-        loaded = self._store.load(copy, self._mode, cache(self._sessions.child), progress)
+        session = cache(self._sessions.child)
+        ruled = self._checked(copy.schema, session)
+        self._rule.begin(copy.generation)
+        staged: StagedGroups | None = None
+        if not ruled.is_renaming or self._store.parts:
+            count = partial(self._rule.add, copy.generation)
+            staged = StagedGroups(ruled, self._staging, session, count, self._store.parts)
+            copy = replace(copy, schema=ruled.schema, ruled=staged)
+        elif ruled.schema.names != copy.schema.names:
+            names = ruled.schema.names
+            copy = replace(copy, schema=ruled.schema, chunks=[RenamedChunk(chunk, names) for chunk in copy.chunks])
+        if self._rule.rule.early:
+            lake = dict(zip(ruled.source.names, ruled.schema.names, strict=False))
+            early = {lake[name]: name for name, _ in self._rule.rule.early if name in lake}
+            copy = replace(copy, wrote=lambda files: self._rule.add(copy.generation, touched_early(early, files)))
+        loaded = self._store.load(copy, self._mode, session, progress)
+        if staged is not None:
+            staged.clear()
         hit("lake.after_load")
         return loaded
+
+    def made_by(self, schema: TableSchema, mapping: ColumnMapping, generation: int) -> MadeBy | None:
+        self._rule.require(generation)
+        if self._rule.rule.is_nothing:
+            return None
+        session = cache(self._sessions.child)
+        ruled = resolved(self._rule.rule, mapping.schema(schema), self.route.table, session)
+        return self._rule.rule, ruled, partial(ruled_batches, session)
+
+    def rule(self, generation: int | None = None) -> RowRule:
+        if generation is not None:
+            self._rule.require(generation)
+        return self._rule.rule
+
+    def touched(self, generation: int) -> Mapping[str, int]:
+        return self._rule.touched(generation)
 
     def apply(self, window: Window, generation: int) -> Applied:
         """Each of the steps is skipped if the table has it. A window without changes makes no commit.
@@ -88,15 +150,19 @@ class SparkTable:
                 return applied
             if window.recorded is not None and applied.number != window.recorded:
                 raise not_where_expected(self.location, applied.number, window.recorded)
+            if self._rule.required != generation:
+                self._rule.require(generation)
             stamp = Stamp(generation=generation, number=window.upto, found=applied.number, metadata=metadata)
             target = window.target
             if target.version > applied.schema_version or window.stale_reasons:
                 applied = self.evolve(window, stamp, applied)  # 2
             mapping = self._decisions.get(target.version, generation)
-            self._key = target.key if mapping is None else mapping.schema(target).key
+            own = mapped_window(window, mapping) if mapping is not None else window
+            if not self._rule.rule.is_plain:
+                own = ruled_window(own, self._ruled(own.target))
+            self._key = own.target.key
             if not window.segments:
                 return applied
-            own = mapped_window(window, mapping) if mapping is not None else window
             session = self._session = self._session or self._sessions.child()
             name = f"lakefeed: {self.route.table} up to change set {window.upto}"
             hit("lake.before_commit")
@@ -117,8 +183,20 @@ class SparkTable:
                 found = self._store.applied(generation)
                 if found is not None and found.number < applied.number:
                     raise not_where_expected(self.location, found.number, applied.number)
+            if not self._rule.rule.is_nothing:
+                self._rule.add(generation, touched_by_window(session, own, dict(self._rule.rule.early)))
             hit("lake.after_commit")
             return applied
+
+    def _own_session(self) -> SparkSession:
+        self._session = self._session or self._sessions.child()
+        return self._session
+
+    def _ruled(self, schema: TableSchema) -> Resolved:
+        """The rule on one schema; the last answer is remembered, because Spark analyzes expressions for it."""
+        if self._resolved is None or self._resolved.source != schema:
+            self._resolved = resolved(self._rule.rule, schema, self.route.table, self._own_session)
+        return self._resolved
 
     def evolve(self, window: Window, stamp: Stamp, applied: Applied) -> Applied:
         """Settle a newer schema and the stale reasons of a window: TableStoppedError if the table cannot go on."""
@@ -132,13 +210,15 @@ class SparkTable:
         if target <= version:
             return applied
         self._mode.check_evolution(self.route.table, before, after, path)
-        own = [self._mode.schema(before.schema(path[0])), self._mode.schema(after.schema(path[-1]))]
+        ruled = [self._ruled(before.schema(path[0])), self._ruled(after.schema(path[-1]))]
+        self._refuse_made_otherwise(*ruled)
+        own = [self._mode.schema(one.schema) for one in ruled]
         refuse_unstorable(own[-1], added=self._mode.added_columns(), reserved=self._store.reserved)
         if (lost := self._store.lost_by(own)) is not None:
             self._refuse_loss(lost)
         self._decisions.decide(after, path, generation, stale)
         stamp = replace(stamp, number=None, schema_version=target)
-        session = self._session = self._session or self._sessions.child()
+        session = self._own_session()
         try:
             self._store.evolve(session, own, stamp)
         except Exception as error:  # noqa: BLE001  # judged by what the table then records
@@ -161,6 +241,24 @@ class SparkTable:
             table=str(table),
         )
 
+    def _refuse_made_otherwise(self, before: Resolved, after: Resolved) -> None:
+        """A column that the rule makes of the source's columns has, in rows from before, values of the old ones."""
+        kinds = {one.column.name: one.column.type for one in before.columns if one.rule is not None}
+        changed = [
+            one.column.name
+            for one in after.columns
+            if one.rule is not None and kinds.get(one.column.name, one.column.type) != one.column.type
+        ]
+        if changed:
+            table = self.route.table
+            raise TableStoppedError(
+                f"table {table}: the source's columns have changed, and {changed[0]}, which its rule makes, has "
+                "another type than in the rows that are there",
+                remedy=f"Copy the table again: lakefeed rebuild FILE {table} --from-source. Or CAST in the expression, "
+                "to the type that it had.",
+                table=str(table),
+            )
+
     def states(self, generation: int) -> tuple[TableVersion, ...]:
         """A state with other columns than the source's is left out: it could not copy another table."""
         states = self._store.states(generation)
@@ -168,7 +266,16 @@ class SparkTable:
 
     def chunks(self, state: TableVersion, schema: TableSchema) -> tuple[ChunkSource, ...] | None:
         current = self._mode.current_rows()
-        return self._store.chunks(state, schema, current) if current is not None else None
+        if current is None:
+            return None
+        recorded = self._rule.newest()
+        if recorded is None:
+            return self._store.chunks(state, schema, current)
+        if recorded.rule is None or recorded.rule.has_values:
+            return None  # the table's rows are not the source's
+        ruled = resolved(recorded.rule, schema, self.route.table, self._own_session)
+        renamed = self._store.chunks(state, ruled.schema, current)
+        return tuple(RenamedChunk(chunk, schema.names) for chunk in renamed)
 
     def current(self, source: TableSchema, generation: int) -> DataFrame | None:
         from pyspark.sql import functions as F  # noqa: N812  # its usual name
@@ -180,8 +287,18 @@ class SparkTable:
         if which.column is not None:
             column = F.col(quoted(which.column))
             rows = rows.where(column.isNull() if which.null else column)
-        live = self._decisions.at(source, generation).live
-        return rows.select([F.col(quoted(one.column.name)).alias(name) for name, one in live.items() if one.since == 0])
+        mapping = self._decisions.at(source, generation)
+        self._rule.require(generation)
+        if not self._rule.rule.is_plain:
+            ruled = self._ruled(mapping.schema(source))
+            if not ruled.key_is_plain:
+                raise LakeError(
+                    f"table {self.route.table} cannot be compared with its source: a part of the key is masked",
+                    remedy="Find deletes by soft_delete, or compare a lake table of the same source without that mask.",
+                )
+            rows = source_rows(rows, ruled, tuple(ruled.plain))
+        lake = {name: one.column.name for name, one in mapping.live.items() if one.since == 0}
+        return rows.select([F.col(quoted(own)).alias(name) for name, own in lake.items() if own in rows.columns])
 
     def maintain(self, options: MaintenanceOptions, key: Sequence[str]) -> MaintenanceResult:
         """``key`` may be that of the copy: the newest that changes came with is what counts."""
@@ -209,4 +326,4 @@ class SparkTable:
             and after.schema_version >= (stamp.schema_version or 0)
         ):
             return after
-        raise explained(error, self.route.table) from error
+        raise explained(error, self.route.table, self.route.source) from error

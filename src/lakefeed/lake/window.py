@@ -15,9 +15,9 @@ key ends where it is read, and is neither sorted nor sent to another task: Icebe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,14 +26,16 @@ import pyarrow.parquet as pq
 
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, Operation
 from lakefeed.change.segment import Segment, Window
-from lakefeed.change.table import Column
+from lakefeed.change.table import Column, TableSchema
 from lakefeed.lake.location import filesystem, spark_path
 from lakefeed.lake.schema.projection import lineage, projected, steps
-from lakefeed.lake.spark.type import quoted
+from lakefeed.lake.spark.type import quoted, text_literal
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame, SparkSession
+
+    from lakefeed.lake.rule.resolve import Resolved
 
 CARRIED = "_lakefeed_carried_"
 """Prefix of a boolean column: did this change carry that column? Only for columns that some change did not."""
@@ -57,10 +59,26 @@ _DENSE = 20
 """Keys that a range may have for each changed one, so that little is gained by naming them."""
 
 
+@dataclass(frozen=True, slots=True)
+class RuledWindow(Window):
+    """The changes of ``inner`` as a rule makes them: ``target`` has the columns of the lake table, ``inner.target``
+    those of the source. ``lake.rule.changes`` makes one, and its rows."""
+
+    inner: Window = field(kw_only=True)
+    ruled: Resolved = field(kw_only=True)
+
+
 def incomplete_columns(window: Window) -> dict[str, str]:
-    """Columns of the target that some change of the window did not carry, each with the name of its CARRIED column."""
+    """Columns of the target that some change of the window did not carry, each with the name of its CARRIED column.
+
+    A column that a rule makes of several was carried if all of them were.
+    """
     if not window.absent:
         return {}
+    if isinstance(window, RuledWindow):
+        lacking = incomplete_columns(window.inner).keys()
+        made = [one.column.name for one in window.ruled.columns if lacking & set(one.inputs)]
+        return {name: f"{CARRIED}by_rule_{index}" for index, name in enumerate(made)}
     found: set[str] = set()
     for segment in window.segments:
         origin = lineage(steps(window.schemas, segment.schema_version, window.target.version))
@@ -75,14 +93,13 @@ def read_changes(
     """All changes of a window as rows of its target schema, with operation, seq and what they carried.
 
     ``metadata`` are further metadata columns. ``_lakefeed_absent`` among them has the target's names. With
-    ``before_images`` those are among the rows, which is for modes that keep rows as they were captured.
+    ``before_images`` those are among the rows, which is for modes that keep rows as they were captured. Modes read
+    their changes through ``mode.changes``, which knows rules and moved rows.
     """
     from pyspark.sql import functions as F  # noqa: N812
-    from pyspark.sql.pandas.types import from_arrow_schema
 
     incomplete = incomplete_columns(window)
     plain = [name for name in metadata if name != ABSENT]
-    added = [pa.field(name, _METADATA[name]) for name in (OP, SEQ, ABSENT, *plain)]
     by_version: dict[int, list[Segment]] = {}
     for segment in window.segments:
         by_version.setdefault(segment.schema_version, []).append(segment)
@@ -90,11 +107,7 @@ def read_changes(
     for version, segments in by_version.items():
         path = steps(window.schemas, version, window.target.version)
         origin = lineage(path)
-        # The schema is given, so that Spark does not open a file to guess it.
-        own = [pa.field(column.name, column.type) for column in path[0].columns]  # nullable: a delete has only the key
-        columns = from_arrow_schema(pa.schema([*own, *added]), prefer_timestamp_ntz=True)
-        files = (spark_path(segment.path, as_glob=True) for segment in segments)
-        changes = session.read.schema(columns).parquet(*files)
+        changes = read_segments(session, path[0], segments, (OP, SEQ, ABSENT, *plain))
         extra = [F.col(name) for name in plain]
         if ABSENT in metadata:  # under the names that the columns have now; NULL if all were carried
             extra.append(absent_names({name: _carried(origin[name]) for name in incomplete}).alias(ABSENT))
@@ -103,6 +116,21 @@ def read_changes(
     rows = reduce(lambda one, other: one.unionByName(other), parts)
     unwanted = window.has_before_images and not before_images
     return rows.where(f"{OP} <> {int(Operation.BEFORE)}") if unwanted else rows
+
+
+def read_segments(
+    session: SparkSession, schema: TableSchema, segments: Sequence[Segment], metadata: Sequence[str]
+) -> DataFrame:
+    """Changes of one schema, as the journal has them, with some of the metadata columns.
+
+    The schema is given, so that Spark does not open a file to guess it.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    own = [pa.field(column.name, column.type) for column in schema.columns]  # nullable: a delete has only the key
+    added = [pa.field(name, _METADATA[name]) for name in metadata]
+    columns = from_arrow_schema(pa.schema([*own, *added]), prefer_timestamp_ntz=True)
+    return session.read.schema(columns).parquet(*(spark_path(one.path, as_glob=True) for one in segments))
 
 
 def _carried(name: str | None) -> SparkColumn:
@@ -144,8 +172,11 @@ class KeyBounds:
 def key_bounds(window: Window, *, of_times: bool = False) -> KeyBounds | None:
     """What every first key column value of the window lies between, or every commit time; None if unknown.
 
-    A NULL counts as unknown: bounds would hide it.
+    A NULL counts as unknown: bounds would hide it. So does a key that a rule masks.
     """
+    if isinstance(window, RuledWindow) and not of_times:
+        inner, plain = key_bounds(window.inner), window.ruled.plain
+        return replace(inner, column=plain[inner.column]) if inner is not None and inner.column in plain else None
     first = Column(TIME, _METADATA[TIME]) if of_times else window.target.key_columns[0]
     key = first.name
     if not any(is_kind(first.type) for is_kind in ORDERED_ALIKE):
@@ -157,27 +188,39 @@ def key_bounds(window: Window, *, of_times: bool = False) -> KeyBounds | None:
     low: Any = None
     high: Any = None
     for segment in window.segments:
-        name = names[segment.schema_version]
-        files, place = filesystem(segment.path)
-        footer = pq.read_metadata(place, filesystem=files)
-        # A footer's names are those of leaves: each list has one, ``element``.
-        leaves: list[Any] = [footer.schema.column(index) for index in range(len(footer.schema))]
-        index = next((number for number, leaf in enumerate(leaves) if leaf.path == leaf.name == name), None)
-        if index is None:
-            return None
-        parts: list[Any] = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
-        if not parts or any(part is None or not part.has_min_max or part.null_count for part in parts):
-            return None
         try:
-            low = min([*([] if low is None else [low]), *(part.min for part in parts)])
-            high = max([*([] if high is None else [high]), *(part.max for part in parts)])
+            found = _segment_bounds(segment.path, names[segment.schema_version])
+            if found is None:
+                return None
+            low = found[0] if low is None else min(low, found[0])
+            high = found[1] if high is None else max(high, found[1])
         except (OverflowError, TypeError, ValueError):
             return None  # the column's type changed on the way, or a date that Python cannot hold
     return None if low is None else KeyBounds(key, low, high)
 
 
+@lru_cache(maxsize=20_000)
+def _segment_bounds(path: str, name: str | None) -> tuple[Any, Any] | None:
+    """The lowest and highest value of a column; None if unknown. A segment never changes: its footer is read once."""
+    files, place = filesystem(path)
+    footer = pq.read_metadata(place, filesystem=files)
+    # A footer's names are those of leaves: each list has one, ``element``.
+    leaves: list[Any] = [footer.schema.column(index) for index in range(len(footer.schema))]
+    index = next((number for number, leaf in enumerate(leaves) if leaf.path == leaf.name == name), None)
+    if index is None:
+        return None
+    parts: list[Any] = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
+    if not parts or any(part is None or not part.has_min_max or part.null_count for part in parts):
+        return None
+    return min(part.min for part in parts), max(part.max for part in parts)
+
+
 def narrowed(bounds: KeyBounds | None, window: Window, table_bytes: int) -> KeyBounds | None:
     """With every value, where that is worth it: few whole numbers, for a large table."""
+    if isinstance(window, RuledWindow) and bounds is not None:
+        names = {lake: source for source, lake in window.ruled.plain.items()}
+        found = narrowed(replace(bounds, column=names[bounds.column]), window.inner, table_bytes)
+        return replace(found, column=bounds.column) if found is not None else None
     count = window.counts.total
     few = count <= _MOST_VALUES and len(window.segments) <= _MOST_SEGMENTS
     if bounds is None or not isinstance(bounds.low, int) or not few or table_bytes < _LARGE_BYTES:
@@ -194,7 +237,13 @@ def narrowed(bounds: KeyBounds | None, window: Window, table_bytes: int) -> KeyB
 
 def last_time(segment: Segment) -> datetime | None:
     """The latest commit time in a segment, by its footer; None if no change in it has one."""
-    files, place = filesystem(segment.path)
+    return _last_time(segment.path)
+
+
+@lru_cache(maxsize=100_000)
+def _last_time(path: str) -> datetime | None:
+    """A segment never changes: its footer is read once."""
+    files, place = filesystem(path)
     footer = pq.read_metadata(place, filesystem=files)
     leaves: list[Any] = [footer.schema.column(index) for index in range(len(footer.schema))]
     index = next(number for number, leaf in enumerate(leaves) if leaf.path == TIME)
@@ -222,8 +271,7 @@ def _literal(value: Any) -> str:
     if isinstance(value, str):
         if len(value) > _LONGEST_TEXT:
             raise ValueError("too long to be worth a literal")
-        # Through hexadecimal, so that no quoting rule of any Spark setting can change the value.
-        return f"decode(X'{value.encode().hex()}', 'UTF-8')"
+        return text_literal(value)
     if isinstance(value, datetime):
         kind = "TIMESTAMP" if value.tzinfo else "TIMESTAMP_NTZ"
         return f"{kind}'{value.isoformat(sep=' ', timespec='microseconds')}'"

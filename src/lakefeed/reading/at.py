@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lakefeed.change.position import Position, decode_position
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakeError
-from lakefeed.journal.journal import Journal
-from lakefeed.lake.delta import Delta
-from lakefeed.lake.formats import history_at
-from lakefeed.lake.history import LogCommit, LogState, TableHistory, state_at
-from lakefeed.lake.iceberg import Iceberg
-from lakefeed.lake.location import lake_root, table_path
-from lakefeed.reading.options import STATE_FOLDER
+from lakefeed.lake.history import LogCommit, LogState, state_at
+from lakefeed.reading.moment import AnyLake, ReadLake, ReadPipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,7 +18,7 @@ if TYPE_CHECKING:
 
 def read_at(
     spark: SparkSession,
-    lake: str | Path | Delta | Iceberg,
+    lake: AnyLake,
     table: str,
     *,
     position: Position | str | None = None,
@@ -32,30 +27,29 @@ def read_at(
     """A table of the lake as it was at a position of the source, or at the end of a change set.
 
     ``lake`` is the lake's path, whatever the format of its tables, or the lake itself: ``Iceberg(spark, path,
-    catalog=…)`` for tables of a catalog. Gives the newest version of the table that shows nothing from after that
-    point. Change sets that were merged in one commit have no versions of their own: a point between them reads as the
-    one before the first of them. A position is a value or its encoded text, ``sqlite=8@1794778483365``, as in the
-    column ``_lakefeed_position``.
+    catalog=…)`` for tables of a catalog. A position is a value or its encoded text, ``sqlite=8@1794778483365``, as in
+    the column ``_lakefeed_position``; one inside a change set reads as the end of the one before.
 
-    LakeError if the table has not got there yet, if its rows are still those of a copy that was read at several
-    moments after that point, or if that version's log or files have been cleaned up.
+    Where a merge ended at that point, this is a version of the table, and needs no journal. Else it is the version
+    before it with the journal's change sets on top, merged or not. LakeError with the reason if one of the two is gone,
+    if the journal does not reach there, or if the rows of the table's copy were read at several moments after that
+    point.
     """
-    point = _Point.of(position, change_set)
-    name = TableId.parse(table)
-    root = lake.path if isinstance(lake, Delta | Iceberg) else lake_root(lake)
-    if isinstance(lake, Delta | Iceberg):
-        history: TableHistory = lake.history(name)
-    else:  # the format is that of the table there
-        history = history_at(spark, root, table_path(root, name), name)
+    point, name, place = _Point.of(position, change_set), TableId.parse(table), ReadLake.of(spark, lake)
+    history = place.history(name)
     commits = history.commits()
     state = state_at(commits, point.covers)
     if state is None:
         raise _too_old(name, point, commits, history.keeps_more)
-    if state.is_newest:
-        _check_reached(root, name, point, state)
-    _check_settled(root, name, point, state)
-    history.check(state.version)
-    return history.read(spark, state.version)
+    applied, metadata = state.commit.applied or 0, state.commit.metadata or {}
+    exact = point.is_exactly(state.commit)
+    pipeline = _pipeline(place, metadata)
+    number = None if exact else _number(pipeline, name, point, state)
+    _check_settled(pipeline, name, point, state)
+    if number is None or number <= applied or pipeline is None:
+        history.check(state.version)
+        return history.read(spark, state.version)
+    return pipeline.at(name, number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,51 +79,55 @@ class _Point:
         try:
             return self.position.compare(other) if self.position is not None else None
         except TypeError:
-            raise ConfigError(
-                f"the table's positions are of kind {other.kind}", remedy=f"Ask for one that reads {other.encode()}."
-            ) from None
+            raise self.other_kind(other) from None
+
+    def is_exactly(self, commit: LogCommit) -> bool:
+        """Did the commit end at this very point?"""
+        if self.change_set is not None:
+            return commit.applied == self.change_set
+        return commit.position is not None and self.compare(commit.position) == 0
+
+    @staticmethod
+    def other_kind(own: Position | None) -> ConfigError:
+        kind, text = (own.kind, own.encode()) if own is not None else ("no kind", "nothing")
+        return ConfigError(f"the table's positions are of kind {kind}", remedy=f"Ask for one that reads {text}.")
 
 
-def _check_reached(root: str, table: TableId, point: _Point, state: LogState) -> None:
-    """The newest state stands for later points, too, if the journal has no change of the table up to there."""
-    if _is_exactly(point, state.commit):
-        return
-    metadata = state.commit.metadata or {}
-    journal = _journal(root, metadata)
-    asked = _number(journal, point) if journal is not None else None
-    if journal is None or asked is None:
-        raise _not_yet(table, point, state)
-    source = TableId.parse(metadata.get("table") or str(table))
-    if journal.window(source, max(state.commit.applied or 0, journal.trimmed), asked).segments:
-        raise _not_yet(table, point, state)
-
-
-def _is_exactly(point: _Point, commit: LogCommit) -> bool:
-    if point.change_set is not None:
-        return commit.applied == point.change_set
-    return commit.position is not None and point.compare(commit.position) == 0
-
-
-def _number(journal: Journal, point: _Point) -> int | None:
-    """The last change set that ends at or before a point; None if the journal has not got there."""
-    if point.change_set is not None:
-        return point.change_set if point.change_set <= journal.head else None
-    if journal.end is None or point.compare(journal.end) not in (-1, 0):
+def _pipeline(lake: ReadLake, metadata: Mapping[str, Any]) -> ReadPipeline | None:
+    """The pipeline that made the table, where its journal can be read from here."""
+    if "://" in lake.root or not metadata:
         return None
-    ends = [commit.number for commit in journal.commits() if point.compare(commit.end) in (0, 1)]
-    return max(ends, default=journal.trimmed)
+    try:
+        return lake.pipeline(str(metadata["pipeline"]))
+    except (ConfigError, LakeError):
+        return None
 
 
-def _check_settled(root: str, table: TableId, point: _Point, state: LogState) -> None:
+def _number(pipeline: ReadPipeline | None, table: TableId, point: _Point, state: LogState) -> int:
+    """The change set that a point between two merges stands for. LakeError if the journal does not tell."""
+    if pipeline is None:
+        raise LakeError(
+            f"table {table} cannot be read at {point}: no merge ended there, and its journal cannot be read from here",
+            remedy=f"Ask for a point that a version of the table was made at; one before it is {_reached(state)}.",
+        )
+    try:
+        return pipeline.change_set(point.change_set if point.change_set is not None else point.position)
+    except LakeError as error:
+        raise LakeError(f"table {table} cannot be read at {point}: {error.message}", remedy=error.remedy) from error
+    except TypeError:
+        raise _Point.other_kind(pipeline.journal.end) from None
+
+
+def _check_settled(pipeline: ReadPipeline | None, table: TableId, point: _Point, state: LogState) -> None:
     """The rows of a copy are of several moments up to ``copied_upto``; from there on the table is exact."""
     copied = state.copied_upto
     if copied is None or (state.commit.position is not None and state.commit.position >= copied):
         return
     asked = point.position
-    if point.change_set is not None:
-        journal = _journal(root, state.commit.metadata or {})
-        retained = journal is not None and journal.trimmed < point.change_set <= journal.head
-        asked = journal.position(point.change_set) if journal is not None and retained else None
+    if point.change_set is not None and pipeline is not None:
+        journal = pipeline.journal
+        retained = journal.trimmed < point.change_set <= journal.head
+        asked = journal.position(point.change_set) if retained else None
     if asked is None or not asked >= copied:
         raise LakeError(
             f"table {table} cannot be read at {point}: its rows were copied from the source up to position {copied}",
@@ -137,21 +135,9 @@ def _check_settled(root: str, table: TableId, point: _Point, state: LogState) ->
         )
 
 
-def _journal(root: str, metadata: object) -> Journal | None:
-    """The journal of the pipeline that made the table, where it can be read from here."""
-    if "://" in root or not isinstance(metadata, dict):
-        return None
-    state = Path(root) / STATE_FOLDER / str(metadata["pipeline"])
-    return Journal.read(state) if (state / "commits").is_dir() else None
-
-
-def _not_yet(table: TableId, point: _Point, state: LogState) -> LakeError:
+def _reached(state: LogState) -> str:
     at = state.commit.position
-    return LakeError(
-        f"table {table} is not at {point} yet: it has change sets up to {state.commit.applied}"
-        + (f", position {at}" if at else ""),
-        remedy="Run `lakefeed sync`, then read again; or ask for an earlier position.",
-    )
+    return f"change set {state.commit.applied}" + (f", position {at}" if at else "")
 
 
 def _too_old(table: TableId, point: _Point, commits: list[LogCommit], keeps_more: str) -> LakeError:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakefeedError
-from lakefeed.journal.layout import local_root
+from lakefeed.storage.location import local_root
 
 STATE_FOLDER = "_lakefeed"
 """Below a lake's path, with a folder for each pipeline."""

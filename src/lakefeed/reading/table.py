@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,13 @@ import pyarrow as pa
 from lakefeed.change.table import TableId
 from lakefeed.errors import LakeError
 from lakefeed.lake.delta import Delta
-from lakefeed.lake.formats import FORMATS, format_at, history_at
+from lakefeed.lake.formats import format_at, history_at
 from lakefeed.lake.history import TableHistory
 from lakefeed.lake.iceberg import Iceberg
+from lakefeed.lake.iceberg.catalog import IcebergCatalog
 from lakefeed.lake.location import lake_root, spark_path, table_path
 from lakefeed.lake.reader import rows_at
+from lakefeed.lake.spark.session import checked_session
 from lakefeed.lake.spark.type import quoted
 
 if TYPE_CHECKING:
@@ -51,24 +54,43 @@ def to_arrow(lake: LakeOrPath, name: str) -> pa.Table:
 
 
 def register_tables(spark: SparkSession, lake: str | Path, *, schema: str, database: str | None = None) -> list[str]:
-    """Name the Delta tables of one source schema in the session's catalog: ``SELECT * FROM shop.orders``.
+    """Name the tables of one source schema in the session's catalog: ``SELECT * FROM shop.orders``.
 
     ``database`` is made if it is not there; without one it is called as the schema. A name that is registered already
-    is pointed to this lake. Returns the names. Iceberg tables have a catalog of their own; they are left out.
+    is pointed to this lake. Returns the names. Delta tables become external tables. Iceberg tables become views over a
+    catalog of the lake's path, which is a setting of this session: another one registers them again. Tables of an
+    Iceberg catalog of your own have their names there.
     """
     root, into = lake_root(lake), database or schema
     found = []
     spark.sql(f"CREATE DATABASE IF NOT EXISTS {quoted(into)}")
     for directory in sorted(Path(table_path(root, TableId(schema, "x"))).parent.glob("*")):
-        if FORMATS["delta"].is_at(str(directory)):
-            name = f"{quoted(into)}.{quoted(directory.name)}"
+        kind = format_at(str(directory))
+        if kind is None:
+            continue
+        name = f"{quoted(into)}.{quoted(directory.name)}"
+        is_view = spark.catalog.tableExists(name) and spark.catalog.getTable(name).tableType == "VIEW"
+        spark.sql(f"DROP {'VIEW' if is_view else 'TABLE'} IF EXISTS {name}")  # an external table keeps its files
+        if kind == "delta":
             location = spark_path(str(directory)).replace("'", "\\'")
-            spark.sql(f"DROP TABLE IF EXISTS {name}")  # of the catalog alone: an external table keeps its files
             spark.sql(f"CREATE TABLE {name} USING delta LOCATION '{location}'")
-            found.append(f"{into}.{directory.name}")
+        else:
+            full = ".".join(map(quoted, (_path_catalog(spark, root), directory.parent.name, directory.name)))
+            spark.sql(f"CREATE VIEW {name} WITH SCHEMA EVOLUTION AS SELECT * FROM {full}")  # noqa: S608  # quoted
+        found.append(f"{into}.{directory.name}")
     if not found:
-        raise LakeError(f"there is no Delta table of {schema} in {root}", remedy="Check the path, or sync first.")
+        raise LakeError(f"there is no table of {schema} in {root}", remedy="Check the path, or sync first.")
     return found
+
+
+def _path_catalog(spark: SparkSession, root: str) -> str:
+    """The name of an Iceberg catalog of a path in this session. A session keeps a catalog once it has used it, so
+    each path has a name of its own."""
+    name = f"lakefeed_{hashlib.sha256(root.encode()).hexdigest()[:12]}"
+    session = checked_session(spark, formats=("iceberg",))
+    for key, value in IcebergCatalog.of({"name": name}, root, "{schema}").settings().items():
+        session.conf.set(key, value)
+    return name
 
 
 def _missing(wanted: TableId, lake: str) -> LakeError:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from lakefeed.capture.base import ChangeCapture, Chunk, Continuity, Finding, Lag, SnapshotPlan
+from lakefeed.capture.base import ChangeCapture, Chunk, Continuity, Finding, Lag, SnapshotPlan, TableSize
 from lakefeed.change.change_set import ChangeSet
+from lakefeed.change.choice import Choices
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.embed.checkpoint import Checkpoint, CheckpointStore
@@ -140,6 +141,12 @@ class FaultyCapture(ChangeCapture):
 
     def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:
         return self._faults.run("continuity", lambda: self._capture.continuity(position, tables))
+
+    def represent(self, choices: Choices) -> None:
+        self._capture.represent(choices)
+
+    def sizes(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSize]:
+        return self._capture.sizes(tables)
 
     def recall(self, schemas: Sequence[TableSchema]) -> None:
         self._capture.recall(schemas)

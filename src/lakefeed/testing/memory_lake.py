@@ -6,15 +6,17 @@ side is compared with. The object stands for the lake's storage: keep it while p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakefeed.change.batch import ABSENT, METADATA, OP, SEQ, Operation
+from lakefeed.change.choice import Choices
 from lakefeed.change.position import Position, highest
 from lakefeed.change.schema_change import ChangeKey, RetypeColumn, diff, origins
 from lakefeed.change.segment import Segment, Window
@@ -25,6 +27,9 @@ from lakefeed.lake.base import Applied, Loaded, TableCopy, TableVersion
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.mode import Mirror
 from lakefeed.lake.route import Route, Routes, Rule
+from lakefeed.lake.rule.rows import RowRule
+from lakefeed.lake.schema.mapping import ColumnMapping
+from lakefeed.lake.schema.policy import Evolution
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -47,11 +52,13 @@ class MemoryTable:
 class MemoryLake:
     """Both the Lake (what a user writes) and the TableFormat it binds to. Every table is a mirror."""
 
-    def __init__(self, path: str, *, rules: Sequence[Rule] = ()) -> None:
+    def __init__(
+        self, path: str, *, rules: Sequence[Rule] = (), out_of_range: str | None = None, salt: str = ""
+    ) -> None:
         self.path = path
         self.tables: dict[TableId, MemoryTable] = {}
         self.commits = 0
-        self._routes = Routes(Mirror(), rules)
+        self._routes = Routes(Mirror(), rules, out_of_range=out_of_range, salt=salt)
 
     def bind(self, pipeline: str) -> MemoryLake:  # noqa: ARG002  # one lake, one pipeline
         return self
@@ -65,6 +72,26 @@ class MemoryLake:
     @property
     def columns(self) -> Callable[[TableId], tuple[str, ...]] | None:
         return self._routes.columns if self._routes.leaves_out else None
+
+    @property
+    def sensitive(self) -> Callable[[TableId], RowRule] | None:
+        return self._routes.sensitive if self._routes.masks_early else None
+
+    @property
+    def choices(self) -> Choices:
+        return self._routes.choices
+
+    def matching(self, source: TableId) -> tuple[str, ...]:
+        return self._routes.matching(source)
+
+    def unused(self, schemas: Iterable[TableSchema]) -> tuple[str, ...]:
+        return self._routes.unused(schemas)
+
+    def scratch(self, path: str) -> MemoryLake:
+        return MemoryLake(path)
+
+    def evolution(self, route: Route) -> Evolution:
+        return self._routes.policy(route).evolution
 
     def table(self, route: Route) -> MemoryLakeTable:
         return MemoryLakeTable(self, route)
@@ -93,7 +120,8 @@ class MemoryLakeTable:
         for chunk in copy.chunks[table.copied :]:
             with chunk.open() as reader:
                 rows = [row for batch in reader for row in batch.to_pylist()]
-                table.rows |= {_key(copy.schema, row): row for row in rows}
+                for row in rows:
+                    table.rows[_free_key(table, row)] = row
                 table.high = highest(table.high, reader.high)
             table.copied += 1
             self._lake.commits += 1
@@ -127,6 +155,18 @@ class MemoryLakeTable:
             return ()
         return (TableVersion(number=found.number, schema_version=found.schema.version, position=found.high, version=0),)
 
+    def check(self, schema: TableSchema) -> tuple[str, ...]:  # noqa: ARG002  # it takes every schema
+        return ()
+
+    def made_by(self, schema: TableSchema, mapping: ColumnMapping, generation: int) -> None:
+        """Its rows are the source's."""
+
+    def rule(self, generation: int | None = None) -> RowRule:  # noqa: ARG002  # it makes no rows by rules
+        return RowRule()
+
+    def touched(self, generation: int) -> Mapping[str, int]:  # noqa: ARG002  # the seam's
+        return {}
+
     def maintain(self, options: MaintenanceOptions, key: Sequence[str]) -> MaintenanceResult:  # noqa: ARG002  # it has no files
         return MaintenanceResult()
 
@@ -159,7 +199,22 @@ class RowsChunk:
 
 
 def _key(schema: TableSchema, row: Mapping[str, Any]) -> Key:
-    return tuple(row[name] for name in schema.key)
+    """Without a key, a row is all its values."""
+    return tuple(row[name] for name in schema.key) or tuple(repr(row[name]) for name in schema.names)
+
+
+def _free_key(table: MemoryTable, row: Mapping[str, Any]) -> Key:
+    """Where a new row goes: of a table without a key, beside the rows that are equal to it."""
+    key = _key(table.schema, row)
+    if table.schema.key:
+        return key
+    return next((*key, number) for number in count() if (*key, number) not in table.rows)
+
+
+def _last_key(table: MemoryTable, row: Mapping[str, Any]) -> Key:
+    """Where a row is: of several that are equal in a table without a key, the last."""
+    *key, last = _free_key(table, row)
+    return (*key, last if table.schema.key else last - 1)
 
 
 def _evolved(rows: Mapping[Key, Row], old: TableSchema, new: TableSchema) -> dict[Key, Row]:
@@ -168,7 +223,11 @@ def _evolved(rows: Mapping[Key, Row], old: TableSchema, new: TableSchema) -> dic
             raise RebuildNeededError(f"table {new.table} cannot follow {change}", table=str(new.table))
         if isinstance(change, RetypeColumn):
             raise TableStoppedError(f"table {new.table} cannot follow {change}", table=str(new.table))
-    return {key: _projected(row, old, new) for key, row in rows.items()}
+    evolved = MemoryTable(0, new, 0)
+    for key, row in rows.items():
+        projected = _projected(row, old, new)
+        evolved.rows[key if new.key else _free_key(evolved, projected)] = projected
+    return evolved.rows
 
 
 def _projected(row: Row, old: TableSchema, new: TableSchema) -> Row:
@@ -189,7 +248,7 @@ def _changes(segment: Segment, window: Window) -> list[Row]:
 def _apply(table: MemoryTable, row: Row) -> None:
     operation, absent = Operation(row[OP]), row[ABSENT] or ()
     own = {name: row[name] for name in table.schema.names}
-    key = _key(table.schema, own)
+    key = _last_key(table, own) if operation is Operation.DELETE else _free_key(table, own)
     if operation is Operation.BEFORE:
         return
     if operation is Operation.TRUNCATE:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,12 +23,14 @@ from typing import Any
 import pyarrow as pa
 
 from lakefeed.capture.registry import VerifyReader
+from lakefeed.change.choice import field_of
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.lake.mode import Mirror, Mode
 from lakefeed.lake.reader import StoredRows, rows_at
 from lakefeed.lake.schema.mapping import ColumnMapping
 from lakefeed.verify.bucket import Buckets, buckets_for
 from lakefeed.verify.columns import Columns, paired, paired_by_name
+from lakefeed.verify.made import MadeRows
 from lakefeed.verify.mode import CHANGE_COLUMNS, current_rows, fault_sentences, history_faults, last_truncate
 from lakefeed.verify.rows import Row, ValueDifferenceError, different_rows, exact_batch
 
@@ -59,21 +61,32 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableShape:
-    """What is known of a lake table. ``mapping`` and ``schema`` say which source column feeds which of its columns."""
+    """What is known of a lake table. ``mapping`` and ``schema`` say which source column feeds which of its columns;
+    ``made`` makes the source's rows what the table should have, where that is not the same."""
 
     table: TableId
     mode: Mode = _MIRROR
     mapping: ColumnMapping | None = None
     schema: TableSchema | None = None
+    made: MadeRows | None = None
 
     def columns(self, lake: Sequence[str], source: Sequence[str]) -> Columns:
+        if self.made is not None:
+            return self.made.columns(lake, source)
         if self.mapping is None or self.schema is None:
             return paired_by_name(lake, source)
         return paired(lake, source, self.mapping, self.schema)
 
+    def ruled(self, field: pa.Field[Any], source: str) -> pa.Field[Any]:
+        """A lake column's field, with the rule by which the source column ``source`` was delivered."""
+        found = [one for one in self.schema.columns if one.name == source] if self.schema is not None else []
+        return pa.field(field.name, field.type, metadata=field_of(found[0]).metadata) if found else field
+
     @property
     def key(self) -> tuple[str, ...]:
         """In the lake table's names; none if unknown, and then all values of a row identify it."""
+        if self.made is not None:
+            return self.made.key
         if self.mapping is None or self.schema is None:
             return ()
         return self.mapping.schema(self.schema).key
@@ -109,6 +122,7 @@ def compare_table(
     count = buckets_for(max(estimate, source.count()) if estimate is not None else None)
     kept = pa.schema([one for one in stored.schema if one.name in {*columns.lake, *own}])
     compared = pa.schema([stored.schema.field(name) for name in columns.lake])
+    ruled = pa.schema([known.ruled(stored.schema.field(name), source) for name, source in columns.pairs])
     with tempfile.TemporaryDirectory(prefix="lakefeed-verify-") as directory:
         lake_side = Buckets(Path(directory) / "lake", count, key or columns.lake, kept)
         source_side = Buckets(Path(directory) / "source", count, key or columns.lake, compared)
@@ -122,8 +136,8 @@ def compare_table(
             progress("lake", lake_side.rows)
         lake_side.close()
         try:
-            for rows in source.rows(compared, columns.source):
-                source_side.add(exact_batch(rows, compared))
+            for part in _source_batches(known, source, columns, compared, ruled, Path(directory)):
+                source_side.add(part)
                 progress("source", source_side.rows)
         except ValueDifferenceError as error:
             return Comparison(
@@ -163,6 +177,23 @@ def compare_table(
         differences=(*found, *fault_sentences(faults)),
         chosen=columns.chosen,
     )
+
+
+def _source_batches(
+    known: TableShape, source: VerifyReader, columns: Columns, compared: pa.Schema, ruled: pa.Schema, directory: Path
+) -> Iterator[pa.RecordBatch]:
+    """The source's rows with the columns ``compared``, as the lake table should have them; ``ruled`` are the same with
+    the rules by which they were delivered."""
+    if known.made is None:
+        for rows in source.rows(ruled, columns.source):
+            yield exact_batch(rows, compared)
+        return
+    there = source.columns()
+    given, names = known.made.given(there)
+    clear = (exact_batch(rows, given) for rows in source.rows(given, names))
+    for batch in known.made.batches(clear, there, directory):
+        arrays = [batch.column(one.name).cast(one.type) for one in compared]
+        yield pa.RecordBatch.from_arrays(arrays, schema=compared)
 
 
 def compare_at(table: TableId, source: VerifyReader, lake_table: Path, mode: Mode = _MIRROR) -> Comparison:

@@ -11,16 +11,18 @@ logged, no right to read it) is named with the reason; the pipeline is complete 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.capture.poll.config import SourceConfig
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError, LakefeedError, Retry
+from lakefeed.errors import ConfigError, JournalError, LakefeedError, Retry
+from lakefeed.flow.report.verified import Verified, save_verified
 from lakefeed.flow.status import Liveness
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
@@ -30,7 +32,10 @@ from lakefeed.lake.reader import StoredRows
 from lakefeed.lake.route import settled
 from lakefeed.lake.schema.decision import Decisions, decisions_file
 from lakefeed.lake.schema.policy import Policy
+from lakefeed.storage.base import Storage
+from lakefeed.storage.location import storage_at
 from lakefeed.verify.compare import Comparison, Progress, TableShape, compare_table, missing_table, not_compared
+from lakefeed.verify.made import MadeRows
 
 
 class ReadableLake(Lake, Protocol):
@@ -57,14 +62,18 @@ class PipelineVerification:
     """One pipeline to verify. ``sync`` is the command that brings it up to date: remedies name it."""
 
     name: str
-    state: Path
+    state: Path | Storage
     capture: ChangeCapture
     source: SourceConfig
     lake: ReadableLake
     sync: str = "lakefeed sync FILE"
+    storage_options: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, progress: Callable[[TableId], Progress]) -> Verification:
-        """Compare everything. Changes nothing, needs no lease and no Spark; nothing may be writing to the source."""
+        """Compare everything. Needs no lease and no Spark; nothing may be writing to the source.
+
+        Changes neither lake nor source. What it found stays in the state directory, for ``status``.
+        """
         records = TableStates(self.state).all()
         if not records:
             raise ConfigError(
@@ -97,7 +106,29 @@ class PipelineVerification:
             )
         tables += [(record.mode, self._compared(record, progress)) for record in followed.values()]
         tables.sort(key=lambda one: one[1].table)
+        self._keep([comparison for _, comparison in tables], followed)
         return Verification(tables=tuple(tables), problems=tuple(problems), not_followed=not_followed)
+
+    def _keep(self, found: Sequence[Comparison], followed: Mapping[TableId, TableState]) -> None:
+        """For ``status``. A directory that may only be read is no reason to fail: the comparison is done."""
+        lake, journal = self.lake.bind(self.name), Journal.read(self.state)
+        results: dict[TableId, Verified] = {}
+        with closing(journal):
+            for one in found:
+                record = followed.get(one.table)
+                applied = lake.table(record.route).applied(record.generation) if record and one.compared else None
+                position = journal.position(min(applied.number, journal.head)) if applied else None
+                results[one.table] = Verified(
+                    at=time.time(),
+                    equal=one.equal,
+                    source_rows=one.source_rows if one.compared else None,
+                    lake_rows=one.lake_rows if one.compared else None,
+                    change_set=applied.number if applied else None,
+                    position=position.encode() if position else None,
+                    difference=one.differences[0] if one.differences else None,
+                )
+        with suppress(JournalError):
+            save_verified(self.state, results)
 
     def _source_tables(self) -> tuple[frozenset[TableId], dict[TableId, str]]:
         """The tables that the source offers, and those that a pattern matches and that it does not, with the reason.
@@ -134,10 +165,25 @@ class PipelineVerification:
             if stored is None or applied is None:
                 return missing_table(record.table, lake_table.location)
             schema = Journal.read(self.state).schema(record.source, applied.schema_version)
-            decisions = decisions_file(self.lake.path, self.name, record.table)
+            decisions = decisions_file(storage_at(self.lake.path, self.storage_options), self.name, record.table)
             mapping = Decisions(Policy(record.table, record.mode), decisions).at(schema, record.generation)
-            known = TableShape(table=record.table, mode=record.mode, mapping=mapping, schema=schema)
-            return compare_table(known, stored, self.source.verify_reader(record.source), report)
+            made = lake_table.made_by(schema, mapping, record.generation)
+            if made is not None:
+                rule, ruled, evaluate = made
+                made_rows = MadeRows(rule=rule, ruled=ruled, schema=schema, mapping=mapping, evaluate=evaluate)
+            known = TableShape(
+                table=record.table,
+                mode=record.mode,
+                mapping=mapping,
+                schema=schema,
+                made=made_rows if made is not None else None,
+            )
+            found = compare_table(known, stored, self.source.verify_reader(record.source), report)
+            if found.equal or schema.key or not self.lake.bind(self.name).choices.of(record.source).inserts_only:
+                return found
+            unseen = "updates and deletes of the table are not followed (keyless: inserts)"
+            again = f"lakefeed rebuild FILE {record.table} --from-source, then {self.sync}"
+            return replace(found, differences=(*found.differences, f"{unseen}. Remedy: {again}"))
         except LakefeedError as error:
             if error.retry is Retry.BACKOFF:
                 raise

@@ -7,5 +7,15 @@ from typing import Annotated
 
 import typer
 
-ConfigFile = Annotated[Path, typer.Argument(metavar="FILE", help="The configuration file.", show_default=False)]
+from lakefeed.app.output import speak_of
+
+
+def _named(file: Path) -> Path:
+    speak_of(file)
+    return file
+
+
+ConfigFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The configuration file.", show_default=False, callback=_named)
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

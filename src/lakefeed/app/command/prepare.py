@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lakefeed.app.command.argument import ConfigFile, JsonFlag
-from lakefeed.app.output import show_object, show_text
+from lakefeed.app.output import show_object, show_table, show_text
 from lakefeed.capture.registry import SOURCES, source_config
 from lakefeed.errors import ConfigError
 
@@ -31,10 +31,11 @@ lake:
   mode: mirror              # the current rows, exactly; or temporal (every version), or append (every change)
 
 sync:
-  interval_seconds: 1       # pause between two cycles of `lakefeed run`
+  interval_seconds: 1       # least time between two merges of `lakefeed run`
 
 # journal:                  # the durable change sets between source and lake
 #   keep_change_sets: 256           # how many stay after every table has them
+#   keep_seconds: 0                 # how long they stay at least, for readers
 #   max_backlog_bytes: 17179869184  # capture waits while more than this is not yet in the lake
 """
 
@@ -87,11 +88,16 @@ def check(
     """Find what would keep the pipeline from working, and print the remedy for each. Changes nothing."""
     from lakefeed.app.build import build_pipeline
     from lakefeed.app.config import load_config
-    from lakefeed.app.preflight import machine_findings
+    from lakefeed.app.preflight import machine_findings, secret_findings
     from lakefeed.capture.base import Level
 
     config = load_config(file)
-    findings = (*machine_findings(config), *build_pipeline(config).check(), *config.source.findings())
+    findings = (
+        *secret_findings(file),
+        *machine_findings(config),
+        *build_pipeline(config).check(),
+        *config.source.findings(),
+    )
     ready = all(finding.level is not Level.ERROR for finding in findings)
     if as_json:
         objects = [
@@ -112,6 +118,56 @@ def check(
             show_text(f"{finding.level.value.capitalize()}: {about}{finding.problem}\nRemedy: {finding.remedy}\n")
         show_text(f"{config.pipeline} is ready." if ready else f"{config.pipeline} is not ready.")
     return 0 if ready else FOUND_SOMETHING
+
+
+def plan(
+    file: ConfigFile,
+    tables: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tables", metavar="GLOB", help="Only lake tables that match, schema.table or table; repeatable."
+        ),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> int:
+    """Show what a start would do: tables to copy, columns and their types, what a changed configuration would rebuild.
+
+    Changes nothing, neither in the source nor in the lake. Rows and bytes are the source's own estimates. The exit code
+    is 1 if a start would be refused or a table would stop.
+    """
+    from fnmatch import fnmatchcase
+
+    from lakefeed.app.build import build_pipeline
+    from lakefeed.app.config import load_config
+    from lakefeed.flow.shape import UNUSED
+
+    config = load_config(file)
+    made = build_pipeline(config).plan()
+    wanted = [
+        one
+        for one in made.tables
+        if not tables or any(fnmatchcase(str(one.table) if "." in glob else one.table.name, glob) for glob in tables)
+    ]
+    if as_json:
+        show_object({"pipeline": config.pipeline, **made.to_dict(), "tables": [one.to_dict() for one in wanted]})
+        return FOUND_SOMETHING if made.is_refused else 0
+    show_text(f"What lakefeed sync {file} would do. Nothing was changed.\n")
+    heads = ("lake table", "mode", "what", "rows", "bytes", "why")
+    show_table(heads, [(one.table, one.mode, one.action, one.rows, one.bytes, one.reason) for one in wanted])
+    for one in wanted:
+        rules = f"; rules: {', '.join(one.rules)}" if one.rules else ""
+        key = f"key ({', '.join(one.key)})" if one.key else "no key"
+        show_text(f"\n{one.table}, of {one.source}: {key}{rules}")
+        if one.made_by:
+            show_text(f"Rows: {one.made_by}")
+        if one.remedy:
+            show_text(f"Remedy: {one.remedy}")
+        lines = [(c.name, c.source_type or None, c.lake_name, c.lake_type, c.note) for c in one.columns]
+        if lines:
+            show_table(("column", "source type", "in the lake", "lake type", "note"), lines)
+    for unused in made.unused_rules:
+        show_text(f"\nError: {unused}.\nRemedy: {UNUSED}")
+    return FOUND_SOMETHING if made.is_refused else 0
 
 
 def sql_script(pipeline: str, findings: Sequence[Finding]) -> str:

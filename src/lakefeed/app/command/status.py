@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lakefeed.app.command.argument import ConfigFile, JsonFlag
-from lakefeed.app.output import counted, seconds_text, show_object, show_table, show_text
+from lakefeed.app.output import bytes_text, counted, seconds_text, show_note, show_object, show_table, show_text
 
 if TYPE_CHECKING:
-    from lakefeed.flow.status import PipelineStatus
+    from lakefeed.flow.status import PipelineStatus, TableStatus
     from lakefeed.journal.commit import Commit
 
 
@@ -46,9 +49,11 @@ def status(
             show_object(found.to_dict())
         else:
             _show(config.pipeline, found)
-        if not watch:
-            return FOUND_SOMETHING if exit_code and found.verdict not in ("healthy", "idle") else 0
-        time.sleep(_WATCH_SECONDS)
+        with suppress(KeyboardInterrupt):  # the announced end of --watch, and no interruption
+            if watch:
+                time.sleep(_WATCH_SECONDS)
+                continue
+        return FOUND_SOMETHING if exit_code and found.verdict not in ("healthy", "idle") else 0
 
 
 def _show(name: str, found: PipelineStatus) -> None:
@@ -64,13 +69,26 @@ def _show(name: str, found: PipelineStatus) -> None:
     if found.remedy:
         show_text(f"Remedy: {found.remedy}")
     show_text(f"Journal: {counted(found.journal_head, 'change set')}. Waiting in the source: {waiting}.")
-    if lag.source:
-        show_text(f"Source: {', '.join(f'{name} {value}' for name, value in lag.source.items() if value is not None)}.")
+    health = [f"{name} {value}" for name, value in lag.source.items() if value is not None]
+    if lag.retained_bytes is not None:
+        health.append(f"{bytes_text(lag.retained_bytes)} of its log retained")
+    if lag.left_bytes is not None:
+        health.append(f"{bytes_text(lag.left_bytes)} more until it is lost")
+    if lag.left_seconds is not None:
+        health.append(f"{seconds_text(lag.left_seconds)} until it is lost")
+    if health:
+        show_text(f"Source: {', '.join(health)}.")
+    if found.unanswered:
+        show_text(f"No answer in time from: {', '.join(found.unanswered)}. What is unknown shows as a dash.")
     if tables:
         show_text("")
-        followed = [(name, one.state, one.applied, one.rows, _ago(one.age_seconds)) for name, one in tables]
-        blocked = [(f"{one.table} of {one.source}", "blocked", None, None, None) for one in found.blocked]
-        show_table(("table", "state", "applied", "rows", "newest change"), [*followed, *blocked])
+        followed = [
+            (name, _state(one), one.applied, one.rows, _waiting(one), _rate(one),
+             _ago(one.age_seconds))
+            for name, one in tables
+        ]  # fmt: skip
+        blocked = [(f"{one.table} of {one.source}", "blocked", *(None,) * 5) for one in found.blocked]
+        show_table(("table", "state", "applied", "rows", "waiting", "rate", "newest change"), [*followed, *blocked])
     for clash in found.blocked:
         show_text(f"\n{clash.table} of {clash.source}: {_sentence(clash.error)}\nRemedy: {clash.remedy}")
     for table_name, table in tables:
@@ -82,6 +100,70 @@ def _show(name: str, found: PipelineStatus) -> None:
             ago = seconds_text(max(0.0, time.time() - table.compared.at))
             result = f"{table.compared.deleted:,} deleted, {table.compared.changed:,} different"
             show_text(f"\n{table_name}: compared with the source {ago} ago: {result}.")
+        if table.rules:
+            listed = ", ".join(f"{what} {count:,}" for what, count in sorted(table.rules.items()))
+            show_text(f"\n{table_name}: values that its rule has touched since the copy began: {listed}.")
+    _show_verified(found)
+
+
+def _show_verified(found: PipelineStatus) -> None:
+    """One line for the tables that were equal, one for each that was not."""
+    verified = {table: one.verified for table, one in sorted(found.tables.items()) if one.verified is not None}
+    if not verified:
+        return
+    ago = seconds_text(max(0.0, time.time() - min(one.at for one in verified.values())))
+    equal = sum(one.equal for one in verified.values())
+    show_text(f"\nVerified {ago} ago or later: {equal} of {counted(len(found.tables), 'table')} equal to the source.")
+    for table, one in verified.items():
+        if not one.equal:
+            show_text(f"{table} was different: {one.difference}")
+
+
+def _state(table: TableStatus) -> str:
+    """``copying 42 %, 3 min 20 s left``."""
+    if table.copy is None or table.copy.share is None:
+        return table.state
+    left = "" if table.copy.seconds_left is None else f", {seconds_text(table.copy.seconds_left)} left"
+    return f"{table.state} {table.copy.share:.0%}{left}".replace("%", " %")
+
+
+def _rate(table: TableStatus) -> str | None:
+    return f"{table.rows_per_second:,.1f}/s" if table.rows_per_second else None
+
+
+def _waiting(table: TableStatus) -> str | None:
+    """What the journal has and the lake table has not: ``1,200 rows, 3.1 s``."""
+    if table.lag_rows is None:
+        return None
+    if not table.lag_rows:
+        return "nothing"
+    age = "" if table.lag_seconds is None else f", {seconds_text(table.lag_seconds)}"
+    return f"{counted(table.lag_rows, 'row')}{age}"
+
+
+def dashboard(
+    file: ConfigFile,
+    http: Annotated[
+        str | None, typer.Option("--http", metavar="HOST:PORT", help="Where to serve it; 127.0.0.1:8765 by default.")
+    ] = None,
+) -> int:
+    """Serve the dashboard of a pipeline that another process runs, until Ctrl-C. Needs no Spark and no lock.
+
+    It has /metrics, /status.json, /healthz and /readyz, too. On another address than 127.0.0.1 it needs a token:
+    LAKEFEED_HTTP_TOKEN, or monitor.token_file.
+    """
+    from lakefeed.app.build import build_pipeline
+    from lakefeed.app.config import load_config
+    from lakefeed.app.dashboard import DEFAULT_ADDRESS, served
+
+    config = load_config(file)
+    with served(config, build_pipeline(config), http or config.monitor.http or DEFAULT_ADDRESS) as url:
+        show_note(f"Dashboard: {url} (Ctrl-C stops it)")
+        stopping = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):  # by name: a shell's background process ignores SIGINT otherwise
+            signal.signal(number, lambda *_: stopping.set())
+        stopping.wait()
+    return 0
 
 
 def journal(
@@ -94,10 +176,11 @@ def journal(
 
     config = load_config(file)
     commits: list[Commit] = []
-    if (config.state_path / "commits").exists():
+    state = config.state()
+    if state.has_folder("commits"):
         from lakefeed.journal.journal import Journal
 
-        with Journal.read(config.state_path) as opened:
+        with Journal.read(state) as opened:
             commits = list(opened.commits(max(0, opened.head - last)))
     if as_json:
         listed = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from lakefeed.flow.result import CycleResult
 
 FAILURE = 3
+_WORK = {"lakefeed-capture": "the source", "lakefeed-copies": "a copy", "lakefeed-lake": "a merge"}
+"""What a thread of ``run`` does, by its name."""
 
 
 def sync(
@@ -33,12 +36,13 @@ def sync(
     """
     from lakefeed.app.build import build_pipeline
     from lakefeed.app.config import load_config
+    from lakefeed.app.observe import observed
     from lakefeed.app.progress import progress, table_error_text
     from lakefeed.app.supervise import interruptible
 
     config = load_config(file)
-    with progress(quiet=as_json, cycles=False) as listener:
-        pipeline = build_pipeline(config, listener=listener)
+    with progress(quiet=as_json, cycles=False) as listener, observed(config, listener) as listeners:
+        pipeline = build_pipeline(config, listener=listeners)
         try:
             result = interruptible(lambda: pipeline.sync_once(tables=tables or ()))
         except Exception:
@@ -75,10 +79,31 @@ def cycle_object(result: CycleResult, pipeline: Pipeline) -> dict[str, Any]:
     return result.to_dict() | {"tables": tables}
 
 
+@dataclass(frozen=True)
+class _Standby:
+    """A pipeline whose ``run`` waits for the lease."""
+
+    pipeline: Pipeline
+
+    def run(self, for_seconds: float | None = None) -> None:
+        self.pipeline.run(for_seconds, standby=True)
+
+    def stop(self) -> None:
+        self.pipeline.stop()
+
+
 def run(
     file: ConfigFile,
     for_seconds: Annotated[
         float | None, typer.Option("--for", min=0, metavar="SECONDS", help="Stop by itself after so long.")
+    ] = None,
+    standby: Annotated[
+        bool,
+        typer.Option("--standby", help="While another process runs it, wait, and take over when that one is gone."),
+    ] = False,
+    http: Annotated[
+        str | None,
+        typer.Option("--http", metavar="HOST:PORT", help="Serve dashboard and metrics, as on 127.0.0.1:8765."),
     ] = None,
     as_json: JsonFlag = False,
 ) -> int:
@@ -88,6 +113,8 @@ def run(
     """
     from lakefeed.app.build import build_pipeline
     from lakefeed.app.config import load_config
+    from lakefeed.app.dashboard import served
+    from lakefeed.app.observe import observed
     from lakefeed.app.progress import CycleObjects, progress
     from lakefeed.app.supervise import Supervised
 
@@ -97,12 +124,19 @@ def run(
         if not is_silent:
             show_note(f"Running {config.pipeline}; Ctrl-C stops it.")
         objects = CycleObjects(lambda result: show_object(cycle_object(result, pipeline)))
-        with build_pipeline(config, listener=objects if as_json else listener) as pipeline:
+        with (
+            observed(config, objects if as_json else listener) as listeners,
+            build_pipeline(config, listener=listeners) as pipeline,
+            served(config, pipeline, http or config.monitor.http) as url,
+        ):
+            if url and not is_silent:
+                show_note(f"Dashboard: {url}")
             stopping = (lambda: None) if is_silent else (lambda: show_note("Stopping after the step under way …"))
-            Supervised(pipeline, on_stop=stopping).run(for_seconds)
+            Supervised(_Standby(pipeline) if standby else pipeline, on_stop=stopping).run(for_seconds)
     if pipeline.hanging:
         if not as_json:
-            show_note(f"Stopped. These did not end in time and were left: {', '.join(pipeline.hanging)}.")
+            left = ", ".join(_WORK.get(name, name) for name in pipeline.hanging)
+            show_note(f"Stopped, without waiting for {left}; the next start does it again.")
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # an orderly exit would wait for their threads

@@ -103,6 +103,15 @@ def build_shop(database: Path | str, *, customers: int = 2_000, products: int = 
         connection.execute("COMMIT")
 
 
+def rehearse(connection: Database, events: int = 60) -> None:
+    """One transaction with every kind of change: a merge of it has done everything that later ones do."""
+    shop = Shop(connection, random.Random(2))  # noqa: S311  # not for secrets
+    connection.execute("BEGIN")
+    for _ in range(events):
+        shop.anything()
+    connection.execute("COMMIT")
+
+
 def count_rows(database: Path | str) -> dict[str, int]:
     """Rows of each table, at one moment."""
     columns = ", ".join(f"(SELECT count(*) FROM {table})" for table in TABLES)  # noqa: S608  # names from above

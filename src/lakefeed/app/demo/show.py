@@ -1,6 +1,6 @@
 """The demo from beginning to end, and what it shows meanwhile.
 
-1 build the shop   2 copy it, start Spark   3 start the writer, replicate live   4 stop the writer, drain   5 compare
+1 build the shop   2 copy it   3 start Spark   4 start the writer, replicate live   5 stop the writer, drain   6 compare
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 
 from lakefeed.app.build import build_pipeline
 from lakefeed.app.config import load_config
-from lakefeed.app.demo.shop import TABLES, Writer, build_shop, count_rows, opened
+from lakefeed.app.dashboard import DEFAULT_ADDRESS, served
+from lakefeed.app.demo.shop import TABLES, Writer, build_shop, count_rows, opened, rehearse
 from lakefeed.app.output import counted, seconds_text, show_object, show_table, show_text
 from lakefeed.app.progress import retrying_text
 from lakefeed.app.supervise import Supervised, interruptible
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakefeedError
-from lakefeed.flow.listener import Listener
-from lakefeed.flow.result import CycleResult
+from lakefeed.flow.report.listener import Listener
 from lakefeed.verify.compare import Comparison, compare_at
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from lakefeed.flow.pipeline import Pipeline
     from lakefeed.flow.status import PipelineStatus
+    from lakefeed.journal.commit import Commit
 
 _WRITER_RATE = 100.0
 """Transactions a second: lively, and easy for a small machine that runs the writer, Spark and this at once."""
@@ -134,14 +135,20 @@ def embedded_server() -> Iterator[str]:
 
 
 class Meter(Listener):
-    """Counts what reaches the lake, over all and in the last seconds. Called from the pipeline's threads."""
+    """Counts what reaches the lake, over all and in the last seconds: captured changes, once their table has them.
+
+    ``captured`` is called from the pipeline's threads, ``observe`` from the demo's.
+    """
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
         self._lock = threading.Lock()
+        self._on_the_way: dict[TableId, deque[tuple[int, int]]] = {}
         self._recent: deque[tuple[float, int]] = deque()
         self._since: float | None = None
         self.changes = 0
+        self.first_seconds: float | None = None
+        """From ``begin`` to the first change in the lake."""
 
     def begin(self) -> None:
         """Changes count from here on: what came before are the copy and the start of Spark."""
@@ -150,12 +157,28 @@ class Meter(Listener):
     def snapshot_done(self, table: TableId, rows: int, seconds: float) -> None:
         self._note(f"  {table}: copied {counted(rows, 'row')} in {seconds_text(seconds)}")
 
-    def applied(self, result: CycleResult) -> None:
+    def captured(self, commit: Commit) -> None:
         if self._since is None:
             return
         with self._lock:
-            self.changes += result.counts.total
-            self._recent.append((time.monotonic(), result.counts.total))
+            for table, part in commit.tables.items():
+                changes = sum(segment.counts.total for segment in part.segments)
+                self._on_the_way.setdefault(table, deque()).append((commit.number, changes))
+
+    def observe(self, status: PipelineStatus) -> None:
+        """Count what the tables have by now."""
+        if self._since is None:
+            return
+        now, arrived = time.monotonic(), 0
+        with self._lock:
+            for table, found in status.tables.items():
+                waiting = self._on_the_way.get(table, deque())
+                while waiting and found.applied is not None and waiting[0][0] <= found.applied:
+                    arrived += waiting.popleft()[1]
+            if arrived:
+                self.first_seconds = self.first_seconds or now - self._since
+                self.changes += arrived
+                self._recent.append((now, arrived))
 
     def table_error(self, table: TableId, message: str, remedy: str) -> None:
         self._note(f"  {table}: {message}\n  Remedy: {remedy}")
@@ -184,15 +207,22 @@ class Moment:
 
     @classmethod
     def now(cls, demo: DemoDirectory, pipeline: Pipeline, meter: Meter) -> Moment:
-        return cls(demo, count_rows(demo.database), pipeline.status(), meter.per_second)
+        rows, status = count_rows(demo.database), pipeline.status()
+        meter.observe(status)
+        return cls(demo, rows, status, meter.per_second)
 
     def row(self, name: str) -> tuple[str, str, str, str, str]:
-        """Table, rows in the source, rows in the lake, how old its newest change is, and how far it is behind."""
+        """Table, rows in the source, rows in the lake, how old its newest change is, and its state.
+
+        The two sides are asked one after the other, while the writer writes: "up to date" is said only where nothing
+        waits, neither in the journal nor in the source.
+        """
         found, source = self.status.tables.get(self.demo.tables[name]), f"{self.source_rows[name]:,}"
         if found is None or found.applied is None:
             return name, source, "-", "-", found.state if found else "waiting"
         behind = self.status.journal_head - found.applied
-        state = f"{counted(behind, 'change set')} behind" if behind > 0 else "up to date"
+        is_even = not (self.status.lag.rows or 0) and found.rows == self.source_rows[name]
+        state = f"{counted(behind, 'change set')} behind" if behind > 0 else "up to date" if is_even else "following"
         age = "-" if found.age_seconds is None else seconds_text(found.age_seconds)
         return name, source, f"{found.rows or 0:,}", age, found.error or state
 
@@ -213,6 +243,16 @@ class View:
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)
+
+    @contextmanager
+    def state(self, text: str) -> Iterator[None]:
+        """While the block lasts, ``text`` is what the demo is doing: with a spinner where that is possible."""
+        if self._console.is_terminal:
+            with self._console.status(text):
+                yield
+        else:
+            self.note(text)
+            yield
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -254,6 +294,7 @@ class Outcome:
     tables: tuple[Comparison, ...]
     transactions: int
     changes: int
+    first_change_seconds: float | None
     seconds: float
 
     @property
@@ -285,6 +326,7 @@ def run_demo(directory: Path, seconds: float, *, source: str, as_json: bool) -> 
                 "tables": tables,
                 "transactions": outcome.transactions,
                 "changes": outcome.changes,
+                "first_change_seconds": outcome.first_change_seconds and round(outcome.first_change_seconds, 3),
                 "directory": str(demo.directory),
                 "seconds": round(outcome.seconds, 3),
             }
@@ -295,7 +337,7 @@ def run_demo(directory: Path, seconds: float, *, source: str, as_json: bool) -> 
 
 
 def replicate(demo: DemoDirectory, seconds: float, view: View) -> Outcome:
-    """Steps 1 to 5, live for ``seconds``."""
+    """Steps 1 to 6, live for ``seconds``."""
     started = time.monotonic()
     if demo.dsn:  # each row is a question and an answer
         build_shop(demo.database, customers=500, products=100, orders=1_000)
@@ -311,16 +353,17 @@ def replicate(demo: DemoDirectory, seconds: float, view: View) -> Outcome:
 
     try:
         interruptible(sync)
-        view.note("Starting Spark … (some seconds; the first time it fetches its jars, up to a minute)")
         began = time.monotonic()
-        with opened(demo.database) as connection:  # something to merge, so that Spark starts now
-            connection.execute("UPDATE products SET stock = stock + 1 WHERE id = 1")
-        interruptible(sync)
+        with view.state("Starting Spark … (some seconds; the first time it fetches its jars, up to a minute)"):
+            with opened(demo.database) as connection:  # every kind of change to every table, so that Spark has done it
+                rehearse(connection)
+            interruptible(sync)
         view.note(f"Spark has started, in {seconds_text(time.monotonic() - began)}. A writer now changes the shop.")
     except Exception:
         pipeline.close()  # not after Ctrl-C: that would wait for the sync to end
         raise
-    with pipeline:
+    with pipeline, served(config, pipeline, DEFAULT_ADDRESS, or_free_port=True) as url:
+        view.note(f"Dashboard: {url}, as long as this runs.")
         writer = Writer(demo.database, seconds=seconds + _DRAIN_SECONDS, rate=_WRITER_RATE)
         try:
             meter.begin()
@@ -345,7 +388,7 @@ def replicate(demo: DemoDirectory, seconds: float, view: View) -> Outcome:
     tables = tuple(
         compare_at(table, config.source.verify_reader(table), demo.table(name)) for name, table in demo.tables.items()
     )
-    return Outcome(demo, tables, transactions, meter.changes, time.monotonic() - started)
+    return Outcome(demo, tables, transactions, meter.changes, meter.first_seconds, time.monotonic() - started)
 
 
 def show_outcome(outcome: Outcome) -> None:
@@ -362,8 +405,8 @@ def show_outcome(outcome: Outcome) -> None:
         for difference in table.differences:
             show_text(f"{table.table}: {difference}")
     show_text(
-        f"\n{outcome.transactions:,} transactions while it ran, {outcome.changes:,} changes applied on top of "
-        f"the copy, {seconds_text(outcome.seconds)} in all."
+        f"\n{outcome.transactions:,} transactions while it ran, {outcome.changes:,} changes applied on top of the "
+        f"copy, the first after {seconds_text(outcome.first_change_seconds)}. {seconds_text(outcome.seconds)} in all."
     )
     show_text("Every lake table equals its source table." if outcome.equal else "The lake differs from the source.")
     lake, python = outcome.demo.directory / "lake", _short(Path(sys.executable))

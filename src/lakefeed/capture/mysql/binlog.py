@@ -20,15 +20,15 @@ import pyarrow as pa
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.log import Announced, Decoded, Rows, Transaction
 from lakefeed.capture.mysql import events
-from lakefeed.capture.mysql.columns import Bytes, ZeroDates, padded
+from lakefeed.capture.mysql.columns import Bytes, padded
 from lakefeed.capture.mysql.events import Effect, Place, Statement, read_statement
-from lakefeed.capture.mysql.history import Gtid
+from lakefeed.capture.mysql.history import Gtid, LogPlace, LogPlaces
 from lakefeed.capture.mysql.packets import Packets
 from lakefeed.capture.mysql.rows import Lanes, Layout, TableMap, counts_years, decode_lanes, read_table_map
 from lakefeed.capture.mysql.xa import Prepared, PreparedTransactions, Xid
 from lakefeed.change.batch import Operation
-from lakefeed.change.change_set import RecopyNeeded, TableBlocked
-from lakefeed.change.mysql import Interval, MariadbGtid, MysqlBinlog, MysqlGtid, Origin
+from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableNotice
+from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
 from lakefeed.change.table import TableId
 from lakefeed.errors import CheckpointError, DecodeError
 
@@ -58,49 +58,12 @@ class Resolved(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class BinlogPiece:
     """Packets of a stream that delivers what comes after ``after``. It may have begun earlier, after ``begin``: what
-    lies between was delivered, and is read again for the distributed transactions in it."""
+    lies between was delivered, and is read again for the distributed transactions in it. ``place`` is its end."""
 
     after: Gtid
     packets: Packets | None = None
     begin: Gtid | None = None
-
-
-class Executed:
-    """The transactions up to here: grows by one with each commit, and gives the position. One is known by its origin
-    and number (MySQL), by domain, server and sequence (MariaDB), or by where it is in the log."""
-
-    def __init__(self, after: Gtid) -> None:
-        self.position = after
-        self._domains: dict[int, tuple[int, int]] = {}
-        self._sets: dict[Origin, list[Interval]] = {}
-        if isinstance(after, MysqlGtid):
-            self._sets = {origin: list(intervals) for origin, intervals in after.intervals}
-        elif isinstance(after, MariadbGtid):
-            self._domains = {domain: (server, sequence) for domain, server, sequence in after.domains}
-
-    def has(self, one: Any) -> bool:
-        if isinstance(self.position, MysqlGtid):
-            return any(low <= one[1] <= high for low, high in self._sets.get(one[0], ()))
-        if isinstance(self.position, MariadbGtid):
-            return bool(one[2] <= self._domains.get(one[0], (0, -1))[1])
-        return bool(one <= self.position)
-
-    def add(self, one: Any) -> None:
-        if isinstance(self.position, MysqlBinlog):
-            self.position = one
-        elif isinstance(self.position, MariadbGtid):
-            domain, *rest = one
-            self._domains[domain] = (rest[0], rest[1])
-            self.position = MariadbGtid.of((domain, *rest) for domain, rest in self._domains.items())
-        else:
-            origin, number = one
-            intervals = self._sets.setdefault(origin, [])
-            if intervals and intervals[-1][1] + 1 == number:
-                intervals[-1] = (intervals[-1][0], number)
-            elif not self.has(one):
-                found = MysqlGtid.of(((origin, (*intervals, (number, number))),)).union(MysqlGtid(""))
-                self._sets[origin] = list(found.intervals[0][1])
-            self.position = MysqlGtid.of(tuple((origin, tuple(self._sets[origin])) for origin in sorted(self._sets)))
+    place: LogPlace | None = None
 
 
 class BinlogDecoder:
@@ -113,24 +76,25 @@ class BinlogDecoder:
         apply: Callable[[Statement], Announced],
         is_captured: Callable[[TableId], bool],
         prepared: PreparedTransactions | None = None,
+        places: LogPlaces | None = None,
         *,
-        zero_dates: ZeroDates = ZeroDates.STOP,
         before_images: bool = False,
     ) -> None:
         self._resolve, self._apply, self._is_captured = resolve, apply, is_captured
-        self._zero_dates, self._before_images = zero_dates, before_images
-        self._prepared = prepared or PreparedTransactions()
-        self._executed = Executed(MysqlGtid(""))
+        self._before_images = before_images
+        self._prepared, self._places = prepared or PreparedTransactions(), places or LogPlaces()
+        self._position: Gtid = MysqlGtid("")  # all transactions up to here
         self._has_begun = False
-        self._again: Executed | None = None  # what was delivered before, while it is read again
+        self._again: Gtid | None = None  # how far it has come, while what was delivered before is read again
         self._place = Place()
         self._maps: dict[int, tuple[bytes, Layout | None, TableId]] = {}
-        self._gtid: Any = None
+        self._gtid: Any = None  # what the kind of position takes for one transaction: origin and number, say
         self._id: str | None = None
         self._time_us = 0
         self._in_group = self._is_skipped = False
         self._xa: Prepared | None = None
-        self._touched: set[TableId] = set()
+        self._heads: dict[tuple[int, int], tuple[Layout, bytes]] = {}  # of row events, by table and kind
+        self._touched: set[int] = set()
         self._index: int | None = None
         self._has_checksums = self._counts_years = False
         self._data = b""
@@ -141,9 +105,9 @@ class BinlogDecoder:
     def decode(self, piece: BinlogPiece) -> Decoded[Any]:
         """DecodeError if the events are not what a server sends."""
         if not self._has_begun:
-            self._has_begun, self._executed = True, Executed(piece.after)
+            self._has_begun, self._position = True, piece.after
             if piece.begin is not None and piece.begin != piece.after:
-                self._again = Executed(piece.begin)
+                self._again = piece.begin
         made = self._made = Decoded(continues=self._index is not None)
         if self._index is not None:
             made.transactions.append(Transaction(self._position, self._time_us, self._id))
@@ -156,11 +120,9 @@ class BinlogDecoder:
                 raise DecodeError(f"an event of the binlog cannot be read ({type(error).__name__}: {error})") from error
         made.open = self._index is not None
         made.reached = None if made.open else self._position
+        if piece.place is not None and not made.open:
+            self._places.note(self._position, piece.place)
         return made
-
-    @property
-    def _position(self) -> Gtid:
-        return self._executed.position
 
     def _events(self, data: bytes, spans: list[tuple[int, int]], *, inner: bool = False) -> None:
         """``inner``: what was compressed has no checksums and no offsets of its own."""
@@ -170,17 +132,16 @@ class BinlogDecoder:
             end = whole - 4 if self._has_checksums and not inner else whole
             if end - at < events.HEADER.size:
                 raise DecodeError("an event of the binlog is shorter than its header")
-            when, code, server, _, offset, flags = events.HEADER.unpack_from(data, at)
-            body = at + events.HEADER.size
-            if by_file:
-                self._place.move(data, at, whole, code, offset)
-            if code == events.FORMAT:
-                self._has_checksums = data[whole - 5] == 1
-                self._counts_years = counts_years(data[body + 2 : body + 52])
+            code, body = data[at + 4], at + events.HEADER.size
+            if by_file or (code == events.ROTATE and not inner):
+                self._place.move(data, at, whole, code, events.HEADER.unpack_from(data, at)[4])
+            if code == events.TABLE_MAP:
+                self._table_map(data, body, end)
             elif code in (30, 31, 32, 23, 24, 25, events.PARTIAL):
                 self._rows(data, code, body, end)
-            elif code == events.TABLE_MAP:
-                self._table_map(data, body, end)
+            elif code == events.FORMAT:
+                self._has_checksums = data[whole - 5] == 1
+                self._counts_years = counts_years(data[body + 2 : body + 52])
             elif code == events.XID:
                 self._commit()
             elif code == events.XA_PREPARE:
@@ -192,6 +153,7 @@ class BinlogDecoder:
                 schema = data[text - length - 1 : text - 1].decode(errors="replace")
                 self._statement(sql.decode(errors="replace"), schema)
             elif code in (events.GTID, events.ANONYMOUS, events.TAGGED, events.MARIADB_GTID):
+                when, _, server, *_ = events.HEADER.unpack_from(data, at)
                 self._begin(data, code, when, server, body, end)
             elif code in (*events.PLAIN_OF, events.PAYLOAD):
                 self._flush()
@@ -204,11 +166,12 @@ class BinlogDecoder:
                     inside = [(0, len(packed))]
                 self._events(packed, inside, inner=True)
                 self._data, self._view = data, None
-            elif code not in events.HARMLESS and not flags & _IGNORABLE:
+            elif code not in events.HARMLESS and not events.HEADER.unpack_from(data, at)[5] & _IGNORABLE:
                 name = _STOPS.get(code, f"an event of the kind {code}")
-                raise DecodeError(f"the binlog has {name}, which Lakefeed does not understand", remedy=_REMEDY)
+                place = f"{self._place.name}:{events.HEADER.unpack_from(data, at)[4]}"  # where it ends
+                raise DecodeError(f"the binlog has {name} at {place}, which is not understood", remedy=_REMEDY)
             if by_file and self._gtid is None and self._place.name and (here := self._here()) > self._position:
-                self._executed.add(here)  # an idle source rotates its files, and purges them
+                self._position = here  # an idle source rotates its files, and purges them
         self._flush()
 
     def _here(self) -> MysqlBinlog:
@@ -229,7 +192,7 @@ class BinlogDecoder:
             self._in_group = not flags & _STANDALONE
             if flags & _PREPARED_XA:
                 self._flush()
-                self._xa = Prepared((self._again or self._executed).position)
+                self._xa = Prepared(self._again or self._position)
         elif code == events.TAGGED:
             origin, number, self._time_us = events.tagged_gtid(data, body, end)
             self._gtid, self._id = (origin, number), f"{':'.join(filter(None, origin))}:{number}"
@@ -243,27 +206,25 @@ class BinlogDecoder:
                     immediate = int.from_bytes(data[body + 49 : body + 56], "little")
                 self._time_us = (immediate & ((1 << 55) - 1)) or self._time_us
         if isinstance(position, MysqlBinlog):
-            self._gtid, self._id = self._here(), None if code == events.ANONYMOUS else self._id
+            self._gtid, self._id = (self._here(),), None if code == events.ANONYMOUS else self._id
         elif code == events.ANONYMOUS:
             raise DecodeError("the binlog has a transaction without a GTID", remedy=_ANONYMOUS_REMEDY)
-        self._is_skipped = self._again is not None and self._executed.has(self._gtid)
+        self._is_skipped = self._again is not None and position.has(*self._gtid)
 
     def _commit(self) -> None:
         """The end of a transaction: what came with it counts from here on."""
-        executed, one = self._executed, self._gtid
-        if one is None:
+        if self._gtid is None:
             raise DecodeError("the binlog has the end of a transaction without its beginning", remedy=_REMEDY)
-        if isinstance(executed.position, MysqlBinlog):
-            one = self._here()
+        one = (self._here(),) if isinstance(self._position, MysqlBinlog) else self._gtid
         if not self._is_skipped:
-            executed.add(one)
+            self._position = self._position.including(*one)
         if self._again is not None:
-            self._again.add(one)
-            if self._again.position >= executed.position:
+            self._again = self._again.including(*one)
+            if self._again >= self._position:
                 self._again = None
                 self._prepared.caught_up()
         if self._index is not None:
-            self._made.transactions[self._index] = Transaction(executed.position, self._time_us, self._id)
+            self._made.transactions[self._index] = Transaction(self._position, self._time_us, self._id)
         self._gtid = self._index = self._xa = None
         self._in_group = self._is_skipped = False
 
@@ -278,12 +239,17 @@ class BinlogDecoder:
 
     def _table_map(self, data: bytes, body: int, end: int) -> None:
         number = int.from_bytes(data[body : body + 6], "little")
-        raw = data[body + 8 : end]
         known = self._maps.get(number)
-        if known is not None and known[0] == raw and (known[1] is not None) == self._is_captured(known[2]):
+        if (
+            known is not None
+            and len(known[0]) == end - body - 8
+            and data.startswith(known[0], body + 8)
+            and (known[1] is not None) == self._is_captured(known[2])
+        ):
             return  # else it was prepared or dropped since
         if self._is_skipped and self._xa is None:
             return
+        raw = data[body + 8 : end]
         found = read_table_map(raw, counts_years=self._counts_years)
         self._flush()  # what is announced comes behind the rows from before it
         resolved = self._resolve(found)
@@ -301,16 +267,24 @@ class BinlogDecoder:
             if self._xa is not None:
                 self._xa.left_out.add(table)
             return None
-        self._touched.add(table)
-        if code == events.PARTIAL:
+        self._touched.add(number)
+        head = self._heads.get((number, code))
+        if head is not None and head[0] is layout and data.startswith(head[1], body + 8):
+            first = body + 8 + len(head[1])  # as the last one of this table, so all its columns are there
+            if first > end:
+                raise DecodeError(f"the binlog has an event of {table} that ends too early")
+        elif code == events.PARTIAL:
             reason = "the log has only parts of its JSON values (binlog_row_value_options = PARTIAL_JSON)"
             return self._block(table, reason, PARTIAL_JSON.format(table=table))
-        width, bitmaps, first = events.columns_present(data, code, body)
-        if width != len(layout.columns) or first > end:
-            raise DecodeError(f"the binlog has rows of {table} with {width} columns instead of {len(layout.columns)}")
-        if any(one != (1 << width) - 1 for one in bitmaps):
-            reason = "the log leaves out columns of its rows, because binlog_row_image is not FULL"
-            return self._block(table, reason, ROW_IMAGE.format(table=table))
+        else:
+            width, bitmaps, first = events.columns_present(data, code, body)
+            if width != len(layout.columns) or first > end:
+                given = f"{width} columns instead of {len(layout.columns)}"
+                raise DecodeError(f"the binlog has rows of {table} with {given}")
+            if any(one != (1 << width) - 1 for one in bitmaps):
+                reason = "the log leaves out columns of its rows, because binlog_row_image is not FULL"
+                return self._block(table, reason, ROW_IMAGE.format(table=table))
+            self._heads[number, code] = (layout, data[body + 8 : first])
         lanes = self._pending.get(number)
         if lanes is None or lanes.layout is not layout:
             lanes = self._pending[number] = Lanes(layout, [], [], [], [], [])
@@ -332,9 +306,9 @@ class BinlogDecoder:
         for lanes in pending.values():
             try:
                 assert data is not None  # noqa: S101  # something is pending
-                take(decode_lanes(data, lanes, self._zero_dates, before_images=self._before_images))
+                take(decode_lanes(data, lanes, before_images=self._before_images))
             except MisfitError as error:
-                self._announce(Announced(notices=(error.blocked(lanes.layout.schema.table),)))
+                self._notify(error.blocked(lanes.layout.schema.table))
 
     def _prepare(self, data: bytes, body: int) -> None:
         """XA PREPARE: the rows since XA START wait from here on. XA COMMIT ONE PHASE: they count at once."""
@@ -344,7 +318,7 @@ class BinlogDecoder:
         if xa is None:
             raise DecodeError("the binlog has an XA PREPARE without its XA START")
         if not is_one_phase:
-            self._prepared.add((form, data[at : at + first], data[at + first : at + first + second]), xa)
+            self._prepared.open[form, data[at : at + first], data[at + first : at + first + second]] = xa
         elif not self._is_skipped:
             self._deliver(xa)
         self._commit()
@@ -353,7 +327,7 @@ class BinlogDecoder:
         """The rows of a distributed transaction, as those of the one that ends it."""
         reason = "a distributed transaction (XA) changed it before it was captured, and was committed later"
         late = sorted(filter(self._is_captured, xa.left_out))
-        self._announce(Announced(notices=tuple(RecopyNeeded(table, reason) for table in late)))
+        self._notify(*(RecopyNeeded(table, reason) for table in late))
         if xa.width:
             self._made.items.append(xa.rows(self._transaction(), self._made.width))
             self._made.width += xa.width
@@ -368,32 +342,32 @@ class BinlogDecoder:
             return self._commit()
         self._flush()
         if effect is Effect.XA_START:
-            self._in_group, self._xa = True, Prepared((self._again or self._executed).position)
+            self._in_group, self._xa = True, Prepared(self._again or self._position)
         elif effect in (Effect.XA_COMMIT, Effect.XA_ROLLBACK):
             match = _XID.search(sql)
             if match is None:
                 raise DecodeError("the binlog has the end of a distributed transaction without its name")
             xid: Xid = (int(match[3]), bytes.fromhex(match[1]), bytes.fromhex(match[2]))
-            xa = self._prepared.find(xid)
+            xa = self._prepared.open.get(xid)
             if effect is Effect.XA_COMMIT and not self._is_skipped:
                 if xa is None:
                     self._announce(self._apply(statement))
                 else:
                     self._deliver(xa)
             self._commit()
-            self._prepared.remove(xid, self._position)
+            self._prepared.end(xid, self._position)
             return None
         elif self._is_skipped:
             pass
         elif effect in (Effect.ROLLBACK, Effect.ROLLBACK_TO):
             reason = "a transaction was rolled back whose changes are in the log"
-            self._announce(Announced(notices=tuple(RecopyNeeded(one, reason) for one in sorted(self._touched))))
+            self._notify(*(RecopyNeeded(one, reason) for one in sorted({self._maps[one][2] for one in self._touched})))
         elif effect is Effect.TRUNCATE:
             for table in filter(self._is_captured, statement.tables):
                 layouts = (one for _, one, _ in self._maps.values() if one is not None and one.schema.table == table)
                 layout = next(layouts, None)
                 if layout is None:  # no row of it has come yet
-                    self._announce(Announced(notices=(RecopyNeeded(table, "it was emptied"),)))
+                    self._notify(RecopyNeeded(table, "it was emptied"))
                     continue
                 empty = [pa.array([None], column.type) for column in layout.schema.columns]
                 kinds, order = np.full(1, int(Operation.TRUNCATE), np.int8), np.full(1, self._made.width, np.int64)
@@ -410,11 +384,14 @@ class BinlogDecoder:
 
     def _block(self, table: TableId, reason: str, remedy: str) -> None:
         self._flush()  # rows from before it are delivered
-        self._announce(Announced(notices=(TableBlocked(table, reason, remedy),)))
+        self._notify(TableBlocked(table, reason, remedy))
 
     def _announce(self, announced: Announced) -> None:
         if announced.schemas or announced.notices:
             self._made.items.append(announced)
+
+    def _notify(self, *notices: TableNotice) -> None:
+        self._announce(Announced(notices=notices))
 
 
 _ANONYMOUS_REMEDY = "SET GLOBAL gtid_mode = ON on the server, and copy every table again."

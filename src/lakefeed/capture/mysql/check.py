@@ -2,95 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import pymysql
 
-from lakefeed.capture.base import Finding, Level
+from lakefeed.capture.base import Finding, Level, Statement
 from lakefeed.capture.log import Choose
-from lakefeed.capture.mysql.columns import ZeroDates
 from lakefeed.capture.mysql.database import Connection, Database, quoted
-from lakefeed.capture.mysql.dialect import MysqlSession, read_columns, unknown_charset
+from lakefeed.capture.mysql.dialect import MysqlDialect, MysqlSession, read_columns, unknown_charset
 from lakefeed.capture.mysql.history import GTID_MODE, wait_for_commits
+from lakefeed.capture.mysql.resume import MysqlResumePoint
 from lakefeed.capture.select import refused_names
-from lakefeed.errors import ConfigError, SourceSetupError
+from lakefeed.change.choice import is_literal
+from lakefeed.errors import ConfigError, PositionLostError, SourceChangedError, SourceSetupError
 
 _LEAST_SECONDS = 86_400
 _OLDEST = {"mysql": (8, 0), "mariadb": (10, 6)}
+_WANTED = {"binlog_format": "ROW", "binlog_row_image": "FULL", "binlog_row_metadata": "FULL"}
+_NAMES = (
+    "log_bin", *_WANTED, "binlog_row_value_options", "gtid_mode", "server_id", "binlog_expire_logs_seconds",
+    "expire_logs_days",
+)  # fmt: skip
+_TOO = "-- and the same in the server's file"
+_ERROR, _WARNING = Level.ERROR, Level.WARNING
+_NO_SELECT = 1142
+
+Problem = tuple[Level, str, str]
+"""How bad it is, what is wrong, and what repairs it."""
 
 
-def check_source(database: Database, choose: Choose) -> tuple[Finding, ...]:
+def check_source(
+    database: Database, resume: MysqlResumePoint, patterns: Sequence[str], choose: Choose
+) -> tuple[Finding, ...]:
     """All findings. An unreachable server is an error and not a finding."""
     with database.connection() as connection:
-        found = list(_of_server(database, connection))
-        session = MysqlSession(database, connection, ZeroDates.STOP)
+        rows = connection.run(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {_NAMES}")
+        settings = {str(name): str(value).upper() for name, value in rows}
+        kept_seconds = int(settings.get("binlog_expire_logs_seconds", "0") or 0)
+        kept_seconds = kept_seconds or int(float(settings.get("expire_logs_days", "0") or 0) * 86_400)
+        name, _, host = str(connection.value("SELECT CURRENT_USER()")).rpartition("@")
+        account = f"'{name}'@'{host}'"
+        hidden = list(_hidden_databases(connection, patterns, account))
+        of_server = chain(_of_server(connection, settings, account), _of_log(resume, kept_seconds), hidden)
+        found = [Finding(level=level, problem=problem, remedy=remedy) for level, problem, remedy in of_server]
+        if hidden:
+            return tuple(found)  # no pattern matches what the account does not see
+        dialect = MysqlDialect(database.dsn, database.flavour)
         try:
-            chosen = choose(session.tables())
+            chosen = choose(MysqlSession(database, connection, dialect).tables())
         except ConfigError as error:
-            return (*found, Finding(level=Level.ERROR, problem=error.message, remedy=error.remedy))
+            unseen = f"A table that it may not read is not shown to {account}: GRANT SELECT ON its_database.* TO it."
+            remedy = f"{error.remedy or 'Correct source.tables.'} {unseen}"
+            return (*found, Finding(level=_ERROR, problem=error.message, remedy=remedy))
         for table, (columns, key) in read_columns(connection, chosen).items():
-            name, problems = f"{quoted(table.schema)}.{quoted(table.name)}", list[tuple[Level, str, str]]()
+            sql, problems = f"{quoted(table.schema)}.{quoted(table.name)}", list[Problem]()
+            try:
+                connection.run(f"SELECT 1 FROM {sql} LIMIT 0")  # noqa: S608  # a quoted name
+            except pymysql.err.OperationalError as refused:
+                if refused.args[0] != _NO_SELECT:
+                    raise
+                grant = Statement(f"GRANT SELECT ON {sql} TO {account};")
+                problems.append((_ERROR, f"the account {account} may not read it", grant))
             if not key:
                 problem = "no primary key: rows are matched as a whole, and each update is a delete and an insert"
-                problems.append((Level.WARNING, problem, f"ALTER TABLE {name} ADD PRIMARY KEY (…);"))
+                problems.append((_WARNING, problem, f"ALTER TABLE {sql} ADD PRIMARY KEY (…);"))
             if (odd := unknown_charset(columns)) is not None:
-                problem = f"the character set of its column {odd} is not known here"
-                problems.append((Level.ERROR, problem, f"ALTER TABLE {name} CONVERT TO CHARACTER SET utf8mb4;"))
+                remedy = Statement(f"ALTER TABLE {sql} CONVERT TO CHARACTER SET utf8mb4;")
+                problems.append((_ERROR, f"the character set of its column {odd} is not known here", remedy))
             for column, problem, better in refused_names(one.name for one in columns):
-                remedy = f"ALTER TABLE {name} RENAME COLUMN {quoted(column)} TO {quoted(better)};"
-                problems.append((Level.ERROR, problem, remedy))
+                remedy = Statement(f"ALTER TABLE {sql} RENAME COLUMN {quoted(column)} TO {quoted(better)};")
+                problems.append((_ERROR, problem, remedy))
             for level, problem, remedy in problems:
                 found.append(Finding(level=level, problem=f"{table}: {problem}", remedy=remedy, table=table))
     return tuple(found)
 
 
-def _of_server(database: Database, connection: Connection) -> Iterator[Finding]:
-    def error(problem: str, remedy: str) -> Finding:
-        return Finding(level=Level.ERROR, problem=problem, remedy=remedy)
+def _hidden_databases(connection: Connection, patterns: Sequence[str], account: str) -> Iterator[Problem]:
+    """Databases that a pattern names and that the account sees nothing of: the server does not say which it is."""
+    there = {str(row[0]).lower() for row in connection.run("SHOW DATABASES")}
+    for schema in dict.fromkeys(one.partition(".")[0] for one in patterns if "." in one and not one.startswith("!")):
+        if is_literal(schema) and schema.lower() not in there:
+            problem = f"the database {schema} is not there, or the account {account} has no right in it"
+            grant = f"GRANT SELECT ON {quoted(schema)}.* TO {account}; -- or correct source.tables"
+            yield _ERROR, problem, Statement(grant)
 
-    def warning(problem: str, remedy: str) -> Finding:
-        return Finding(level=Level.WARNING, problem=problem, remedy=remedy)
 
-    names = "'log_bin', 'binlog_format', 'binlog_row_image', 'binlog_row_metadata', 'binlog_row_value_options', \
-'gtid_mode', 'server_id', 'binlog_expire_logs_seconds', 'expire_logs_days', 'log_slave_updates', 'log_replica_updates'"
-    rows = connection.run(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
-    settings: dict[str, str] = {str(name): str(value).upper() for name, value in rows}
-    flavour, version = database.flavour, connection.version
-    name, _, host = str(connection.value("SELECT CURRENT_USER()")).rpartition("@")
-    account = f"'{name}'@'{host}'"
-    if version[:2] < _OLDEST[flavour]:
-        needed = ".".join(map(str, _OLDEST[flavour]))
-        yield error(f"the server is {'.'.join(map(str, version))}; {needed} or newer is needed", "Upgrade the server.")
+def _of_server(connection: Connection, settings: dict[str, str], account: str) -> Iterator[Problem]:
+    database, version = connection.database, connection.version
+    if version[:2] < (oldest := _OLDEST[database.flavour]):
+        told = [".".join(map(str, one)) for one in (version, oldest)]
+        yield _ERROR, f"the server is {told[0]}; {told[1]} or newer is needed", "Upgrade the server."
     if settings.get("log_bin") != "ON":
-        yield error("the server writes no binlog", "Set log_bin = bin in the server's file, and restart it.")
-    for setting, wanted in (("binlog_format", "ROW"), ("binlog_row_image", "FULL"), ("binlog_row_metadata", "FULL")):
-        if settings.get(setting, wanted) != wanted:
-            problem = f"{setting} is {settings[setting]}; capture needs {wanted}"
-            yield error(problem, f"SET GLOBAL {setting} = '{wanted}'; and the same in the server's file.")
+        yield _ERROR, "the server writes no binlog", "Set log_bin = bin in the server's file, and restart it."
+    for name, wanted in _WANTED.items():
+        if settings.get(name, wanted) != wanted:
+            remedy = Statement(f"SET GLOBAL {name} = '{wanted}'; {_TOO}, then let applications connect again")
+            yield _ERROR, f"{name} is {settings[name]}; capture needs {wanted}", remedy
     if settings.get("binlog_row_value_options", ""):
         problem = "binlog_row_value_options is PARTIAL_JSON: the log leaves out parts of JSON values"
-        yield error(problem, "SET GLOBAL binlog_row_value_options = ''; and the same in the server's file.")
-    if flavour == "mysql" and settings.get("gtid_mode") != "ON":
+        yield _ERROR, problem, Statement(f"SET GLOBAL binlog_row_value_options = ''; {_TOO}")
+    if database.flavour == "mysql" and settings.get("gtid_mode") != "ON":
         problem = "gtid_mode is not ON: Lakefeed follows the server by file and offset, and not to a promoted replica"
-        yield warning(problem, GTID_MODE)
+        yield _WARNING, problem, Statement(GTID_MODE)
         try:
             wait_for_commits(connection)
         except SourceSetupError as refused:
-            yield error(refused.message, refused.remedy)
+            yield _ERROR, refused.message, refused.remedy
         except pymysql.err.OperationalError:
-            remedy = f"GRANT SELECT ON performance_schema.metadata_locks TO {account};"
-            yield error("the account cannot see metadata locks, which tell whether a commit is over", remedy)
+            remedy = Statement(f"GRANT SELECT ON performance_schema.metadata_locks TO {account};")
+            yield _ERROR, "the account cannot see metadata locks, which tell whether a commit is over", remedy
     if settings.get("server_id") == "0":
-        yield error("server_id is 0: the server sends its log to nobody", "SET GLOBAL server_id = 1;")
-    kept = int(settings.get("binlog_expire_logs_seconds", "0") or 0)
-    kept = kept or int(float(settings.get("expire_logs_days", "0") or 0) * 86_400)
-    if 0 < kept < _LEAST_SECONDS:
-        problem = f"the binlog is kept for {kept / 3600:.0f} h: a pipeline that is stopped for longer copies all again"
-        yield warning(problem, "SET GLOBAL binlog_expire_logs_seconds = 604800; and the same in the server's file.")
-    granted = " ".join(str(row[0]).upper() for row in connection.run("SHOW GRANTS"))
-    for right in ("REPLICATION SLAVE", "BINLOG MONITOR" if flavour == "mariadb" else "REPLICATION CLIENT"):
-        if right not in granted and "ALL PRIVILEGES ON *.*" not in granted:
-            yield error(f"the account {account} has no right {right}", f"GRANT {right} ON *.* TO {account};")
+        yield _ERROR, "server_id is 0: the server sends its log to nobody", Statement("SET GLOBAL server_id = 1;")
+    granted = [str(row[0]).upper().removeprefix("GRANT ").partition(" ON ") for row in connection.run("SHOW GRANTS")]
+    rights = {one.strip() for names, _, place in granted if place.startswith("*.*") for one in names.split(",")}
+    for right in ("REPLICATION SLAVE", "BINLOG MONITOR" if database.flavour == "mariadb" else "REPLICATION CLIENT"):
+        if not {right, "ALL PRIVILEGES"} & rights:
+            remedy = Statement(f"GRANT {right} ON *.* TO {account};")
+            yield _ERROR, f"the account {account} has no right {right}", remedy
     if not database.is_local and database.ssl_mode in ("DISABLED", "REQUIRED"):
         problem = f"ssl-mode={database.ssl_mode} does not verify the server"
-        yield warning(problem, "Add ssl-mode=VERIFY_IDENTITY and ssl-ca=… to source.dsn.")
+        yield _WARNING, problem, "Add ssl-mode=VERIFY_IDENTITY and ssl-ca=… to source.dsn."
+
+
+def _of_log(resume: MysqlResumePoint, kept_seconds: int) -> Iterator[Problem]:
+    """Whether the server keeps its log for long enough, and still has what the pipeline needs next."""
+    if 0 < kept_seconds < _LEAST_SECONDS:
+        hours = f"{kept_seconds / 3600:.1f} h"
+        problem = f"the binlog is kept for {hours}: a pipeline that is stopped for longer copies all again"
+        yield _WARNING, problem, Statement(f"SET GLOBAL binlog_expire_logs_seconds = 604800; {_TOO}")
+    if (position := resume.find()) is None:
+        return
+    try:
+        resume.examine(position)
+    except (PositionLostError, SourceChangedError) as error:
+        yield _ERROR, error.message, error.remedy
+        return
+    except SourceSetupError:  # a right is missing, which is a finding of its own
+        return
+    away = resume.away_seconds()
+    if kept_seconds and away > kept_seconds / 2:
+        hours = f"{away / 3600:.1f} h, and the server keeps its log for {kept_seconds / 3600:.1f} h"
+        problem = f"nothing was confirmed for {hours}: once the log is purged, every table is copied again"
+        remedy = f"SET GLOBAL binlog_expire_logs_seconds = {4 * int(away)}; {_TOO}; and run the pipeline"
+        yield _WARNING, problem, Statement(remedy)

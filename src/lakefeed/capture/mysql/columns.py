@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.fit import MisfitError
+from lakefeed.capture.fit import BY_RULE, MisfitError
+from lakefeed.change.table import OutOfRange
 from lakefeed.errors import DecodeError
 
 Flavour = Literal["mysql", "mariadb"]
@@ -54,13 +54,9 @@ CODECS: dict[str, str] = {
 """How Python calls a server's character sets. A column in another one is refused."""
 
 
-class ZeroDates(Enum):
-    """What becomes of dates that no calendar has (0000-00-00, 2026-00-10): the table stops, they are NULL, or all
-    columns of dates and times are text."""
-
-    STOP = "stop"
-    NULL = "null"
-    TEXT = "text"
+ZeroDates = OutOfRange
+"""What becomes of dates that no calendar has (0000-00-00, 2026-00-10). ``source.zero_dates`` is what holds where no
+rule of the lake says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +76,7 @@ class Kind:
         sizes = f"({self.size},{self.scale})" if self.name == "decimal" else f"({self.size})" if self.size else ""
         return f"{self.name}{sizes}{' unsigned' if self.unsigned else ''}"
 
-    def arrow(self, zero_dates: ZeroDates) -> pa.DataType:
+    def arrow(self, zero_dates: ZeroDates = ZeroDates.STOP) -> pa.DataType:
         if self.name in INTEGERS:
             return (_UNSIGNED if self.unsigned else _SIGNED)[INTEGERS[self.name]]
         if self.name == "decimal":
@@ -128,12 +124,50 @@ Mask = npt.NDArray[np.bool_]
 
 PAD = 16
 """Zero bytes behind the data, so that a number can be read at every offset of it."""
-ZERO_DATES = "Correct the value, or set source.zero_dates to null or text for {column} and all others."
+ZERO_DATES = f"Correct the value. {BY_RULE}"
 _MICROSECONDS = 1_000_000
 _DAY = 86_400 * _MICROSECONDS
 _CP1252 = bytes(range(256)).decode("cp1252", "replace")
 _LATIN1 = "".join(chr(code) if letter == "\ufffd" else letter for code, letter in enumerate(_CP1252))
 """MySQL's latin1 is cp1252, with control characters where that has nothing."""
+
+
+class ByteReader:
+    """Bytes from the beginning on. DecodeError where they end too early."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._at >= len(self._data)
+
+    def take(self, count: int) -> bytes:
+        found = self._data[self._at : self._at + count]
+        if len(found) < count:
+            raise DecodeError("an event or a packet ends too early")
+        self._at += count
+        return found
+
+    def number(self) -> int:
+        """Length-encoded: one byte, or 0xFC, 0xFD, 0xFE and two, three or eight bytes."""
+        first = self.take(1)[0]
+        return first if first < 0xFB else int.from_bytes(self.take({0xFC: 2, 0xFD: 3}.get(first, 8)), "little")
+
+    def numbers(self) -> list[int]:
+        """All up to the end."""
+        found = []
+        while not self.is_over:
+            found.append(self.number())
+        return found
+
+    def text(self) -> bytes:
+        """As many bytes as the number before them says."""
+        return self.take(self.number())
+
+    def rest(self) -> bytes:
+        return self._data[self._at :]
 
 
 def padded(data: bytes | bytearray) -> Bytes:
@@ -263,8 +297,14 @@ def decimal_groups(kind: Kind) -> list[tuple[int, int]]:
     return [one for one in [*first, *[(9, 4)] * (whole // 9 + kind.scale // 9), *last] if one[0]]
 
 
+def _last_day(year: Any, month: Any) -> Any:
+    leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
+    return np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31, 0, 0, 0])[month & 15] + (leap & (month == 2))
+
+
 def dates(field: Field, kind: Kind, parts: tuple[Any, ...], zero_dates: ZeroDates) -> Any:
-    """``parts`` are year, month, day and, unless the column is a date, hour, minute, second, microsecond."""
+    """``parts`` are year, month, day and, unless the column is a date, hour, minute, second, microsecond. The nearest
+    date to one that no calendar has is in the same year and month, if these are there."""
     year, month, day, *clock = (np.asarray(one, np.int64) for one in parts)
     if zero_dates is ZeroDates.TEXT:
         texts = []
@@ -276,19 +316,21 @@ def dates(field: Field, kind: Kind, parts: tuple[Any, ...], zero_dates: ZeroDate
                 text += f" {h:02}:{mi:02}:{s:02}{_fraction(us, kind.size)}"
             texts.append(text if ok else None)
         return pa.array(texts, pa.string())
+    is_date = (month >= 1) & (month <= 12) & (day >= 1) & (day <= _last_day(year, month)) & (year >= 1)
+    if not np.all(is_date | ~field.valid):
+        if zero_dates is ZeroDates.CLAMP:
+            year, month = np.maximum(year, 1), np.clip(month, 1, 12)
+            day = np.clip(day, 1, _last_day(year, month))
+        elif zero_dates is ZeroDates.NULL:
+            field = Field(field.data, field.starts, field.lengths, field.valid & is_date)
+        else:
+            raise MisfitError("it holds a date that no calendar has, such as 0000-00-00", remedy=ZERO_DATES)
     # Days of the civil calendar: the year begins in March, so that its odd day is the last one.
     shifted = year - (month <= 2)
     era = shifted // 400
     of_era = shifted - era * 400
     of_year = (153 * (month + np.where(month > 2, -3, 9)) + 2) // 5 + day - 1
     days = era * 146_097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719_468
-    leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
-    longest = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31, 0, 0, 0])[month & 15] + (leap & (month == 2))
-    is_date = (month >= 1) & (month <= 12) & (day >= 1) & (day <= longest) & (year >= 1)
-    if not np.all(is_date | ~field.valid):
-        if zero_dates is ZeroDates.STOP:
-            raise MisfitError("it holds a date that no calendar has, such as 0000-00-00", remedy=ZERO_DATES)
-        field = Field(field.data, field.starts, field.lengths, field.valid & is_date)
     if kind.name == "date":
         return field.array(days.astype(np.int32), pa.int32()).cast(pa.date32())
     hour, minute, second, micro = clock
@@ -307,8 +349,13 @@ def instants(field: Field, kind: Kind, seconds: Any, micro: Any, zero_dates: Zer
     return dates(field, kind, (*parts, micro), zero_dates)
 
 
-def times(field: Field, kind: Kind, negative: Any, hour: Any, minute: Any, second: Any, micro: Any) -> Any:
-    """A time of up to 838 hours, as the server prints it."""
+def times(
+    field: Field, kind: Kind, type_: pa.DataType, negative: Any, hour: Any, minute: Any, second: Any, micro: Any
+) -> Any:
+    """A time of up to 838 hours, as the server prints it, or in microseconds."""
+    if pa.types.is_int64(type_):
+        whole = (hour.astype(np.int64) * 3_600 + minute * 60 + second) * _MICROSECONDS + micro
+        return field.array(np.where(negative, -whole, whole), type_)
     rows = zip(field.valid.tolist(), *(one.tolist() for one in (negative, hour, minute, second, micro)), strict=True)
     return pa.array([
         f"{'-' if minus else ''}{h:02}:{m:02}:{s:02}{_fraction(us, kind.size)}" if ok else None
@@ -341,7 +388,7 @@ def decoded_text(raw: Any, charset: str) -> Any:
     return pa.array(texts, pa.string()).take(encoded.indices)
 
 
-_CONVERT = "ALTER TABLE … CONVERT TO CHARACTER SET utf8mb4; for the table of {column}."
+_CONVERT = "ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4; for its column {column}."
 
 
 _LATIN1_TABLE = dict(enumerate(_LATIN1))

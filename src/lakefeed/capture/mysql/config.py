@@ -20,7 +20,7 @@ source:
   dsn: {kind}://lakefeed@localhost:3306/    # ?ssl-mode=VERIFY_IDENTITY&ssl-ca=ca.pem; the password comes from MYSQL_PWD
   capture: log              # the binlog, by GTID; or poll, which needs SELECT alone
   tables: ["shop.*"]        # glob patterns of database.table
-  # zero_dates: stop        # dates such as 0000-00-00: stop the table, null, or text for all dates and times
+  # zero_dates: stop        # dates such as 0000-00-00: stop the table, null, clamp, or text for all dates and times
 """
 
 
@@ -35,8 +35,8 @@ class MysqlConfig(SourceConfig):
     dsn: Text = Field(repr=False, description="mysql://user@host:port/?ssl-mode=…; a password is better in MYSQL_PWD.")
     capture: Literal["log", "poll"] = Field(default="log", description="How changes are found.")
     tables: list[Text] = Field(min_length=1, description="Glob patterns of tables, database.table.")
-    zero_dates: Literal["stop", "null", "text"] = Field(
-        default="stop", description="Dates that no calendar has: stop the table, NULL, or text for all dates and times."
+    zero_dates: Literal["stop", "null", "clamp", "text"] | None = Field(
+        default="stop", description="Dates that no calendar has, where lake.out_of_range says nothing."
     )
     before_images: BeforeImages = False
 
@@ -50,7 +50,7 @@ class MysqlConfig(SourceConfig):
         from lakefeed.capture.mysql.source import Mysql
 
         return Mysql(
-            self.dsn, kind=dialect.flavour, tables=self.tables, zero_dates=self.zero_dates,
+            self.dsn, kind=dialect.flavour, tables=self.tables, zero_dates=self.zero_dates or "null",
             before_images=self.before_images,
         )  # fmt: skip
 
@@ -65,7 +65,17 @@ class MysqlConfig(SourceConfig):
                 remedy="pip install 'lakefeed[mysql]'",
             ) from error
         Database(self.dsn, self.kind)
-        return MysqlDialect(self.dsn, self.kind, ZeroDates(self.zero_dates))
+        return MysqlDialect(self.dsn, self.kind, ZeroDates(self.zero_dates or "null"))
+
+    def place(self) -> str:
+        self.dialect()
+        from lakefeed.capture.mysql.database import Database
+
+        return str(Database(self.dsn, self.kind))
+
+    @property
+    def database(self) -> str:
+        return "{schema}"  # which is what this server calls a database
 
     def verify_reader(self, table: TableId) -> MysqlVerifyReader:
         dialect = self.dialect()

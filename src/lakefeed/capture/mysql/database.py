@@ -26,8 +26,10 @@ MODES = ("VERIFY_IDENTITY", "VERIFY_CA", "REQUIRED", "DISABLED")
 _OPTIONS = ("ssl-mode", "ssl-ca", "ssl-cert", "ssl-key", "unix_socket")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _CONNECT_SECONDS = 10
-_SETUP = frozenset({1044, 1045, 1049, 1142, 1143, 1227, 1235, 1290, 1698, 2026, 2059, 3118, 4151})
-"""Access denied, unknown database, a right is missing, TLS refused: nothing that goes away by itself."""
+_LOGIN = frozenset({1045, 1698})
+"""Access denied: user or password is wrong."""
+_SETUP = frozenset({1044, 1049, 1142, 1143, 1227, 1235, 1290, 2026, 2059, 3118, 4151})
+"""Unknown database, a right is missing, TLS refused: nothing that goes away by itself."""
 _UNAVAILABLE = frozenset({1040, 1053, 1077, 1158, 1159, 1160, 1161, 1203, 1205, 1213, 1226, 1317, 1927, 3024, 1969})
 """Too many connections, shutting down, network, lock wait, deadlock, killed, too slow."""
 
@@ -47,6 +49,8 @@ CATALOG = Timeouts()
 READING = Timeouts(lock=10, statement=21_600, answer=600)
 """One chunk takes hours at most. The server sends rows as it finds them, so that ten silent minutes are its end."""
 STREAM = Timeouts(statement=0, answer=60)
+KILLING = Timeouts(statement=2, answer=2)
+"""Somebody waits for the end, and the server may be one that answers nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +123,10 @@ class Database:
             try:
                 driver = pymysql.connect(
                     **given, charset="utf8mb4", autocommit=True, connect_timeout=_CONNECT_SECONDS,
-                    read_timeout=timeouts.answer, write_timeout=timeouts.answer,
+                    read_timeout=min(_CONNECT_SECONDS, timeouts.answer), write_timeout=timeouts.answer,
                 )  # fmt: skip
             except RuntimeError as error:  # a package is missing that the account's kind of password needs
-                raise SourceSetupError(f"{self}: {error}", remedy="pip install 'lakefeed[mysql]' pynacl") from error
+                raise SourceSetupError(f"{self}: {error}", remedy="pip install 'lakefeed[mysql]'") from error
             connection = Connection(self, driver)
             try:
                 is_mariadb = "MariaDB" in connection.driver.get_server_info()
@@ -132,13 +136,11 @@ class Database:
                         f"{self} is a server of kind {there}, and source.kind is {self.flavour}",
                         remedy=f"Set source.kind: {there}.",
                     )
-                longest = (
-                    f"max_statement_time = {timeouts.statement}"
-                    if is_mariadb
-                    else f"max_execution_time = {timeouts.statement * 1000}"
-                )
-                connection.run(f"{SESSION}, lock_wait_timeout = {timeouts.lock}, {longest}")
+                name, unit = ("max_statement_time", 1) if is_mariadb else ("max_execution_time", 1000)
+                limits = f"lock_wait_timeout = {timeouts.lock}, {name} = {timeouts.statement * unit}"
+                connection.run(f"{SESSION}, {limits}")
                 connection.run("SET NAMES utf8mb4")
+                connection.driver._read_timeout = timeouts.answer  # until here it was the one of a login
             except BaseException:
                 connection.close()
                 raise
@@ -170,9 +172,12 @@ class Database:
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         text = str(error.args[1]) if len(error.args) > 1 else str(error) or type(error).__name__
         message = f"{self}: {text}"
+        if code in _LOGIN:
+            remedy = "Set the password in MYSQL_PWD, or correct user and password in source.dsn."
+            return SourceSetupError(message, remedy=remedy)
         if code in _SETUP:
             return SourceSetupError(
-                message, remedy="Correct source.dsn or the account; `lakefeed check` has the GRANT."
+                message, remedy="Correct source.dsn or the account; `lakefeed check FILE --sql` has the GRANT."
             )
         is_lost = isinstance(error, OSError) or 2000 <= code < 2100 or isinstance(error, pymysql.err.InterfaceError)
         return SourceUnavailableError(message) if is_lost or code in _UNAVAILABLE else SourceError(message)
@@ -218,7 +223,7 @@ class Connection:
 
     def kill(self) -> None:
         """End the statement that runs on it, by the connection's own id. Never raises."""
-        with suppress(LakefeedError), self.database.connection() as other:
+        with suppress(LakefeedError), self.database.connection(KILLING) as other:
             other.run(f"KILL QUERY {self.driver.thread_id()}")
 
     def sever(self) -> None:

@@ -10,16 +10,19 @@ tells the binlog's position of the snapshot itself.
 from __future__ import annotations
 
 import time
+from calendar import monthrange
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
+from datetime import time as time_of_day
 from typing import Any
 
 import pyarrow as pa
 import pymysql
 from pymysql.cursors import SSCursor
 
+from lakefeed.capture.base import TableSize
 from lakefeed.capture.dialect import (
     Bracket,
     DescribedTable,
@@ -31,13 +34,15 @@ from lakefeed.capture.dialect import (
     Session,
     TableChangedError,
 )
-from lakefeed.capture.mysql.columns import CODECS, Flavour, Kind, ZeroDates, kind_of
+from lakefeed.capture.mysql.columns import CODECS, INTEGERS, TEMPORAL, Flavour, Kind, ZeroDates, kind_of
 from lakefeed.capture.mysql.database import READING, Connection, Database, listed, literal, quoted
-from lakefeed.capture.mysql.history import VISIBLE_SECONDS, executed, owned, snapshot_position, visible
+from lakefeed.capture.mysql.history import VISIBLE_SECONDS, Gtid, executed, owned, snapshot_position, visible
 from lakefeed.capture.mysql.packets import read_rows
-from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
-from lakefeed.change.table import Column, TableId, TableSchema
+from lakefeed.change.choice import MICROSECONDS, NOTHING_CHOSEN, Choices, rule_of
+from lakefeed.change.mysql import MariadbGtid, MysqlGtid
+from lakefeed.change.table import Column, OutOfRange, TableId, TableSchema
 from lakefeed.change.watermark import KeyValue
+from lakefeed.errors import SourceUnavailableError
 
 SYSTEM = ("mysql", "sys", "information_schema", "performance_schema")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -58,6 +63,9 @@ _KEYS = """
 SELECT s.TABLE_SCHEMA, s.TABLE_NAME, s.COLUMN_NAME FROM information_schema.STATISTICS s
  WHERE s.INDEX_NAME = 'PRIMARY' AND (s.TABLE_SCHEMA, s.TABLE_NAME) IN ({tables})
  ORDER BY s.TABLE_SCHEMA, s.TABLE_NAME, s.SEQ_IN_INDEX"""
+_SIZES = """
+SELECT t.TABLE_SCHEMA, t.TABLE_NAME, t.TABLE_ROWS, t.DATA_LENGTH FROM information_schema.TABLES t
+ WHERE (t.TABLE_SCHEMA, t.TABLE_NAME) IN ({tables})"""
 # A transaction that has changed nothing may yet do so, under the time of its beginning; after a minute it is taken for
 # a report that only reads, since otherwise one such would hold up everything for hours.
 _OPEN = """
@@ -76,38 +84,57 @@ class SourceColumn:
     extra: str
     has_default: bool
 
-    def column(self, zero_dates: ZeroDates) -> Column:
-        return column_of(self.name, self.kind or Kind("other"), self.nullable, zero_dates)
-
-
-def column_of(name: str, kind: Kind, nullable: bool, zero_dates: ZeroDates) -> Column:
-    members = f"({','.join(literal(one) for one in kind.members)})" if kind.members else ""
-    return Column(name, kind.arrow(zero_dates), nullable, kind.source_type + members, id=name)
-
 
 @dataclass(frozen=True, slots=True)
 class MysqlDialect(Dialect):
     dsn: str = field(repr=False)
     flavour: Flavour = "mysql"
     zero_dates: ZeroDates = ZeroDates.STOP
+    choices: Choices = NOTHING_CHOSEN
 
     default_schema = "mysql"
     folds_case = False
 
     def connect(self) -> MysqlSession:
         database = Database(self.dsn, self.flavour)
-        return MysqlSession(database, database.connect(READING), self.zero_dates)
+        return MysqlSession(database, database.connect(READING), self)
+
+    def represent(self, choices: Choices) -> MysqlDialect:
+        return replace(self, choices=choices)
+
+    def schema(self, table: TableId, columns: Sequence[SourceColumn], key: tuple[str, ...]) -> TableSchema:
+        """A table as the lake has it."""
+        shown = tuple(
+            self.column(table, one.name, one.kind or Kind("other"), nullable=one.nullable, in_key=one.name in key)
+            for one in columns
+        )
+        return TableSchema(table, shown, key)
+
+    def column(self, table: TableId, name: str, kind: Kind, *, nullable: bool, in_key: bool) -> Column:
+        """A column with the type and the rule that the lake wants. In a key no rule holds that could give two rows one
+        key. Of what is no text, numbers, dates and times have a form in which the server prints them alone."""
+        rule = self.choices.rule(table, name, self.zero_dates)
+        is_free = rule is OutOfRange.TEXT or not in_key
+        column = column_of(name, kind, nullable, rule if is_free else OutOfRange.STOP)
+        if kind.name in (*INTEGERS, *TEMPORAL, "decimal", "year") and self.choices.is_text(table, name):
+            return replace(column, type=pa.string(), out_of_range=OutOfRange.STOP)
+        if kind.name == "time" and self.choices.of(table).type_of(name) == MICROSECONDS:
+            return replace(column, type=pa.int64())
+        return column
 
     def quoted(self, name: str) -> str:
         return quoted(name)
 
     def bound(self, column: Column, value: KeyValue, query: Query) -> str:  # noqa: ARG002  # all values are literals
-        """A number for a member of an enum: that is its order, and comparing with a text would be by the text."""
+        """A number for a member of an enum, and a literal of its own type for a time: their order is not that of the
+        texts, by which MySQL would compare."""
+        if isinstance(value, bytes):
+            return f"X'{value.hex()}'" if value else "''"
+        if column.source_type.partition("(")[0] == "time":
+            return f"TIME'{value}'"
         if column.source_type.startswith("enum("):
             members = column.source_type[5:-1].split(",")
             return str(members.index(literal(str(value))) + 1) if value else "0"
-        if isinstance(value, bytes):
-            return f"X'{value.hex()}'" if value else "''"
         if isinstance(value, int) and pa.types.is_timestamp(column.type):
             return f"'{(_EPOCH + timedelta(microseconds=value)).strftime('%Y-%m-%d %H:%M:%S.%f')}'"
         if pa.types.is_temporal(column.type):
@@ -124,13 +151,20 @@ class MysqlDialect(Dialect):
         return f"({left[0]} <= {right[0]} AND {both})" if len(left) > 1 else both
 
 
+def column_of(name: str, kind: Kind, nullable: bool, rule: OutOfRange) -> Column:
+    """A column by its type alone, with a rule for dates that no calendar has."""
+    members = f"({','.join(literal(one) for one in kind.members)})" if kind.members else ""
+    own = rule if kind.name in TEMPORAL and rule is not OutOfRange.TEXT else OutOfRange.STOP
+    return Column(name, kind.arrow(rule), nullable, kind.source_type + members, id=name, out_of_range=own)
+
+
 class MysqlSession(Session):
     """See ``Session``."""
 
-    def __init__(self, database: Database, connection: Connection, zero_dates: ZeroDates) -> None:
+    def __init__(self, database: Database, connection: Connection, dialect: MysqlDialect) -> None:
         self._database = database
         self.connection = connection
-        self._zero_dates = zero_dates
+        self._dialect = dialect
         with database.errors():
             connection.run("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         self._in_snapshot = False
@@ -149,7 +183,7 @@ class MysqlSession(Session):
             there = read_columns(self.connection, tables)
         return {
             table: DescribedTable(
-                TableSchema(table, tuple(one.column(self._zero_dates) for one in columns), key),
+                self._dialect.schema(table, columns, key),
                 f"{quoted(table.schema)}.{quoted(table.name)}",
                 unordered={
                     one.name: "its values have no order"
@@ -188,7 +222,7 @@ class MysqlSession(Session):
                     now = self.describe([query.source.id]).get(query.source.id)
                     if now is None or now.schema.columns != query.source.schema.columns:
                         raise TableChangedError
-                yield from read_rows(self.connection, query.sql, schema, READING.answer, self._zero_dates)
+                yield from read_rows(self.connection, query.sql, schema, READING.answer)
             except pymysql.err.Error as error:
                 if query.source is not None and error.args and error.args[0] in _CHANGED:
                     raise TableChangedError from error
@@ -197,34 +231,49 @@ class MysqlSession(Session):
     @contextmanager
     def consistent(self, origin: Mapping[str, Any] | None = None) -> Iterator[Bracket | None]:
         """``origin`` says what the stream has delivered: the snapshot has that. The server sends a transaction to its
-        readers a moment before the rows are visible."""
-        begin = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
+        readers a moment before the rows are visible. ``exact``: the snapshot is one between two commits."""
+        begin, until = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY", time.monotonic() + VISIBLE_SECONDS
+        bracket: Bracket | None = None
         with self._database.errors():
             try:
-                low = None if origin is None else visible(self.connection, origin.get("delivered"))
-                self.connection.run(begin)
+                while origin is not None:
+                    low = visible(self.connection, origin.get("delivered"))
+                    self.connection.run(begin)
+                    bracket = self._bracket(low)
+                    if bracket.high >= low and (bracket.low == bracket.high or not origin.get("exact")):
+                        break
+                    if time.monotonic() > until:
+                        problem = f"no moment between two commits was found within {VISIBLE_SECONDS:.0f} s"
+                        raise SourceUnavailableError(f"{self._database}: {problem}, so the copy cannot start")
+                    self.connection.run("ROLLBACK")
+                    time.sleep(0.001)
+                if origin is None:
+                    self.connection.run(begin)
                 self._in_snapshot = True
-                if low is None:
-                    yield None
-                elif isinstance(low, MariadbGtid):
-                    at = snapshot_position(self.connection)
-                    until = time.monotonic() + VISIBLE_SECONDS
-                    while not at >= low and time.monotonic() < until:  # commits that are on their way
-                        time.sleep(0.01)
-                        self.connection.run("ROLLBACK")
-                        self.connection.run(begin)
-                        at = snapshot_position(self.connection)
-                    yield Bracket(at, at)
-                elif isinstance(low, MysqlBinlog):
-                    yield Bracket(low, executed(self.connection, low))
-                else:
-                    under_way, now = owned(self.connection), executed(self.connection, low)
-                    assert isinstance(now, MysqlGtid)  # noqa: S101  # as low is
-                    yield Bracket(low, low.union(under_way).union(now))
+                yield bracket
             finally:
                 self._in_snapshot = False
                 with suppress(pymysql.err.Error, OSError):  # nothing was written
                     self.connection.run("ROLLBACK")
+
+    def sizes(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSize]:
+        if not tables:
+            return {}
+        pairs = ", ".join(f"({literal(table.schema)}, {literal(table.name)})" for table in tables)
+        with self._database.errors():
+            rows = self.connection.run(_SIZES.format(tables=pairs))
+        return {TableId(schema, name): TableSize(rows, size) for schema, name, rows, size in rows}
+
+    def _bracket(self, low: Gtid) -> Bracket:
+        """Which commits the snapshot has that was begun just now; those up to ``low`` were visible before it."""
+        if isinstance(low, MariadbGtid):
+            at = snapshot_position(self.connection)
+            return Bracket(at, at)
+        under_way = owned(self.connection) if isinstance(low, MysqlGtid) else None  # first: they end as executed ones
+        now = executed(self.connection, low)
+        if isinstance(low, MysqlGtid) and isinstance(now, MysqlGtid) and under_way is not None:
+            now = low.union(under_way).union(now)
+        return Bracket(low, now)
 
     def cancel(self) -> None:
         self.connection.kill()
@@ -304,12 +353,30 @@ class MysqlVerifyReader:
                 listed.append(sql)
             zoned = [index for index, field in enumerate(columns) if getattr(field.type, "tz", None) is not None]
             flags = [index for index, field in enumerate(columns) if pa.types.is_boolean(field.type)]
+            rules = {index: rule_of(field) for index, field in enumerate(columns) if pa.types.is_temporal(field.type)}
+            rules = {index: rule for index, rule in rules.items() if rule is not OutOfRange.STOP}
+            clocks = [index for index, field in enumerate(columns) if pa.types.is_int64(field.type)
+                      and (kind := kinds[names[index]]) is not None and kind.name == "time"]  # fmt: skip
             with connection.driver.cursor(SSCursor) as cursor:
                 cursor.execute(f"SELECT {', '.join(listed)} FROM {origin}")
                 while rows := cursor.fetchmany(_RUN_ROWS):
                     for row in (converted := [list(one) for one in rows]):
+                        for index, rule in rules.items():
+                            if isinstance(row[index], str):  # the driver cannot make a date of it
+                                row[index] = _nearest(row[index]) if rule is OutOfRange.CLAMP else None
+                        for index in clocks:
+                            row[index] = None if row[index] is None else row[index] // timedelta(microseconds=1)
                         for index in zoned:  # in UTC, as the session is
                             row[index] = row[index].replace(tzinfo=UTC) if hasattr(row[index], "tzinfo") else row[index]
                         for index in flags:
                             row[index] = None if row[index] is None else bool(row[index])
                     yield [tuple(row) for row in converted]
+
+
+def _nearest(text: str) -> date | datetime:
+    """The date or time that is nearest to one that no calendar has, ``2026-02-31 12:00:00``."""
+    day, _, clock = text.partition(" ")
+    year, month, number = (int(part) for part in day.split("-"))
+    year, month = max(year, 1), min(max(month, 1), 12)
+    found = date(year, month, min(max(number, 1), monthrange(year, month)[1]))
+    return datetime.combine(found, time_of_day.fromisoformat(clock)) if clock else found

@@ -16,6 +16,7 @@ from enum import Enum
 
 import pyarrow as pa
 
+from lakefeed.capture.mysql.columns import ByteReader
 from lakefeed.capture.mysql.rows import DELETE, UPDATE, WRITE
 from lakefeed.change.mysql import Origin
 from lakefeed.change.table import TableId
@@ -116,13 +117,10 @@ def tagged_gtid(data: bytes, at: int, end: int) -> tuple[Origin, int, int]:
 def transaction_payload(data: bytes, at: int, end: int) -> tuple[bytes, list[tuple[int, int]]]:
     """What a compressed transaction (MySQL) has inside, and where its events are. It has fields of type, length and
     value, then the events."""
-    fields, spans, start = dict[int, int](), [], 0
-    kind, at = _lenenc(data, at)
-    while kind:
-        length, at = _lenenc(data, at)
-        fields[kind], _ = _lenenc(data, at)
-        kind, at = _lenenc(data, at + length)
-    inner = data[at : min(end, at + fields.get(1, end))]
+    reader, fields, spans, start = ByteReader(data[at:end]), dict[int, int](), [], 0
+    while kind := reader.number():
+        fields[kind] = ByteReader(reader.text()).number()
+    inner = reader.rest()[: fields.get(1)]
     if fields.get(2, _ZSTD) != _STORED:
         size = fields.get(3)
         if size is None or size > 1 << 31:
@@ -135,14 +133,6 @@ def transaction_payload(data: bytes, at: int, end: int) -> tuple[bytes, list[tup
         spans.append((start, start + size))
         start += size
     return inner, spans
-
-
-def _lenenc(data: bytes, at: int) -> tuple[int, int]:
-    first = data[at]
-    if first < 0xFB:
-        return first, at + 1
-    width = {0xFC: 2, 0xFD: 3, 0xFE: 8}[first] if first != 0xFB and first != 0xFF else 8
-    return int.from_bytes(data[at + 1 : at + 1 + width], "little"), at + 1 + width
 
 
 def inflated(data: bytes) -> bytes:

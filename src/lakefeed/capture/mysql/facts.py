@@ -19,12 +19,13 @@ from lakefeed.capture.log import Announced, Choose
 from lakefeed.capture.mysql.binlog import Resolved
 from lakefeed.capture.mysql.columns import Kind
 from lakefeed.capture.mysql.database import Database
-from lakefeed.capture.mysql.dialect import MysqlDialect, SourceColumn, column_of, read_columns
+from lakefeed.capture.mysql.dialect import MysqlDialect, SourceColumn, read_columns
 from lakefeed.capture.mysql.events import Effect, Statement
 from lakefeed.capture.mysql.history import Gtid, executed
 from lakefeed.capture.mysql.rows import Layout, TableMap
 from lakefeed.capture.schema import DeliveredSchemas, Stated
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
+from lakefeed.change.choice import Choices
 from lakefeed.change.table import Column, TableId, TableSchema
 
 _METADATA = "SET GLOBAL binlog_row_metadata = 'FULL'; then run `lakefeed rebuild FILE {table} --from-source`."
@@ -46,10 +47,14 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
         self._database = Database(dialect.dsn, dialect.flavour)
         self._newest: dict[TableId, tuple[SourceColumn, ...]] = {}
         self._altered: dict[TableId, bool] = {}  # since its last shape; and whether with a default
+        self._retyped: dict[TableId, set[str]] = {}  # columns that an ALTER since then gave a type
 
     def recall(self, schemas: Sequence[TableSchema]) -> None:
         for schema in schemas:
             self.learn(schema.table, _life(schema.table), schema.at_version(0))
+
+    def represent(self, choices: Choices) -> None:
+        self._dialect = self._dialect.represent(choices)
 
     def rewind(self, position: Gtid) -> None:
         """The first stream of a process also takes in the tables that an earlier one prepared."""
@@ -111,13 +116,15 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
             elif hint is not None and kind.name == hint.name and not kind.charset:
                 kind = replace(kind, charset=hint.charset)
             kinds.append(kind)
+        key = tuple(found.columns[index].name for index in found.key)
         columns = tuple(
-            column_of(one.name, kind, one.nullable, self._dialect.zero_dates)
+            self._dialect.column(table, one.name, kind, nullable=one.nullable, in_key=one.name in key)
             for one, kind in zip(found.columns, kinds, strict=True)
         )
-        schema = TableSchema(table, columns, tuple(columns[index].name for index in found.key))
+        schema = TableSchema(table, columns, key)
         delivered, announced = self.change(self._stated(schema))
         self._altered.pop(table, None)
+        self._retyped.pop(table, None)
         return Resolved(Layout(delivered, found.columns, tuple(kinds)), announced)
 
     def apply(self, statement: Statement) -> Announced:
@@ -137,6 +144,8 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
                     notices += self._gone([old])
                 elif self.is_captured(old) and taken[0] not in [TableId(old.schema, one) for one in ghosts]:
                     notices.append(RecopyNeeded(old, f"the table {taken[0]} has its name now"))
+                elif taken[0] in self._altered:
+                    self._altered[old] = self._altered.pop(taken[0])
         elif effect is Effect.REPLACED:
             reason = "a statement changed its rows that the log does not have"
             notices = [RecopyNeeded(one, reason) for one in statement.tables if self.is_captured(one)]
@@ -145,10 +154,20 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
                 before = self.known(table)
                 with_default = bool({"default", "generated", "as", "not"} & set(statement.words))
                 self._altered[table] = self._altered.get(table, False) or with_default
-                again = _added(statement.words) & {name.lower() for name in before.schema.names} if before else set()
-                if again:
+                if before is None:
+                    continue
+                names = {name.lower() for name in before.schema.names}
+                added, retyped = _altered_columns(statement.words)
+                if again := added & names:
                     reason = f"the column {min(again)} was dropped and added again"
                     notices.append(RecopyNeeded(table, reason))
+                # What a type was between two of them stands nowhere, and it may have cut values.
+                retyped = names if "convert" in statement.words else names & retyped
+                earlier = self._retyped.setdefault(table, set())
+                if twice := earlier & retyped:
+                    reason = f"the type of {min(twice)} was stated twice with no row in between"
+                    notices.append(RecopyNeeded(table, reason))
+                earlier |= retyped
         elif effect is Effect.XA_COMMIT:  # whose rows were never seen
             reason = "a distributed transaction (XA) was committed that was prepared before capture began"
             notices = [RecopyNeeded(one, reason) for one in list(self._known)]
@@ -184,8 +203,7 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
         found = {}
         for table, (columns, key) in there.items():
             self._newest[table] = columns
-            shown = tuple(one.column(self._dialect.zero_dates) for one in columns)
-            found[table] = TableSchema(table, shown, key)
+            found[table] = self._dialect.schema(table, columns, key)
         return found
 
     def _stated(self, schema: TableSchema) -> Stated:
@@ -223,18 +241,21 @@ def _may_rewrite(old: Column, new: Column) -> bool:
     return sizes[1] < sizes[0]
 
 
-def _added(words: Sequence[str]) -> set[str]:
-    """Names that an ALTER gives to columns: ADD [COLUMN] x, RENAME COLUMN y TO x, CHANGE [COLUMN] y x."""
-    found, skipped = set(), ("column", "if", "not", "exists", "(")
+def _altered_columns(words: Sequence[str]) -> tuple[set[str], set[str]]:
+    """Names that an ALTER gives to columns (ADD [COLUMN] x, RENAME COLUMN y TO x, CHANGE [COLUMN] y x), and columns
+    whose type it states again (MODIFY [COLUMN] x, CHANGE [COLUMN] x x)."""
+    added, retyped, skipped = set(), set(), ("column", "if", "not", "exists", "(")
     for index, word in enumerate(words):
         rest = [one for one in words[index + 1 : index + 8] if one not in skipped]
         if word == "add" and rest and rest[0] not in ("index", "key", "unique", "primary", "constraint", "foreign"):
-            found.add(rest[0])
+            added.add(rest[0])
         elif word == "rename" and words[index + 1 : index + 2] == ("column",) and len(rest) > 2 and rest[0] != rest[2]:
-            found.add(rest[2])
-        elif word == "change" and len(rest) > 1 and rest[0] != rest[1]:
-            found.add(rest[1])
-    return found
+            added.add(rest[2])
+        elif word == "modify" and rest:
+            retyped.add(rest[0])
+        elif word == "change" and len(rest) > 1:
+            (retyped if rest[0] == rest[1] else added).add(rest[1])
+    return added, retyped
 
 
 def _blocked(table: TableId, reason: str, remedy: str) -> Resolved:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import deque
 
 from lakefeed.capture.mysql.database import Connection, literal
 from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
@@ -18,6 +19,8 @@ Gtid = MysqlGtid | MariadbGtid | MysqlBinlog
 """Where a stream is: by GTIDs, or by file and offset."""
 
 FIRST_OFFSET = 4
+LogPlace = tuple[str, int]
+"""A file of the server's log, and an offset in it."""
 VISIBLE_SECONDS = 10.0
 _LIST = re.compile(r"\[(.*)\]")
 _COMMITTING = """
@@ -25,8 +28,30 @@ SELECT OWNER_THREAD_ID, OWNER_EVENT_ID, OBJECT_TYPE FROM performance_schema.meta
  WHERE LOCK_STATUS = 'GRANTED' AND (OBJECT_TYPE = 'COMMIT' OR OBJECT_NAME = 'metadata_locks')"""
 GTID_MODE = (
     "SET GLOBAL enforce_gtid_consistency = ON; SET GLOBAL gtid_mode = OFF_PERMISSIVE; "
-    "SET GLOBAL gtid_mode = ON_PERMISSIVE; SET GLOBAL gtid_mode = ON; and the same in the server's file."
+    "SET GLOBAL gtid_mode = ON_PERMISSIVE; SET GLOBAL gtid_mode = ON; -- and the same in the server's file"
 )
+
+
+class LogPlaces:
+    """Where the stream was in the server's files when it had come to a position. A set of GTIDs does not tell, and lag
+    in bytes is counted from there. Belongs to the stream's thread."""
+
+    def __init__(self) -> None:
+        self._places: deque[tuple[Gtid, LogPlace]] = deque()
+
+    def clear(self) -> None:
+        """Another stream begins."""
+        self._places.clear()
+
+    def note(self, position: Gtid, place: LogPlace) -> None:
+        self._places.append((position, place))
+
+    def take(self, position: Gtid) -> LogPlace | None:
+        """The last place up to ``position``, once; those before it are forgotten."""
+        found = None
+        while self._places and self._places[0][0] <= position:
+            _, found = self._places.popleft()
+        return found
 
 
 def executed(connection: Connection, like: Gtid | None = None) -> Gtid:
@@ -111,6 +136,15 @@ def visible(connection: Connection, delivered: str | None) -> Gtid:
 def log_files(connection: Connection) -> list[tuple[str, int]]:
     """Names and lengths, the oldest first."""
     return [(str(row[0]), int(row[1])) for row in connection.run("SHOW BINARY LOGS")]
+
+
+def bytes_behind(connection: Connection, place: LogPlace) -> int | None:
+    """How much the log has behind ``place``; None if it has not that file any more."""
+    files = log_files(connection)
+    names = [name for name, _ in files]
+    if place[0] not in names:
+        return None
+    return max(0, sum(size for _, size in files[names.index(place[0]) :]) - place[1])
 
 
 def log_begin(connection: Connection, like: Gtid) -> Gtid:

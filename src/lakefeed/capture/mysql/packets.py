@@ -19,8 +19,10 @@ import pymysql
 
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.mysql import columns as to_arrow
-from lakefeed.capture.mysql.columns import TEMPORAL, Field, Kind, ZeroDates, big_endian, gathered, padded
+from lakefeed.capture.mysql.columns import TEMPORAL, ByteReader, Field, Kind, big_endian, gathered, padded
 from lakefeed.capture.mysql.database import Connection
+from lakefeed.change.choice import rule_of
+from lakefeed.change.table import OutOfRange
 from lakefeed.errors import DecodeError
 
 _LONGEST = 0xFFFFFF
@@ -130,9 +132,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-def read_rows(
-    connection: Connection, sql: str, schema: pa.Schema, answer_seconds: float, zero_dates: ZeroDates
-) -> Iterator[pa.RecordBatch]:
+def read_rows(connection: Connection, sql: str, schema: pa.Schema, answer_seconds: float) -> Iterator[pa.RecordBatch]:
     """The rows of a SELECT through the binary protocol, which has numbers as they are: a float is not rounded.
 
     The statement is prepared and closed. What is left unread takes the connection along: the caller closes it.
@@ -150,13 +150,10 @@ def read_rows(
         raise DecodeError(f"a query gave {count} columns instead of {len(schema)}")
     types = []
     for _ in range(count):  # a column's type, by its code and in words, is behind six texts and a length
-        packet, at = reader.one(), 0
+        packet = ByteReader(reader.one())
         for _ in range(6):
-            length = packet[at]
-            if length == 0xFC:
-                length, at = packet[at + 1] | packet[at + 2] << 8, at + 2
-            at += 1 + length
-        width, code, flags, digits = struct.unpack_from("<IBHB", packet, at + 3)
+            packet.text()
+        width, code, flags, digits = struct.unpack("<3xIBHB", packet.take(11))
         size = width if code == _BIT else digits if digits <= 6 else 0
         types.append((code, Kind(_NAMES.get(code, "text"), bool(flags & 0x20), size)))
     reader.one()  # the end of the definitions
@@ -171,9 +168,7 @@ def read_rows(
         elif first == _ERROR:
             pymysql.err.raise_mysql_exception(batch.data[starts[-1] : ends[-1]])
         if starts:
-            yield pa.RecordBatch.from_arrays(
-                _decoded(batch.data, starts, ends, types, schema, zero_dates), schema=schema
-            )
+            yield pa.RecordBatch.from_arrays(_decoded(batch.data, starts, ends, types, schema), schema=schema)
     driver._execute_command(_COM_STMT_CLOSE, struct.pack("<I", statement))
 
 
@@ -183,7 +178,6 @@ def _decoded(
     ends: list[int],
     types: list[tuple[int, Kind]],
     schema: pa.Schema,
-    zero_dates: ZeroDates,
 ) -> list[Any]:
     data = padded(raw)
     row, limit = np.array(starts, np.int64), np.array(ends, np.int64)
@@ -208,22 +202,22 @@ def _decoded(
         if np.any(at > limit):
             raise DecodeError("a row of a result ends too early")
         try:
-            arrays.append(_array(Field(data, begin, lengths, valid), code, kind, column.type, zero_dates))
+            arrays.append(_array(Field(data, begin, lengths, valid), code, kind, column.type, rule_of(column)))
         except MisfitError as error:
             raise error.of(column.name) from error
     return arrays
 
 
-def _array(field: Field, code: int, kind: Kind, type_: pa.DataType, zero_dates: ZeroDates) -> Any:
+def _array(field: Field, code: int, kind: Kind, type_: pa.DataType, rule: OutOfRange) -> Any:
     if code == _TIME:
-        return to_arrow.times(field, kind, *_temporal(field, is_time=True))
+        return to_arrow.times(field, kind, type_, *_temporal(field, is_time=True))
     if kind.name in TEMPORAL:
-        parts = _temporal(field, is_time=False)
-        return to_arrow.dates(field, kind, parts[:3] if kind.name == "date" else parts, zero_dates)
+        parts, rule = _temporal(field, is_time=False), OutOfRange.TEXT if pa.types.is_string(type_) else rule
+        return to_arrow.dates(field, kind, parts[:3] if kind.name == "date" else parts, rule)
     if code in (4, 5):
         return field.array(gathered(field.data, field.starts, "<f4" if code == 4 else "<f8"), type_)
     if code in _FIXED:
-        native = to_arrow.integers(field, kind, kind.arrow(zero_dates))
+        native = to_arrow.integers(field, kind, kind.arrow())
         return native if native.type == type_ else native.cast(type_)
     if code == _BIT:
         return to_arrow.bits(field, (kind.size + 7) // 8, kind)

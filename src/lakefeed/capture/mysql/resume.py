@@ -14,7 +14,6 @@ import socket
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from lakefeed.capture.base import Lag
@@ -22,15 +21,16 @@ from lakefeed.capture.log import ResumePoint
 from lakefeed.capture.mysql.binlog import BinlogPiece
 from lakefeed.capture.mysql.database import Database
 from lakefeed.capture.mysql.dialect import read_columns, read_identity
-from lakefeed.capture.mysql.history import Gtid, executed, log_begin, log_end, log_files
+from lakefeed.capture.mysql.history import Gtid, LogPlaces, bytes_behind, executed, log_begin, log_end, log_files
 from lakefeed.capture.mysql.stream import BinlogReader, made_at
 from lakefeed.capture.mysql.xa import PreparedTransactions
 from lakefeed.capture.reader import BackgroundReader
 from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
 from lakefeed.change.position import decode_position
 from lakefeed.change.table import TableId
-from lakefeed.durable import make_directory, pack, replace_file, unpack
+from lakefeed.durable import pack, unpack
 from lakefeed.errors import LakefeedError, PositionLostError, SourceChangedError, SourceSetupError, StateError
+from lakefeed.storage.base import Storage
 
 _NAME = "binlog.resume.json"
 _AGAIN = "move the pipeline's state directory away: every table is copied again"
@@ -43,20 +43,25 @@ def server_id(pipeline: str, place: str) -> int:
 
 
 class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
-    """See ``ResumePoint``. Without a ``directory`` the position is kept in memory."""
+    """See ``ResumePoint``. Without a ``state`` the position is kept in memory."""
 
     def __init__(
-        self, database: Database, pipeline: str, prepared: PreparedTransactions, directory: Path | None = None
+        self,
+        database: Database,
+        pipeline: str,
+        prepared: PreparedTransactions,
+        places: LogPlaces,
+        state: Storage | None = None,
     ) -> None:
         self._database = database
-        self._prepared = prepared
+        self._prepared, self._places = prepared, places
         self._reader: BinlogReader | None = None
         self._pipeline = pipeline
-        self._file = None if directory is None else directory / _NAME
+        self._state = state
         self._kept: dict[str, Any] | None = None
 
-    def keep_state(self, directory: Path) -> None:
-        self._file = self._file or directory / _NAME
+    def keep_state(self, state: Storage) -> None:
+        self._state = self._state or state.below()
 
     def find(self) -> Gtid | None:
         kept = self._load()
@@ -75,12 +80,13 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
                     raise SourceSetupError(f"there is no table {table}", remedy=remedy)
             kept = self._load()
             if kept is None:
-                at, newest = executed(connection), log_end(connection).file
+                newest, at = log_end(connection), executed(connection)
                 kept = {
                     "identity": f"{self._database.flavour} {uuid.uuid4()}",
                     "server": read_identity(connection),
                     "position": at.encode(),
-                    "log": [newest, made_at(self._database, newest)],
+                    "place": (newest.file, newest.offset),
+                    "log": [newest.file, made_at(self._database, newest.file)],
                     "tables": [],
                 }
             names = sorted({*kept["tables"], *map(str, tables)})
@@ -99,7 +105,19 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
             raise StateError("nothing is prepared for the pipeline yet", remedy="Call prepare first.")
         return {"delivered": kept["position"] if delivered is None else delivered.encode()}
 
+    def exactly(self, origin: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**origin, "exact": True}
+
     def require(self, position: Gtid) -> None:
+        server, newest = self.examine(position)
+        kept = self._load()
+        if kept is not None and (server != kept.get("server") or newest not in kept.get("log", ())):
+            place = kept.get("place") if server == kept.get("server") else None
+            log = [newest, made_at(self._database, newest)]
+            self._save({**kept, "server": server, "log": log, "place": place})
+
+    def examine(self, position: Gtid) -> tuple[str, str]:
+        """As ``require``, and writes nothing. Returns who the server is, and the newest file of its log."""
         kept = self._load() or {}
         with self._database.connection() as connection:
             now, newest, server = executed(connection, position), log_end(connection), read_identity(connection)
@@ -116,12 +134,12 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
                 other = f"{self._database} is another server than before"
                 raise SourceChangedError(f"{other}, and {position} is a position in the files of that one")
             if not position <= now:
-                missing = f"{position} (it has {now})"
-                if isinstance(position, MysqlGtid) and isinstance(now, MysqlGtid):
-                    missing = position.without(now)
+                missing = position
+                if not isinstance(position, MysqlBinlog):
+                    missing = position.without(now)  # type: ignore[arg-type]  # they are of one kind
+                problem = "does not have all transactions that were captured"
                 raise PositionLostError(
-                    f"{self._database} does not have the transactions that were captured up to {position}; it lacks "
-                    f"{missing}",
+                    f"{self._database} {problem}: it lacks {missing} and has {now}",
                     remedy=f"Point source.dsn at the server that has them, or {_AGAIN}.",
                 )
             if not is_same:  # its GTIDs cover ours, so it goes on; unless they prove nothing
@@ -140,9 +158,7 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
                     f"the binlog after {begin} was purged; the server has forgotten what lies before {purged}",
                     remedy=f"Restore the server's log and keep it longer (binlog_expire_logs_seconds), or {_AGAIN}.",
                 )
-            if kept and (not is_same or newest.file not in kept.get("log", ())):
-                log = [newest.file, made_at(self._database, newest.file)]
-                self._save({**kept, "server": server, "log": log})
+        return server, newest.file
 
     def _begin(self, after: Gtid) -> Gtid:
         """Where a stream begins that delivers what comes after ``after``: before distributed transactions that were
@@ -153,7 +169,8 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
     def start(self, after: Gtid) -> BackgroundReader[Gtid, BinlogPiece]:
         begin = self._begin(after)
         self._prepared.start(begin if begin != after else None)
-        own_id = server_id(self._pipeline, str(self._file or id(self)))
+        self._places.clear()
+        own_id = server_id(self._pipeline, self._state.place(_NAME) if self._state is not None else str(id(self)))
 
         def refused(answer: str) -> LakefeedError:
             """The server gives one code for every reason: what is wrong with the position is found by asking again."""
@@ -177,6 +194,7 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
         oldest = self._prepared.oldest(position)
         made = self._reader.made if self._reader is not None else {}
         kept = {**kept, "position": position.encode(), "oldest": oldest.encode() if oldest != position else None}
+        kept["place"] = self._places.take(position) or kept.get("place")
         self._save({**kept, "log": list(made.items())[-1]} if made else kept)
 
     def end(self) -> Gtid:
@@ -187,32 +205,48 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
         kept = self._load()
         if kept is None:
             return Lag()
-        now = self.end()
-        if now <= _position(kept):
-            return Lag(seconds=0.0, source={"executed": now.text()})
+        position, place = _position(kept), kept.get("place")
+        with self._database.connection() as connection:
+            now, files = executed(connection, position), log_files(connection)
+            expire = int(connection.value("SELECT @@GLOBAL.binlog_expire_logs_seconds"))
+            behind = None if place is None else bytes_behind(connection, (place[0], place[1]))
         seconds = None if confirmed_at is None else max(0.0, time.time() - confirmed_at)
-        return Lag(seconds=seconds, source={"executed": now.text()})
+        if now <= position:
+            behind, seconds = 0, 0.0
+        name, names = kept["log"][0], [file for file, _ in files]  # the file of the position, or an older one
+        return Lag(
+            bytes=behind,
+            seconds=seconds,
+            retained_bytes=sum(size for _, size in files[names.index(name) :]) if name in names else None,
+            # A file is removed so long after its last change, which is later than the oldest one that is not confirmed.
+            left_seconds=max(0.0, expire - seconds) if expire and seconds is not None else None,
+            source={"executed": now.text(), "binlog_file": name},
+        )
+
+    def away_seconds(self) -> float:
+        """How long nothing was confirmed although the server has more; 0 if it has not."""
+        age = self._state.age_seconds(_NAME, exact=False) if self._state is not None else None
+        return 0.0 if age is None or self.lag(None).bytes == 0 else max(0.0, age)
 
     def drop(self) -> tuple[str, ...]:
         kept, self._kept = self._load(), None
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
+        if self._state is not None:
+            self._state.remove([_NAME])
         return (_NAME,) if kept is not None else ()
 
     def _load(self) -> dict[str, Any] | None:
-        if self._file is None:
+        if self._state is None:
             return self._kept
         try:
-            return unpack(self._file.read_bytes(), self._file)
+            return unpack(self._state.read(_NAME), self._state.place(_NAME))
         except FileNotFoundError:
             return None
 
     def _save(self, kept: dict[str, Any]) -> None:
-        if self._file is None:
+        if self._state is None:
             self._kept = kept
         else:
-            make_directory(self._file.parent)
-            replace_file(self._file, pack(kept))
+            self._state.replace(_NAME, pack(kept))
 
 
 def _position(kept: Mapping[str, Any]) -> Gtid:

@@ -24,9 +24,19 @@ from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.log import Rows
 from lakefeed.capture.mysql import columns as to_arrow
 from lakefeed.capture.mysql.binary_json import json_texts
-from lakefeed.capture.mysql.columns import CODECS, INTEGERS, Bytes, Field, Ints, Kind, ZeroDates, big_endian, gathered
+from lakefeed.capture.mysql.columns import (
+    CODECS,
+    INTEGERS,
+    ByteReader,
+    Bytes,
+    Field,
+    Ints,
+    Kind,
+    big_endian,
+    gathered,
+)  # fmt: skip
 from lakefeed.change.batch import Operation
-from lakefeed.change.table import TableId, TableSchema
+from lakefeed.change.table import Column, OutOfRange, TableId, TableSchema
 from lakefeed.errors import DecodeError
 
 _BINARY = 63
@@ -39,7 +49,6 @@ _FRACTIONS = {17: ("timestamp", 4), 18: ("datetime", 5), 19: ("time", 3)}
 _YEAR = 13
 _SIGNED = frozenset(_NUMERIC)
 _SIGNED_OR_YEAR = _SIGNED | {_YEAR}
-_KNOWN = {*_NUMERIC, *_CHARACTER, *_BLOBS, *_FRACTIONS, 13, 10, 16, 247, 248}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +72,6 @@ class TableMap:
     key: tuple[int, ...]
 
 
-class _Reader:
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.at = 0
-
-    def take(self, count: int) -> bytes:
-        found = self.data[self.at : self.at + count]
-        if len(found) < count:
-            raise DecodeError("a table map ends too early")
-        self.at += count
-        return found
-
-    def number(self) -> int:
-        first = self.take(1)[0]
-        return first if first < 0xFB else int.from_bytes(self.take({0xFC: 2, 0xFD: 3}.get(first, 8)), "little")
-
-    def numbers(self) -> list[int]:
-        found = []
-        while self.at < len(self.data):
-            found.append(self.number())
-        return found
-
-
 def counts_years(version: bytes) -> bool:
     """Whether a server of this version tells the sign of year columns, too: MariaDB and MySQL 8.0.33 do, MySQL 8.0.15
     does not. In between nobody looked: there ``read_table_map`` finds it out."""
@@ -96,18 +82,18 @@ def counts_years(version: bytes) -> bool:
 def read_table_map(body: bytes, *, counts_years: bool = False) -> TableMap:
     """The event without its header and table id. DecodeError for whatever it should not be. ``counts_years``: the
     signs are those of year columns, too, if that makes sense: a year has none."""
-    reader = _Reader(body)
+    reader = ByteReader(body)
     schema = reader.take(reader.take(1)[0] + 1)[:-1].decode(errors="replace")
     name = reader.take(reader.take(1)[0] + 1)[:-1].decode(errors="replace")
     count = reader.number()
     codes = list(reader.take(count))
-    metas = _Reader(reader.take(reader.number()))
+    metas = ByteReader(reader.text())
     meta = [metas.take(_META_BYTES.get(code, 0)) for code in codes]
     nulls = reader.take((count + 7) // 8)
     extras: dict[int, bytes] = {}
-    while reader.at < len(body):
+    while not reader.is_over:
         field = reader.take(1)[0]
-        extras[field] = reader.take(reader.number())
+        extras[field] = reader.text()
     for index, code in enumerate(codes):
         if code == 254 and meta[index][0] in (247, 248):  # enum and set hide behind a char
             codes[index] = meta[index][0]
@@ -120,10 +106,10 @@ def read_table_map(body: bytes, *, counts_years: bool = False) -> TableMap:
     charsets = _charsets(extras.get(2), extras.get(3), [code in _CHARACTER for code in codes])
     member_sets = _charsets(extras.get(10), extras.get(11), [code in (247, 248) for code in codes])
     members = {247: _members(extras.get(6, b"")), 248: _members(extras.get(5, b""))}
-    names = _Reader(extras.get(4, b""))
+    names = ByteReader(extras.get(4, b""))
     columns = []
     for index, code in enumerate(codes):
-        called = names.take(names.number()).decode(errors="replace") if 4 in extras else ""
+        called = names.text().decode(errors="replace") if 4 in extras else ""
         collation = charsets[index] if charsets[index] is not None else member_sets[index]
         charset = charset_name(collation) if collation is not None else ""
         listed = members[code].pop(0) if members.get(code) else ()
@@ -131,7 +117,7 @@ def read_table_map(body: bytes, *, counts_years: bool = False) -> TableMap:
         kind, width, prefix = _kind(code, meta[index], unsigned[index], collation, charset, texts)
         nullable = bool(nulls[index // 8] >> (index % 8) & 1)
         columns.append(WireColumn(called, kind, nullable, width, prefix))
-    key = _Reader(extras[8]).numbers() if 8 in extras else _Reader(extras.get(9, b"")).numbers()[0::2]
+    key = ByteReader(extras[8]).numbers() if 8 in extras else ByteReader(extras.get(9, b"")).numbers()[0::2]
     if any(index >= count for index in key) or not schema or not name or "." in schema:
         raise DecodeError("a table map names no table, or a key that is not there")
     return TableMap(TableId(schema, name), tuple(columns), tuple(key))
@@ -182,9 +168,9 @@ def _kind(
 def _charsets(default: bytes | None, each: bytes | None, chosen: list[bool]) -> list[int | None]:
     """The collation of each chosen column: a list of all, or a default and the exceptions."""
     if each is not None:
-        given = _Reader(each).numbers()
+        given = ByteReader(each).numbers()
     else:
-        usual, *pairs = _Reader(default or b"").numbers() or [0]
+        usual, *pairs = ByteReader(default or b"").numbers() or [0]
         exceptions = dict(zip(pairs[0::2], pairs[1::2], strict=False))
         given = [exceptions.get(index, usual) for index in range(sum(chosen))]
     if len(given) < sum(chosen):
@@ -194,9 +180,9 @@ def _charsets(default: bytes | None, each: bytes | None, chosen: list[bool]) -> 
 
 
 def _members(data: bytes) -> list[tuple[bytes, ...]]:
-    reader, found = _Reader(data), []
-    while reader.at < len(data):
-        found.append(tuple(reader.take(reader.number()) for _ in range(reader.number())))
+    reader, found = ByteReader(data), []
+    while not reader.is_over:
+        found.append(tuple(reader.text() for _ in range(reader.number())))
     return found
 
 
@@ -236,7 +222,7 @@ class Lanes:
     shifts: list[int]
 
 
-def decode_lanes(data: Bytes, lanes: Lanes, zero_dates: ZeroDates, *, before_images: bool) -> Rows:
+def decode_lanes(data: Bytes, lanes: Lanes, *, before_images: bool) -> Rows:
     """MisfitError for a value that its column cannot hold."""
     layout = lanes.layout
     lane, at, fields = _walk(data, np.array(lanes.starts, np.int64), np.array(lanes.ends, np.int64), layout.columns)
@@ -250,9 +236,11 @@ def decode_lanes(data: Bytes, lanes: Lanes, zero_dates: ZeroDates, *, before_ima
         raise DecodeError("an update has an old row and no new one")
 
     def array(index: int, rows: Field) -> Any:
-        column = layout.columns[index]
+        column, own = layout.columns[index], layout.schema.columns[index]
         try:
-            return _array(rows, layout.kinds[index], column, zero_dates)
+            found = _array(rows, layout.kinds[index], column, own)
+            is_number = pa.types.is_integer(found.type) or pa.types.is_decimal(found.type)
+            return found.cast(own.type) if is_number and pa.types.is_string(own.type) else found  # text by a rule
         except MisfitError as error:
             raise error.of(column.name) from error
 
@@ -339,14 +327,15 @@ def _walk(data: Bytes, at: Ints, ends: Ints, columns: tuple[WireColumn, ...]) ->
     return all_lanes[sorting], all_begins[sorting], fields
 
 
-def _array(field: Field, kind: Kind, column: WireColumn, zero_dates: ZeroDates) -> Any:
+def _array(field: Field, kind: Kind, column: WireColumn, own: Column) -> Any:
     data, at, name = field.data, field.starts, kind.name
+    zero_dates = OutOfRange.TEXT if pa.types.is_string(own.type) else own.out_of_range
     if name in INTEGERS:
-        return to_arrow.integers(field, kind, kind.arrow(zero_dates))
+        return to_arrow.integers(field, kind, kind.arrow())
     if name == "decimal":
         return to_arrow.packed_decimal(field, kind)
     if name in ("float", "double"):
-        return field.array(gathered(data, at, "<f4" if name == "float" else "<f8"), kind.arrow(zero_dates))
+        return field.array(gathered(data, at, "<f4" if name == "float" else "<f8"), kind.arrow())
     if name == "bit":
         return to_arrow.bits(field, column.width, kind)
     if name == "year":
@@ -370,7 +359,8 @@ def _array(field: Field, kind: Kind, column: WireColumn, zero_dates: ZeroDates) 
         packed = big_endian(data, at, 3 + digits) - (1 << (23 + 8 * digits))
         negative, packed = packed < 0, np.abs(packed)
         whole, fraction = packed >> 8 * digits, packed & ((1 << 8 * digits) - 1)
-        return to_arrow.times(field, kind, negative, whole >> 12 & 0x3FF, whole >> 6 & 63, whole & 63, fraction * scale)
+        clock = (whole >> 12 & 0x3FF, whole >> 6 & 63, whole & 63, fraction * scale)
+        return to_arrow.times(field, kind, own.type, negative, *clock)
     if name == "enum":
         numbers = data[at] if column.width == 1 else gathered(data, at, "<u2")
         if np.any(numbers[field.valid] > len(kind.members)):

@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from os import PathLike
-from pathlib import Path
+from os import PathLike, fspath
 
 from lakefeed.capture.base import Capabilities, ChangeCapture
 from lakefeed.capture.builder import Limits
@@ -28,11 +27,12 @@ from lakefeed.capture.mysql.columns import Flavour, ZeroDates
 from lakefeed.capture.mysql.database import Database
 from lakefeed.capture.mysql.dialect import MysqlDialect
 from lakefeed.capture.mysql.facts import MysqlFacts
-from lakefeed.capture.mysql.history import Gtid
+from lakefeed.capture.mysql.history import Gtid, LogPlaces
 from lakefeed.capture.mysql.resume import MysqlResumePoint
 from lakefeed.capture.mysql.xa import PreparedTransactions
 from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
 from lakefeed.errors import ConfigError
+from lakefeed.storage.location import storage_at
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Mysql:
     """A MySQL (8.0 or newer) or MariaDB (10.6 or newer) server.
 
     ``dsn`` is ``mysql://user@host:port/?ssl-mode=VERIFY_IDENTITY`` and is not shown by ``repr``; the password may come
-    from MYSQL_PWD. ``tables`` are glob patterns over ``database.table``. ``zero_dates``: stop, null or text. ``state``
-    is the directory of the resume point; a pipeline gives its own.
+    from MYSQL_PWD. ``tables`` are glob patterns over ``database.table``. ``zero_dates``: stop, null, clamp or text, of
+    dates that no calendar has. ``state`` is the directory of the resume point; a pipeline gives its own.
     """
 
     dsn: str = field(repr=False)
@@ -60,26 +60,25 @@ class Mysql:
         if isinstance(self.tables, str) or not self.tables:
             raise ConfigError(f"source.tables: must be a list of patterns with at least one, not {self.tables!r}")
         if self.zero_dates not in {one.value for one in ZeroDates}:
-            raise ConfigError(f"source.zero_dates: '{self.zero_dates}' is none of stop, null and text")
+            raise ConfigError(f"source.zero_dates: '{self.zero_dates}' is none of {', '.join(ZeroDates)}")
         object.__setattr__(self, "tables", tuple(self.tables))  # frozen and hashable, whatever the user gave
 
     def bind(self, pipeline: str) -> ChangeCapture:
         zero_dates = ZeroDates(self.zero_dates)
         dialect, database = MysqlDialect(self.dsn, self.kind, zero_dates), Database(self.dsn, self.kind)
-        prepared = PreparedTransactions()
-        resume = MysqlResumePoint(database, pipeline, prepared, None if self.state is None else Path(self.state))
+        prepared, places = PreparedTransactions(), LogPlaces()
+        state = None if self.state is None else storage_at(fspath(self.state))
+        resume = MysqlResumePoint(database, pipeline, prepared, places, state)
         facts = MysqlFacts(dialect, resume.tables, resume.find)
         decoder = partial(
-            BinlogDecoder, facts.resolve, facts.apply, facts.is_captured, prepared, zero_dates=zero_dates,
+            BinlogDecoder, facts.resolve, facts.apply, facts.is_captured, prepared, places,
             before_images=self.before_images,
         )  # fmt: skip
         kinds: tuple[type[Gtid], ...] = (MysqlGtid, MysqlBinlog) if self.kind == "mysql" else (MariadbGtid,)
         return LogCapture(
             kinds,
             Capabilities(
-                deletes=True,
                 before_images=self.before_images,
-                transactions=True,
                 schema_changes=True,
                 exact_snapshot=self.kind == "mariadb",
                 snapshot_resume=True,
@@ -89,6 +88,6 @@ class Mysql:
             resume=resume,
             decoder=decoder,
             facts=facts,
-            check=partial(check_source, database),
+            check=partial(check_source, database, resume, self.tables),
             limits=self.limits,
         )

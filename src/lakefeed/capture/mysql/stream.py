@@ -26,6 +26,8 @@ _THROUGH_GTID = 0x04
 _HEARTBEAT_NANOSECONDS = 500_000_000
 _UNKNOWN_SECONDS = 0.1
 _ANSWER_SECONDS = 10.0
+_OF_FILES = (ROTATE, FORMAT)
+_NUMBER = struct.Struct("<I")
 _REFUSED = (1236, 4052)
 """The server cannot send the log from here, or another reader has the same server id."""
 
@@ -71,7 +73,7 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
         with self._database.errors():
             if wait_seconds > 0:
                 found = self._take(wait_seconds)
-                return None if found is None else BinlogPiece(self._after, found, self._begin)
+                return None if found is None else self._piece(found)
             self._ask = self._ask or self._database.connect()
             self._target = self._target or log_end(self._ask)
             at, target = self._place, self._target
@@ -79,7 +81,10 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
             if is_reached or (not self._has_read and executed(self._ask, self._after) <= self._after):
                 self._target = None
                 return None
-            return BinlogPiece(self._after, self._take(_UNKNOWN_SECONDS), self._begin)
+            return self._piece(self._take(_UNKNOWN_SECONDS))
+
+    def _piece(self, packets: Packets | None) -> BinlogPiece:
+        return BinlogPiece(self._after, packets, self._begin, (self._place.name, self._place.offset))
 
     def size(self, piece: BinlogPiece) -> int:
         return 0 if piece.packets is None else len(piece.packets.data)
@@ -110,36 +115,43 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
             os.read(self._woken, 4096)
         if found is None:
             return None
-        data = found.data
-        for at, end in zip(found.starts, found.ends, strict=True):
-            if data[at] == 0xFE:
-                raise ConnectionError("the server ended the stream")
-            if data[at] != 0:
-                try:
-                    pymysql.err.raise_mysql_exception(data[at:end])
-                except pymysql.err.MySQLError as error:
-                    if error.args[0] not in _REFUSED:
-                        raise
-                    raise self._refused(str(error.args[1])) from error
-            if end - at <= HEADER.size + 4:
-                raise DecodeError(f"an event of the binlog behind {place} is too short")
-            when, code, _, _, offset, _ = HEADER.unpack_from(data, at + 1)
-            if code == FORMAT:
-                self._has_checksums = data[end - 5] == 1
-                self.made[place.name] = when
-            is_summed = code != ROTATE and self._has_checksums
-            if (
-                is_summed
-                and zlib.crc32(memoryview(data)[at + 1 : end - 4]) != struct.unpack_from("<I", data, end - 4)[0]
-            ):
+        data, view, crc32, number = found.data, memoryview(found.data), zlib.crc32, _NUMBER.unpack_from
+        before: int | None = None
+        for at, end in zip(found.starts, found.ends, strict=True):  # for each change, so it is short
+            if data[at] or end - at <= HEADER.size + 4:
+                self._refuse(data[at:end])
+            code = data[at + 5]
+            if code in _OF_FILES:
+                if code == FORMAT:
+                    self._has_checksums = data[end - 5] == 1
+                    self.made[place.name] = number(data, at + 1)[0]
+                place.move(data, at + 1, end, code, number(data, at + 14)[0])
+            if self._has_checksums and code != ROTATE and crc32(view[at + 1 : end - 4]) != number(data, end - 4)[0]:
+                if before is not None:
+                    place.move(data, before + 1, at, data[before + 5], number(data, before + 14)[0])
                 raise DecodeError(
                     f"an event of the binlog behind {place} has another checksum than its bytes",
                     remedy="Run it again, in case the network did it. If the server's file is damaged, move the "
                     "pipeline's state directory away: every table is copied again.",
                 )
-            place.move(data, at + 1, end, code, offset)
-            self._has_read = self._has_read or code not in (ROTATE, FORMAT, HEARTBEAT)
+            before = at
+        at, end = found.starts[-1], found.ends[-1]
+        place.move(data, at + 1, end, data[at + 5], number(data, at + 14)[0])
+        self._has_read = self._has_read or any(data[at + 5] not in (*_OF_FILES, HEARTBEAT) for at in found.starts)
         return found
+
+    def _refuse(self, packet: bytes) -> None:
+        """A packet that is no event: the server has ended the stream, or says why it does not send it."""
+        if packet[0] == 0xFE:
+            raise ConnectionError("the server ended the stream")
+        if packet[0] == 0:
+            raise DecodeError(f"an event of the binlog behind {self._place} is too short")
+        try:
+            pymysql.err.raise_mysql_exception(packet)
+        except pymysql.err.MySQLError as error:
+            if error.args[0] not in _REFUSED:
+                raise
+            raise self._refused(str(error.args[1])) from error
 
 
 def request_log(connection: Connection, begin: Gtid, own_id: int) -> None:
@@ -180,11 +192,8 @@ def made_at(database: Database, name: str) -> int | None:
         try:
             while name not in reader.made and time.monotonic() < until:
                 reader.read(1.0)
-        except (
-            SourceUnavailableError,
-            PositionLostError,
-        ):  # a reader without a server_id is sent what there is, and an end
-            if name not in reader.made:
+        except (SourceUnavailableError, PositionLostError):
+            if name not in reader.made:  # a reader without a server_id is sent what there is, and an end
                 raise
         return reader.made.get(name)
 

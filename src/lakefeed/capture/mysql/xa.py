@@ -52,31 +52,25 @@ class PreparedTransactions:
     """Those of a pipeline. Belongs to the stream's thread, and outlives streams."""
 
     def __init__(self) -> None:
-        self._open: dict[Xid, Prepared] = {}
+        self.open: dict[Xid, Prepared] = {}
         self._ended: list[Prepared] = []
         self._begin: Gtid | None = None
 
     def start(self, begin: Gtid | None) -> None:
         """A stream starts. After ``begin``, it has those that were open again; until it has ``caught_up``, they are not
         known."""
-        self._open, self._ended, self._begin = {}, [], begin
+        self.open, self._ended, self._begin = {}, [], begin
 
     def caught_up(self) -> None:
         self._begin = None
 
-    def add(self, xid: Xid, prepared: Prepared) -> None:
-        self._open[xid] = prepared
-
-    def find(self, xid: Xid) -> Prepared | None:
-        return self._open.get(xid)
-
-    def remove(self, xid: Xid, end: Gtid) -> None:
-        if (found := self._open.pop(xid, None)) is not None:
+    def end(self, xid: Xid, end: Gtid) -> None:
+        if (found := self.open.pop(xid, None)) is not None:
             found.end = end
             self._ended.append(found)
 
     def oldest(self, position: Gtid) -> Gtid:
         """Where a stream must begin that goes on after ``position``: before what was open there."""
         self._ended = [one for one in self._ended if one.end is None or not one.end <= position]
-        begins = [one.before for one in (*self._open.values(), *self._ended)]
+        begins = [one.before for one in (*self.open.values(), *self._ended)]
         return min([position, *begins, *([] if self._begin is None else [self._begin])])

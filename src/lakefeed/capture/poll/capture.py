@@ -25,20 +25,32 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakefeed.capture.base import Capabilities, ChangeCapture, Continuity, Finding, Lag, SnapshotPlan, of_kind, opened
+from lakefeed.capture.base import (
+    Capabilities,
+    ChangeCapture,
+    Continuity,
+    Finding,
+    Lag,
+    SnapshotPlan,
+    TableSize,
+    of_kind,
+    opened,
+)
 from lakefeed.capture.dialect import Dialect, Session
 from lakefeed.capture.poll.poller import DifferencesDirectory, refuse_timeless, resume_mark
 from lakefeed.capture.poll.selection import TableSelection
 from lakefeed.capture.poll.source import FullDiff, Pace, TableRule
 from lakefeed.capture.poll.store import FileWatermarkStore, MemoryWatermarkStore, WatermarkStore
 from lakefeed.capture.poll.stream import Connections, PollStream
-from lakefeed.capture.poll.table import PolledTable, TableReads
+from lakefeed.capture.poll.table import PolledTable, TableReads, with_nulls
 from lakefeed.capture.snapshot import TableChunk, TableChunkReader, plan_chunks
 from lakefeed.change.change_set import ChangeSet
+from lakefeed.change.choice import Choices
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.change.watermark import Mark, Watermark
 from lakefeed.errors import CheckpointError, DecodeError, SourceChangedError
+from lakefeed.storage.base import Storage
 
 BUSY_SECONDS = 5.0
 """How long a drain goes on with a source that always has more, at least."""
@@ -72,6 +84,15 @@ class Polling(ChangeCapture):
         self._confirmed: Watermark | None = None
         self._wanted: dict[TableId, Mark | None] = {}
         """Tables to poll whatever the position has: prepared ones with their mark, and those that the flow expects."""
+
+    def represent(self, choices: Choices) -> None:
+        self._dialect = self._dialect.represent(choices)
+        self._selection.represent(self._dialect, choices)
+        self._stream.represent(self._dialect)
+
+    def sizes(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSize]:
+        with closing(self._dialect.connect()) as session:
+            return session.sizes(tables)
 
     def open(self) -> None:
         if self._connections is not None:
@@ -143,11 +164,15 @@ class Polling(ChangeCapture):
         with opened(self._connections).use(fresh=True) as session:
             return self._plan(session, self._described(session, table), chunk_rows)
 
-    def keep_state(self, directory: Path) -> None:
-        """Differences, and the watermarks, which stand in for the journal's first position: they are older."""
-        self._stream.differences = directory / "differences"
+    def keep_state(self, state: Storage) -> None:
+        """Differences, and the watermarks, which stand in for the journal's first position: they are older.
+
+        Differences need a directory: in an object store there is none, and no full comparison either.
+        """
+        if state.directory is not None:
+            self._stream.differences = state.directory / "differences"
         if type(self._store) is MemoryWatermarkStore:
-            self._store = FileWatermarkStore(directory / "watermark.json")
+            self._store = FileWatermarkStore("watermark.json", state.below())
 
     def keys(
         self, table: TableId, *, known: TableSchema | None = None, chunk_rows: int = 1_000_000, whole_rows: bool = False
@@ -273,8 +298,9 @@ class Polling(ChangeCapture):
 
     def _plan(self, session: Session, polled: PolledTable, chunk_rows: int, *, keys_only: bool = False) -> SnapshotPlan:
         """The chunks of a table, or of its keys alone."""
+        read = tuple(name for name in polled.read_names if name not in polled.unread)
         whole = PolledChunk(
-            self._dialect, polled.source, polled.schema, names=polled.key if keys_only else polled.read_names,
+            self._dialect, polled.source, polled.schema, names=polled.key if keys_only else read,
             where=TableReads(polled, session).existing(), exact=polled.ordering, polled=polled,
             position=self._confirmed or Watermark(),
         )  # fmt: skip
@@ -315,7 +341,7 @@ class PolledChunkReader(TableChunkReader):
             else:
                 times = chunk.polled.times(batch, expect_order=False)
                 self._newest = int(times.max(initial=self._newest))
-                yield pa.RecordBatch.from_arrays(batch.columns[: len(own)], schema=own)
+                yield with_nulls(batch, own)
 
     @property
     def low(self) -> Watermark:

@@ -95,6 +95,11 @@ class SourceConfig(Section, ABC):
         """The reader that ``lakefeed verify`` compares the lake with."""
         raise ConfigError(f"{table} cannot be verified: this kind of source has no reader for lakefeed verify")
 
+    @property
+    def database(self) -> str | None:
+        """What ``{database}`` in the name of a lake table stands for; it may have ``{schema}`` in it."""
+        return None
+
     def is_internal(self, table: TableId) -> bool:  # noqa: ARG002  # most catalogs do not list such tables
         """Is it a table of the database system or of Lakefeed, which nobody expects in the lake?"""
         return False
@@ -102,6 +107,10 @@ class SourceConfig(Section, ABC):
     def findings(self) -> tuple[Finding, ...]:
         """What `lakefeed check` reports beyond ``ChangeCapture.check``. Changes nothing."""
         return ()
+
+    def place(self) -> str:
+        """Which database it is, for people and for lineage: a host and a name, or a file. Never a user or a secret."""
+        return ""
 
     def beside(self, directory: Path) -> Self:  # noqa: ARG002  # a section without paths has nothing to change
         """The same with relative paths made absolute: they belong to the configuration file's ``directory``."""

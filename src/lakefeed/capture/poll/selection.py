@@ -15,7 +15,8 @@ from lakefeed.capture.dialect import DescribedTable, Dialect, Session
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.poll.source import NullPolicy, SoftDelete, TableRule
 from lakefeed.capture.poll.table import PolledTable, TableReads, given
-from lakefeed.capture.select import TablePatterns, is_literal, refused_names
+from lakefeed.capture.select import TablePatterns, refused_names
+from lakefeed.change.choice import NOTHING_CHOSEN, Choices, is_literal
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import ConfigError, LakefeedError, Retry
 
@@ -31,12 +32,16 @@ class TableSelection:
     """Of several rules that match a table, one that names it wins, then the first."""
 
     def __init__(self, dialect: Dialect, patterns: Sequence[str], rules: Mapping[str, TableRule]) -> None:
-        self._dialect = dialect
+        self._dialect, self._choices = dialect, NOTHING_CHOSEN
         names: dict[str, Any] = {"default_schema": dialect.default_schema, "folds_case": dialect.folds_case}
         self._patterns, self._rule_patterns = TablePatterns(patterns, **names), TablePatterns(rules, **names)
         self._rules = dict(rules)
         self._warned: set[TableId] = set()
         self._seen: frozenset[TableId] = frozenset()
+
+    def represent(self, dialect: Dialect, choices: Choices) -> None:
+        """See ``ChangeCapture.represent``."""
+        self._dialect, self._choices = dialect, choices
 
     def wants(self, table: TableId) -> bool:
         return bool(self._patterns.matching(table))
@@ -73,7 +78,7 @@ class TableSelection:
 
         declared = {column.name: column for column in source.schema.columns}
         before = [column for column in known.columns if pa.types.is_string(column.type)] if known is not None else []
-        were = {(column.name, column.source_type) for column in before}
+        were = {(column.name, column.source_type) for column in before if column.name in source.misfits}
         texts = {*mixed, *(name for name, one in declared.items() if (name, one.source_type) in were)}
         columns = tuple(
             replace(one, type=pa.string() if name in texts else one.type, nullable=one.nullable and name not in key)
@@ -91,7 +96,9 @@ class TableSelection:
             if kind != stamp and not (pa.types.is_timestamp(kind) and pa.types.is_timestamp(stamp)):
                 need = f"and must be stored as '{updated_at}' ({stamp}) is"
                 raise ConfigError(f"table {table}: the column '{other}' ({kind}) {why}, {need}")
-        return made
+        choice, needed = self._choices.of(table), {*made.mark_names, made.soft_flag}
+        unread = (name for name in schema.names if not choice.takes(name) and name not in needed)
+        return replace(made, unread=frozenset(unread))
 
     def polled(self, session: Session, known: Collection[TableId]) -> dict[TableId, PolledTable]:
         """Those that can be polled. One that only a wildcard matches and that cannot be is left out. So is one of the

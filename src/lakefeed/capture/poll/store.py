@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Protocol
 
 from lakefeed.change.watermark import Mark, Watermark
-from lakefeed.durable import fsync_directory, make_directory, pack, remove_temporaries, replace_file, unpack
-from lakefeed.errors import CheckpointDamagedError, CheckpointError, JournalDamagedError, JournalError, JournalFullError
+from lakefeed.durable import pack, unpack
+from lakefeed.errors import CheckpointDamagedError, CheckpointError, JournalDamagedError, JournalError, Retry
+from lakefeed.storage.base import Storage
+from lakefeed.storage.local import LocalStorage
 
 _FORMAT = 1
 _ABANDONED_SECONDS = 3600.0
@@ -20,7 +22,7 @@ class WatermarkStore(Protocol):
     """What ``save`` returned from is what ``load`` gives, also in another process where the store is durable; saving
     one table leaves the others as they are. A store that cannot be read is an error and never "nothing was saved": the
     difference is a whole table. Tables go by name, ``schema.table``. One writer. Errors are CheckpointErrors, or
-    JournalFullError on a full disk, which is retried."""
+    those of a full disk or a store that is away, which are retried."""
 
     def identity(self) -> str | None:
         """Names the database that the watermarks belong to; None if nothing was saved."""
@@ -64,15 +66,20 @@ class MemoryWatermarkStore:
 
 
 class FileWatermarkStore(MemoryWatermarkStore):
-    """A JSON file with a checksum, replaced as a whole (see ``durable``)."""
+    """A JSON file with a checksum, replaced as a whole (see ``storage.base``)."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """CheckpointDamagedError for a file that is there and cannot be used: at the start, not at the third poll."""
+    def __init__(self, path: str | os.PathLike[str], storage: Storage | None = None) -> None:
+        """CheckpointDamagedError for a file that is there and cannot be used: at the start, not at the third poll.
+
+        With a ``storage``, ``path`` is a name in it.
+        """
         super().__init__()
-        self._path = Path(path)
-        remove_temporaries(self._path.parent, older_than_seconds=_ABANDONED_SECONDS)
+        self._storage = storage or LocalStorage(Path(path).parent)
+        self._name = Path(path).name
+        self._path = self._storage.place(self._name)
+        self._storage.clean(older_than_seconds=_ABANDONED_SECONDS)
         try:
-            body = unpack(self._path.read_bytes(), self._path)
+            body = unpack(self._storage.read(self._name), self._path)
             if body["format"] != _FORMAT:
                 raise CheckpointDamagedError(f"{self._path} has the format {body['format']}, not {_FORMAT}")
             self._identity, self._marks = body["identity"], dict(Watermark.parse(body["watermark"]).marks)
@@ -84,18 +91,18 @@ class FileWatermarkStore(MemoryWatermarkStore):
     def save(self, identity: str, marks: Mapping[str, Mark]) -> None:
         watermark = Watermark.of({**self._marks, **marks})
         try:
-            make_directory(self._path.parent)
-            replace_file(self._path, pack({"format": _FORMAT, "identity": identity, "watermark": watermark.text()}))
-        except JournalFullError:
-            raise
+            body = {"format": _FORMAT, "identity": identity, "watermark": watermark.text()}
+            self._storage.replace(self._name, pack(body))
         except JournalError as error:
+            if error.retry is Retry.BACKOFF:
+                raise
             raise CheckpointError(error.message) from error
         super().save(identity, marks)
 
     def remove(self) -> tuple[str, ...]:
         super().remove()
-        if not self._path.exists():
+        if self._storage.size(self._name) is None:
             return ()
-        self._path.unlink()
-        fsync_directory(self._path.parent)
+        self._storage.remove([self._name])
+        self._storage.settle()
         return (f"watermark file {self._path}",)

@@ -156,6 +156,9 @@ class PollStream:
         self.stale: frozenset[TableId] = frozenset()
         self.position = Watermark()
 
+    def represent(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+
     def seek(self, catalog: Connections, position: Watermark, tables: dict[TableId, Mark]) -> None:
         """Go on after ``position`` with ``tables``, each from its mark on."""
         self.close()

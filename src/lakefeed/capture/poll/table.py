@@ -19,8 +19,9 @@ from lakefeed.capture.dialect import PLAIN, DescribedTable, Dialect, Key, Query,
 from lakefeed.capture.poll.source import NullPolicy, TableRule
 from lakefeed.capture.snapshot import NUMBER, combined, from_where, read_number, select_list, sql_name
 from lakefeed.change.change_set import RecopyNeeded
+from lakefeed.change.choice import field_of
 from lakefeed.change.schema_change import AddColumn, ChangeKey, RetypeColumn, diff
-from lakefeed.change.table import Column, TableId, TableSchema
+from lakefeed.change.table import Column, OutOfRange, TableId, TableSchema
 from lakefeed.change.watermark import Mark
 from lakefeed.errors import TableStoppedError
 
@@ -36,7 +37,8 @@ _ISO = (
 
 @dataclass(frozen=True, slots=True)
 class PolledTable:
-    """``schema`` is what is delivered. ``soft_time`` and ``soft_flag``: the column that marks deleted rows, by kind."""
+    """``schema`` is what is delivered. ``soft_time`` and ``soft_flag``: the column that marks deleted rows, by kind.
+    ``unread`` are columns that the lake does not take and polling does not need: they are never asked for, and NULL."""
 
     dialect: Dialect
     source: DescribedTable
@@ -46,6 +48,7 @@ class PolledTable:
     created_at: str | None = None
     soft_time: str | None = None
     soft_flag: str | None = None
+    unread: frozenset[str] = frozenset()
 
     @property
     def id(self) -> TableId:
@@ -80,7 +83,7 @@ class PolledTable:
         return self.schema.column(name) if name in self.schema.names else self.source.schema.column(name)
 
     def arrow(self, names: Iterable[str]) -> pa.Schema:
-        return pa.schema([pa.field(name, self.column(name).type) for name in names])
+        return pa.schema([field_of(self.column(name), exact=name in self.ordering) for name in names])
 
     def times(self, rows: pa.RecordBatch, *, expect_order: bool = True) -> Instants:
         """When each row changed last, in microseconds. TableStoppedError if the database's order is not the time's."""
@@ -157,8 +160,22 @@ def recopy_notice(old: TableSchema, new: TableSchema, is_filled: Callable[[str],
                 return RecopyNeeded(new.table, "the table was created again")
             case AddColumn(column) if is_filled(column.name):
                 reasons.append((f"rows have values in the new column {column.name}", column.name))
+    rules = {one.name: one.out_of_range for one in old.columns}
+    reasons += (
+        (f"the configuration has another out_of_range for {one.name} than before", one.name)
+        for one in new.columns  # under STOP no row has had a value that a rule is for
+        if rules.get(one.name, OutOfRange.STOP) not in (one.out_of_range, OutOfRange.STOP)
+    )
     columns = tuple(name for _, name in reasons if name is not None)
     return RecopyNeeded(new.table, reasons[0][0], columns) if reasons else None
+
+
+def with_nulls(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of ``schema``; NULL where ``rows`` has none of that name."""
+    found = [
+        rows.column(one.name) if one.name in rows.schema.names else pa.nulls(rows.num_rows, one.type) for one in schema
+    ]
+    return pa.RecordBatch.from_arrays(found, schema=schema)
 
 
 def given(*names: str | None) -> tuple[str, ...]:
@@ -205,6 +222,7 @@ class TableReads:
 
     def __init__(self, table: PolledTable, session: Session) -> None:
         self._table, self._dialect, self._session = table, table.dialect, session
+        self._asked = table.arrow(name for name in table.read_names if name not in table.unread)
         self._key = [self._name(name) for name in table.key]
         self._updated, self._time = self._times(self._name)
 
@@ -215,7 +233,7 @@ class TableReads:
 
         def branch(time: str, *conditions: str) -> str:
             after = f"{time} IS NOT NULL" if mark.is_start else self._after(time, mark, query)
-            rows = f"{self._list(table.read_names)} {self._from(*conditions, after)}"
+            rows = f"{self._list(self._asked.names)} {self._from(*conditions, after)}"
             return f"SELECT {rows} ORDER BY {', '.join([time, *self._key])} LIMIT {limit}"
 
         def outer(name: str) -> str:
@@ -231,9 +249,8 @@ class TableReads:
             order = ", ".join([self._times(outer)[1], *map(outer, table.key)])
             both = f"SELECT * FROM ({live}) AS a UNION ALL SELECT * FROM ({gone}) AS b"
             query.sql = f"SELECT * FROM ({both}) AS q ORDER BY {order} LIMIT {limit}"
-        schema = table.arrow(table.read_names)
-        read = list(self._session.read(query, schema))
-        return combined(read, schema), sum(batch.nbytes for batch in read)
+        read = list(self._session.read(query, self._asked))
+        return self._whole(combined(read, self._asked)), sum(batch.nbytes for batch in read)
 
     def newest(self, limit: int) -> pa.RecordBatch:
         """The last rows in (time, key) order, the very last first: time and key only."""
@@ -262,7 +279,7 @@ class TableReads:
 
     def by_key(self, keys: Sequence[Key]) -> pa.RecordBatch:
         """The rows with one of these keys, softly deleted or not, in one consistent read."""
-        names, schema = self._table.key, self._table.arrow(self._table.read_names)
+        names, schema = self._table.key, self._asked
         equal = [self._table.source.orderings.get(name, PLAIN).equal for name in names]
         batches: list[pa.RecordBatch] = []
         with self._session.consistent():
@@ -276,7 +293,7 @@ class TableReads:
                     condition = " OR ".join("(" + " AND ".join(f"{c} {e} {v}" for c, e, v in row) + ")" for row in rows)
                 query.sql = f"SELECT {self._list(schema.names)} {self._from(f'({condition})')}"
                 batches += self._session.read(query, schema)
-        return combined(batches, schema)
+        return self._whole(combined(batches, schema))
 
     def is_filled(self, column: str, mark: Mark) -> bool:
         """Whether a row that is not going to be read anyway has a value in ``column``."""
@@ -294,6 +311,11 @@ class TableReads:
             flag, is_boolean = self._name(table.soft_flag), pa.types.is_boolean(table.column(table.soft_flag).type)
             conditions.append(f"{flag} IS NULL OR " + (f"NOT {flag}" if is_boolean else f"{flag} = 0"))
         return tuple(conditions)
+
+    def _whole(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """With the columns that were not asked for."""
+        schema = self._table.arrow(self._table.read_names)
+        return rows if len(schema) == len(self._asked) else with_nulls(rows, schema)
 
     def _after(self, time: str, mark: Mark, query: Query) -> str:
         table = self._table

@@ -10,7 +10,6 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,8 +19,9 @@ import pyarrow as pa
 from lakefeed.capture.base import Statement
 from lakefeed.capture.dialect import Refusal
 from lakefeed.capture.postgres.database import BEGIN, Connection, quoted, wait_while
-from lakefeed.capture.postgres.values import SourceType, arrow_type
-from lakefeed.change.table import Column, TableId, TableSchema
+from lakefeed.capture.postgres.values import INTEGERS, SourceType, arrow_type, may_misfit
+from lakefeed.change.choice import LIST, MICROSECONDS, NOTHING_CHOSEN, Choices, TableChoice
+from lakefeed.change.table import Column, OutOfRange, TableId, TableSchema
 
 if TYPE_CHECKING:
     from lakefeed.capture.postgres.pgoutput import Relation
@@ -50,7 +50,7 @@ SELECT c.oid::int8, n.nspname, c.relname, c.relreplident::text, c.relpersistence
 
 _COLUMNS = """
 SELECT attrelid::int8, attnum::int4, attname::text, attnotnull, atttypid::int8, atttypmod, attisdropped, atthasdef,
-       CASE WHEN atthasmissing THEN (attmissingval::text::text[])[1] END, xmin::text
+       CASE WHEN atthasmissing THEN (attmissingval::text::text[])[1] END, xmin::text, attndims::int4
   FROM pg_attribute WHERE attrelid = ANY(%s) AND attnum > 0 AND attgenerated = '' ORDER BY 1, 2"""
 
 # A partitioned table has no rows itself, so only its partitions know what rows from before a column read as.
@@ -75,14 +75,18 @@ SELECT p.root::int8, 'row ' || t.oid,
   FROM part p JOIN pg_type t ON t.oid = p.type JOIN pg_attribute a ON a.attrelid = t.typrelid
  WHERE a.attnum > 0 AND NOT a.attisdropped GROUP BY 1, 2"""
 
-# Types with their modifiers, looked through domains. One that is gone is unknown, so its values are text.
+# Types with their modifiers, looked through domains, and through one array to its elements: those that a comma
+# separates. One that is gone is unknown, so its values are text.
 _TYPES = """
-WITH RECURSIVE plain(of_type, of_modifier, type, modifier, depth) AS (
-  SELECT t, m, t, m, 0 FROM unnest(%s::oid[], %s::int4[]) AS u(t, m)
+WITH RECURSIVE plain(of_type, of_modifier, type, modifier, is_list, depth) AS (
+  SELECT t, m, t, m, false, 0 FROM unnest(%s::oid[], %s::int4[]) AS u(t, m)
   UNION ALL
-  SELECT of_type, of_modifier, t.typbasetype, CASE WHEN t.typtypmod >= 0 THEN t.typtypmod ELSE p.modifier END, depth + 1
-    FROM plain p JOIN pg_type t ON t.oid = p.type WHERE t.typtype = 'd')
-SELECT DISTINCT ON (1, 2) of_type::int8, of_modifier, type::int8, modifier, format_type(of_type, of_modifier)
+  SELECT of_type, of_modifier, coalesce(e.oid, t.typbasetype),
+         CASE WHEN t.typtypmod >= 0 THEN t.typtypmod ELSE p.modifier END, is_list OR e.oid IS NOT NULL, depth + 1
+    FROM plain p JOIN pg_type t ON t.oid = p.type
+    LEFT JOIN pg_type e ON e.typarray = t.oid AND e.typdelim = ',' AND NOT p.is_list
+   WHERE t.typtype = 'd' OR e.oid IS NOT NULL)
+SELECT DISTINCT ON (1, 2) of_type::int8, of_modifier, type::int8, modifier, format_type(of_type, of_modifier), is_list
   FROM plain ORDER BY 1, 2, depth DESC"""
 
 # ``joined`` is newer than the table itself where one that was there before was attached. Of the table's catalog rows
@@ -159,6 +163,7 @@ class SourceColumn:
     missing: str | None = None
     version: str = ""  # the transaction that last wrote its row in the catalog
     parts: Mapping[str, str] = field(default_factory=dict, compare=False)  # see _PARTS
+    dimensions: int = 0  # of an array, as it was declared, which PostgreSQL does not enforce
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +194,12 @@ class SourceTable:
     def columns(self) -> tuple[SourceColumn, ...]:
         return tuple(column for column in self.attributes if not column.dropped)
 
-    @property
-    def refusal(self) -> Refusal | None:
+    def follows_inserts(self, choices: Choices) -> bool:
+        """Whether it has no identity, and a rule says that its inserts are enough."""
+        has_none = self.identity == NOTHING or (self.identity != FULL and not self.key)
+        return has_none and choices.of(self.id).inserts_only
+
+    def refusal(self, choices: Choices = NOTHING_CHOSEN) -> Refusal | None:
         """Why its changes cannot be captured, and the statement that repairs it."""
 
         def altered(names: Iterable[str], how: str) -> str:
@@ -207,6 +216,8 @@ class SourceTable:
             what = "it" if self.persistence != _LOGGED else f"its partition {unlogged[0]}"
             remedy = altered([name] if self.persistence != _LOGGED else unlogged, "SET LOGGED")
             return Refusal(f"{what} is not logged, so its changes are not in the log", remedy)
+        if self.follows_inserts(choices):
+            return None
         if self.generated_key:
             repair = f"{altered([name], 'REPLICA IDENTITY USING INDEX …')} with an index of other columns."
             return Refusal("a column of its key is generated, and the log does not carry generated columns", repair)
@@ -231,19 +242,41 @@ class SourceTable:
         own = [sql_name(self.id)] if self.identity != FULL else []
         return [leaf.name for leaf in self.leaves if leaf.identity != FULL] + own
 
-    def schema(self, text_columns: Sequence[str] = ()) -> TableSchema:
+    def schema(self, choices: Choices = NOTHING_CHOSEN) -> TableSchema:
         """As the lake has it. The stable id of a column is the relation and the attribute number, which renames do not
         change; its default what rows from before it read as, where that has a form that everybody understands."""
-        columns = []
+        choice, columns = choices.of(self.id), []
         for one in self.columns:
-            as_text = any(fnmatchcase(f"{self.id}.{one.name}", pattern) for pattern in text_columns)
-            kind = pa.string() if as_text else arrow_type(one.type)
+            id_ = f"{self.oid}.{one.number}"
+            kind, rule = self._represented(one, id_, choices, choice)
             default: int | str | None = one.missing if pa.types.is_string(kind) else None
-            if one.missing is not None and pa.types.is_integer(kind):
+            if one.missing is not None and pa.types.is_integer(kind) and one.type.oid in INTEGERS:
                 default = int(one.missing)
             is_nullable = not (one.not_null or one.name in self.key)
-            columns.append(Column(one.name, kind, is_nullable, one.type.name, f"{self.oid}.{one.number}", default))
+            columns.append(Column(one.name, kind, is_nullable, one.type.name, id_, default, rule))
         return TableSchema(self.id, tuple(columns), () if self.generated_key else self.key)
+
+    def _represented(
+        self, one: SourceColumn, id_: str, choices: Choices, choice: TableChoice
+    ) -> tuple[pa.DataType, OutOfRange]:
+        """The type and the rule that the lake wants. In a key no list is: keys are put in order; and no rule that could
+        give two rows one key. What was declared with more dimensions is text by default."""
+        name, kind = one.name, arrow_type(one.type)
+        if choices.is_text(self.id, name):
+            return pa.string(), OutOfRange.STOP
+        if one.type.is_numeric:
+            kind = choice.decimal_of(name) or kind
+        elif one.type.is_time and choice.type_of(name) == MICROSECONDS:
+            kind = pa.int64()
+        elif one.type.is_list:
+            was_text = one.dimensions > 1 or choices.was_text(self.id, id_, one.type.name)
+            kind = pa.string() if name in self.key or (was_text and choice.type_of(name) != LIST) else kind
+        if not may_misfit(kind):
+            return kind, OutOfRange.STOP
+        rule = choices.rule(self.id, name)
+        if rule is OutOfRange.TEXT:
+            return pa.string(), OutOfRange.STOP
+        return kind, OutOfRange.STOP if name in self.key else rule
 
 
 class CatalogFacts(NamedTuple):
@@ -297,11 +330,11 @@ def with_columns(connection: Connection, tables: Sequence[SourceTable]) -> list[
     for oid, name, text in connection.execute(_MISSING, (list(roots),)) if roots else ():
         missing.setdefault((roots[oid], name), set()).add(text)
     by_oid: dict[int, list[SourceColumn]] = {}
-    for oid, number, name, not_null, kind, modifier, dropped, has_default, value, version in rows:
+    for oid, number, name, not_null, kind, modifier, dropped, has_default, value, version, dimensions in rows:
         values = missing.get((oid, name), {value})
         column = SourceColumn(
             number, name, not_null, types[kind, modifier], dropped, has_default or len(values) > 1,
-            next(iter(values)) if len(values) == 1 else None, version, parts.get(kind, {}),
+            next(iter(values)) if len(values) == 1 else None, version, parts.get(kind, {}), dimensions,
         )  # fmt: skip
         by_oid.setdefault(oid, []).append(column)
     return [replace(table, attributes=tuple(by_oid.get(table.oid, ()))) for table in tables]
@@ -310,7 +343,7 @@ def with_columns(connection: Connection, tables: Sequence[SourceTable]) -> list[
 def read_types(connection: Connection, wanted: Collection[tuple[int, int]]) -> dict[tuple[int, int], SourceType]:
     """By oid and modifier."""
     rows = connection.execute(_TYPES, ([kind for kind, _ in wanted], [modifier for _, modifier in wanted]))
-    return {(kind, of): SourceType(base, modifier, text) for kind, of, base, modifier, text in rows}
+    return {(kind, of): SourceType(base, modifier, *more) for kind, of, base, modifier, *more in rows}
 
 
 def read_facts(connection: Connection, relations: Iterable[Relation]) -> CatalogFacts:

@@ -26,11 +26,12 @@ source:
                             # or poll, which needs SELECT alone
   tables: ["public.*"]      # glob patterns: "public.*", "sales.order*", "customers"
   # text_columns: []        # "public.bookings.until": columns that are kept as PostgreSQL prints them
+  # column_lists: false     # true: columns that lake.tables leaves out never leave the server
   # provision: true         # false: somebody else makes publication and slot; lakefeed check prints the statements
 """
     first_key: ClassVar[str] = "dsn"
     only_for: ClassVar[dict[str, tuple[str, ...]]] = {
-        **SourceConfig.only_for, "provision": ("log",), "before_images": ("log",),
+        **SourceConfig.only_for, "provision": ("log",), "before_images": ("log",), "column_lists": ("log",),
     }  # fmt: skip
 
     kind: Literal["postgres"] = Field(description="Which database.")
@@ -46,6 +47,11 @@ source:
         default=True,
         description="capture: log. Make publication and slot; if not, `lakefeed check` prints the statements to run.",
     )
+    column_lists: bool = Field(
+        default=False,
+        description="capture: log. Publish only the columns that are taken, so that others never leave the server. "
+        "PostgreSQL then refuses to drop one of them without CASCADE.",
+    )
     before_images: BeforeImages = False
 
     def source(self) -> Source:
@@ -58,7 +64,7 @@ source:
 
         return Postgres(
             self.dsn, tables=self.tables, text_columns=self.text_columns, provision=self.provision,
-            before_images=self.before_images, capture=self.capture,
+            before_images=self.before_images, capture=self.capture, column_lists=self.column_lists,
         )  # fmt: skip
 
     def dialect(self) -> PostgresDialect:
@@ -69,6 +75,16 @@ source:
             problem = f"source.kind: postgres needs the driver psycopg, which is not installed ({error})"
             raise ConfigError(problem, remedy="pip install 'lakefeed[postgres]'") from error
         return PostgresDialect(self.dsn, tuple(self.text_columns))
+
+    def place(self) -> str:
+        self.dialect()
+        from lakefeed.capture.postgres.database import Database
+
+        return str(Database(self.dsn))
+
+    @property
+    def database(self) -> str | None:
+        return self.dialect().database_name
 
     def verify_reader(self, table: TableId) -> PostgresVerifyReader:
         self.dialect()

@@ -23,7 +23,14 @@ from psycopg import generators
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo
 
-from lakefeed.errors import ConfigError, LakefeedError, SourceError, SourceSetupError, SourceUnavailableError
+from lakefeed.errors import (
+    IN_CONFIGURATION,
+    ConfigError,
+    LakefeedError,
+    SourceError,
+    SourceSetupError,
+    SourceUnavailableError,
+)
 
 RV = TypeVar("RV")
 
@@ -43,6 +50,12 @@ _REFUSED = (
     "password", "authentication", "pg_hba.conf", "does not exist", "permission denied", "certificate",
     "does not support SSL",  # and not "SSL" alone: the loss of a connection begins so, too
 )  # fmt: skip
+_UNREACHABLE = (
+    ("failed to resolve host", "Correct host in source.dsn, or check the network's name server."),
+    ("Connection refused", "Start the server, or correct host and port in source.dsn."),
+    ("No such file or directory", "Start the server, or name its address in source.dsn: host=… port=…"),
+)
+"""Of a connection that was not made, what to do: by libpq's text, which is all there is."""
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"  # every transaction of ours is like that
 _CONNECT_SECONDS = 10
 _DEFAULTS = {
@@ -138,6 +151,10 @@ class Database:
                 "host=localhost port=5432 dbname=shop user=lakefeed, or as postgresql://lakefeed@localhost:5432/shop"
             )
             raise ConfigError(problem, remedy=f"Write it as {forms}.") from None
+        for port in str(self.parameters.get("port", "")).split(","):
+            if port and not (port.isdigit() and 0 < int(port) < 65_536):
+                problem = f"source.dsn: the port '{port}' is not a number from 1 to 65535"
+                raise ConfigError(problem, remedy=f"Correct the port in source.dsn {IN_CONFIGURATION}.")
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -186,7 +203,8 @@ class Database:
         if isinstance(error, psycopg.OperationalError) and is_libpqs and any(word in text for word in _REFUSED):
             return SourceSetupError(message, remedy=_refusal_remedy(error))
         if isinstance(error, psycopg.OperationalError) or (type(error) is psycopg.DatabaseError and is_libpqs):
-            return SourceUnavailableError(message)
+            remedy = next((remedy for words, remedy in _UNREACHABLE if words in text), None)
+            return SourceUnavailableError(message, remedy=remedy)
         return SourceError(message)
 
 
@@ -194,8 +212,10 @@ def _refusal_remedy(error: psycopg.Error) -> str:
     """What to do about a refused connection, by what libpq knows of the attempt."""
     if error.pgconn is not None and error.pgconn.needs_password:
         return "The server asks for a password: export PGPASSWORD=…, or add password=${NAME} to source.dsn."
-    if error.pgconn is not None and error.pgconn.used_password:
-        return "Correct what the message names: the password in PGPASSWORD or source.dsn, the user or the database."
+    if error.pgconn is not None and error.pgconn.used_password and "password" in str(error):
+        return "Set the right password, export PGPASSWORD=…, or correct user and password in source.dsn."
+    if "database" in str(error) and "does not exist" in str(error):
+        return "Correct dbname in source.dsn, or create the database."
     return "Correct host, port, user or dbname in source.dsn, or let this role in (pg_hba.conf)."
 
 
@@ -259,4 +279,7 @@ class Names:
             digest = hashlib.sha256(pipeline.encode()).hexdigest()[:8]
             self.slot = f"{self.slot[: _LONGEST_NAME - 9]}_{digest}"
         self.publication = self.slot
+        self.inserts = f"{self.slot}_inserts"  # the publication of tables without a key
+        if len(self.inserts) > _LONGEST_NAME:  # the slot's name ends with a digest then, or is unique by itself
+            self.inserts = f"{self.slot[:44]}_{hashlib.sha256(self.slot.encode()).hexdigest()[:8]}_inserts"
         self.readers = f"{self.slot[:57]}_copy"  # the application name of connections that read chunks

@@ -20,14 +20,17 @@ import pyarrow as pa
 from psycopg import sql
 
 from lakefeed.capture import dialect
+from lakefeed.capture.base import TableSize
 from lakefeed.capture.dialect import Bracket, Cuts, DescribedTable, Dialect, Horizon, Ordering, Query, Refusal, Session
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.postgres.catalog import SourceTable, read_tables, sql_name, with_columns
 from lakefeed.capture.postgres.database import BEGIN, READING, Connection, Database, quoted, run
+from lakefeed.capture.postgres.slices import copied_columns
 from lakefeed.capture.postgres.slot import SnapshotOrigin, bracketed, import_snapshot, shows
-from lakefeed.capture.postgres.values import SourceType, copied_columns, form_of
+from lakefeed.capture.postgres.values import form_of, may_misfit, stated_type
 from lakefeed.capture.postgres.wire import read_copy
-from lakefeed.change.table import Column, TableId
+from lakefeed.change.choice import NOTHING_CHOSEN, Choices, rule_of
+from lakefeed.change.table import Column, OutOfRange, TableId
 from lakefeed.change.watermark import KeyValue
 
 _NAME, _VERIFY, _RUN_ROWS = "lakefeed_poll", "lakefeed_verify", 50_000
@@ -63,6 +66,16 @@ SELECT coalesce(sum(pg_relation_size(c.oid)), 0)::int8, coalesce(sum(greatest(c.
  WHERE c.relkind = 'r' AND (c.oid = %s::regclass OR c.oid IN (SELECT relid FROM pg_partition_tree(%s::regclass)))"""
 
 
+# Rows as of the last ANALYZE or VACUUM, which a table without any has -1 for. With what is stored out of line.
+_SIZES = """
+SELECT n.nspname, c.relname, CASE WHEN min(l.reltuples) >= 0 THEN sum(l.reltuples)::int8 END,
+       sum(pg_table_size(l.oid))::int8
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN LATERAL pg_partition_tree(c.oid) p ON c.relkind = 'p' AND p.isleaf AND p.relid <> c.oid
+  JOIN pg_class l ON l.oid = coalesce(p.relid, c.oid)
+ WHERE n.nspname || '.' || c.relname = ANY(%s) AND c.relkind IN ('r', 'p') GROUP BY 1, 2"""
+
+
 @dataclass(frozen=True, slots=True)
 class PostgresDialect(Dialect):
     """``text_columns``: patterns over ``schema.table.column`` of columns that are kept as PostgreSQL prints them.
@@ -71,6 +84,7 @@ class PostgresDialect(Dialect):
     dsn: str = field(repr=False)
     text_columns: tuple[str, ...] = ()
     application_name: str = _NAME
+    choices: Choices = NOTHING_CHOSEN
 
     default_schema = "public"
     folds_case = False
@@ -78,9 +92,17 @@ class PostgresDialect(Dialect):
     def __post_init__(self) -> None:
         Database(self.dsn)  # ConfigError for a connection string that is none
 
+    @property
+    def database_name(self) -> str | None:
+        return Database(self.dsn).parameters.get("dbname")
+
     def connect(self) -> PostgresSession:
         database = Database(self.dsn)
-        return PostgresSession(database, database.connect(self.application_name, READING), self.text_columns)
+        choices = replace(self.choices, text_columns=self.text_columns)
+        return PostgresSession(database, database.connect(self.application_name, READING), choices)
+
+    def represent(self, choices: Choices) -> PostgresDialect:
+        return replace(self, choices=choices)
 
     def quoted(self, name: str) -> str:
         return quoted(name)
@@ -96,8 +118,8 @@ class PostgresDialect(Dialect):
 class PostgresSession(Session):
     """See ``Session``."""
 
-    def __init__(self, database: Database, connection: Connection, text_columns: tuple[str, ...]) -> None:
-        self._database, self._connection, self._text_columns = database, connection, text_columns
+    def __init__(self, database: Database, connection: Connection, choices: Choices) -> None:
+        self._database, self._connection, self._choices = database, connection, choices
         self._polls: deque[tuple[int, int]] = deque(maxlen=_POLLS_KEPT)
 
     def _reading(self) -> AbstractContextManager[Any]:
@@ -123,7 +145,7 @@ class PostgresSession(Session):
         with self._reading(), self._database.errors():
             there = read_tables(self._connection)
             wanted = [replace(there[table], key=there[table].primary_key) for table in tables if table in there]
-            return described(self._connection, with_columns(self._connection, wanted), self._text_columns)
+            return described(self._connection, with_columns(self._connection, wanted), self._choices)
 
     def horizon(self) -> Horizon:
         """Exact where the role may see when transactions began. Else by the snapshot's oldest transaction: all that is
@@ -140,10 +162,13 @@ class PostgresSession(Session):
         with self._reading(), self._database.errors():
             # From here on the transaction has a lock on the table, so that what the server states stays true.
             result = run(self._connection, f"SELECT * FROM ({query.sql}) AS r LIMIT 0")
-            stated = [SourceType(result.ftype(index), result.fmod(index)) for index in range(len(schema))]
+            stated = [stated_type(result.ftype(index), result.fmod(index)) for index in range(len(schema))]
             if query.source is not None and not shows(self._connection, sql_name(query.source.id)):
                 raise dialect.TableChangedError
-            forms = [form_of(quoted(one.name), one.type, kind) for one, kind in zip(schema, stated, strict=True)]
+            forms = [
+                form_of(quoted(one.name), one.type, kind, rule_of(one))
+                for one, kind in zip(schema, stated, strict=True)
+            ]
             copied = f"SELECT {', '.join(form for form, _ in forms)} FROM ({query.sql}) AS r"
             for rows in read_copy(self._connection, copied, piece_bytes=_PIECE_BYTES, piece_rows=_PIECE_ROWS):
                 arrays = []
@@ -169,6 +194,12 @@ class PostgresSession(Session):
             finally:
                 with suppress(psycopg.Error):  # nothing was written
                     self._connection.execute("ROLLBACK")
+
+    def sizes(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSize]:
+        wanted = [str(table) for table in tables]
+        with self._database.errors():
+            rows = self._connection.execute(_SIZES, (wanted,)).fetchall()
+        return {TableId(schema, name): TableSize(rows, size) for schema, name, rows, size in rows}
 
     def cuts(self, table: DescribedTable, where: Sequence[str], key: Sequence[Column], rows: int) -> Cuts | None:
         """Of a large table: as many as its estimated rows need, from a sample of its blocks."""
@@ -203,9 +234,7 @@ class PostgresSession(Session):
         self._connection.close()
 
 
-def described(
-    connection: Connection, tables: Sequence[SourceTable], text_columns: Sequence[str]
-) -> dict[TableId, DescribedTable]:
+def described(connection: Connection, tables: Sequence[SourceTable], choices: Choices) -> dict[TableId, DescribedTable]:
     """The tables as queries see them, with how values are ordered of types whose operators are not in pg_catalog."""
     operators: dict[int, dict[int, str]] = {}
     kinds = list({column.type.oid for table in tables for column in table.columns})
@@ -216,7 +245,9 @@ def described(
     for table in tables:
         orderings = {one.name: ordered[one.type.oid] for one in table.columns if one.type.oid in ordered}
         origin = f"{'ONLY ' if table.kind == 'r' else ''}{sql_name(table.id)}"
-        found[table.id] = DescribedTable(table.schema(text_columns), origin, orderings=orderings)
+        schema = table.schema(choices)
+        lists = {one.name: "its values are lists" for one in schema.columns if pa.types.is_list(one.type)}
+        found[table.id] = DescribedTable(schema, origin, unordered=lists, orderings=orderings)
     return found
 
 
@@ -236,13 +267,42 @@ class PostgresVerifyReader:
             return int(connection.one(f"SELECT count(*) FROM {origin}")[0])
 
     def rows(self, columns: pa.Schema, names: Sequence[str]) -> Iterator[Sequence[tuple[Any, ...]]]:
-        # As printed where the lake has text: a cast to text would strip the padding of char(n).
-        listed = [
-            f"CASE WHEN {one} IS NULL THEN NULL ELSE format('%s', {one}) END" if field.type == pa.string() else one
-            for one, field in zip(map(quoted, names), columns, strict=True)
-        ]
-        query = f"SELECT {', '.join(listed)} FROM {self._dialect.described(self._table).origin}"
+        described = self._dialect.described(self._table)
+        listed = []
+        for name, wanted in zip(names, columns, strict=True):
+            value = _compared(quoted(name), wanted.type, rule_of(wanted))
+            if pa.types.is_int64(wanted.type) and described.schema.column(name).source_type.startswith("time"):
+                value = f"(extract(epoch FROM {quoted(name)}) * 1000000)::int8"
+            listed.append(value)
+        query = f"SELECT {', '.join(listed)} FROM {described.origin}"
         with self._database.connection(_VERIFY) as opened, opened.transaction(), opened.cursor(_VERIFY) as cursor:
             cursor.execute(query.encode())
             while rows := cursor.fetchmany(_RUN_ROWS):
                 yield rows
+
+
+def _compared(value: str, kind: pa.DataType, rule: OutOfRange) -> str:
+    """SQL for a value as the lake is to have it. What rules do to it is done by the server here, not by the decoder."""
+    if pa.types.is_string(kind):  # as printed: a cast to text would strip the padding of char(n)
+        return f"CASE WHEN {value} IS NULL THEN NULL ELSE format('%s', {value}) END"
+    if pa.types.is_list(kind):
+        # In the order of unnest, without bounds and dimensions, which is what a list can have of them.
+        element = _compared("e", kind.value_type, rule)
+        elements = f"ARRAY(SELECT {element} FROM unnest({value}) WITH ORDINALITY AS u(e, n) ORDER BY n)"
+        is_odd = f"array_ndims({value}) > 1 OR array_lower({value}, 1) <> 1" if rule is OutOfRange.NULL else "false"
+        return f"CASE WHEN {value} IS NULL OR {is_odd} THEN NULL ELSE {elements} END"
+    if rule not in (OutOfRange.NULL, OutOfRange.CLAMP) or not may_misfit(kind):
+        return value
+    if isinstance(kind, pa.Decimal128Type):
+        most, exact = f"{10**kind.precision - 1}e-{kind.scale}::numeric", f"round({value}, {kind.scale})"
+        if rule is OutOfRange.NULL:
+            return f"CASE WHEN {value} = {exact} AND abs({value}) <= {most} THEN {value} END"
+        inside = f"WHEN {value} > {most} THEN {most} WHEN {value} < -{most} THEN -{most} ELSE {exact}"
+        return f"CASE WHEN {value} = 'NaN' THEN NULL {inside} END"
+    name, clock = "date", ("", "")
+    if isinstance(kind, pa.TimestampType):
+        name, clock = "timestamptz" if kind.tz else "timestamp", (" 00:00:00", " 23:59:59.999999")
+    first, last = f"'0001-01-01{clock[0]}'::{name}", f"'9999-12-31{clock[1]}'::{name}"
+    if rule is OutOfRange.NULL:
+        return f"CASE WHEN {value} BETWEEN {first} AND {last} THEN {value} END"
+    return f"CASE WHEN {value} < {first} THEN {first} WHEN {value} > {last} THEN {last} ELSE {value} END"

@@ -11,27 +11,30 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from lakefeed.capture.base import Statement
 from lakefeed.capture.dialect import DescribedTable, Session
 from lakefeed.capture.log import Announced, Choose
 from lakefeed.capture.postgres import catalog
 from lakefeed.capture.postgres.catalog import FULL, CatalogFacts, SourceColumn, SourceTable, one_reading, read_tables
-from lakefeed.capture.postgres.database import Connection, Connections
+from lakefeed.capture.postgres.database import Connection, Connections, Names
 from lakefeed.capture.postgres.dialect import described
-from lakefeed.capture.postgres.pgoutput import Layout, Relation, Resolved
-from lakefeed.capture.postgres.resume import Coverage, read_coverage, withdraw
+from lakefeed.capture.postgres.pgoutput import Layout, Relation, RelationColumn, Resolved
+from lakefeed.capture.postgres.publication import Publications, Wanted, read_publications, withdraw
 from lakefeed.capture.postgres.slot import head, inserted
 from lakefeed.capture.postgres.values import SourceType
 from lakefeed.capture.schema import DeliveredSchemas, Stated
 from lakefeed.change.change_set import RecopyNeeded, TableDropped
+from lakefeed.change.choice import Choices
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId, TableSchema
 
 # A commit that nobody waits for (synchronous_commit = off) is visible 3 * wal_writer_delay before it is streamed.
 _FLUSH_SECONDS = 1.0
+_HIDDEN = 0  # no type: of a column that a column list leaves out
 
 
 class _Captured(NamedTuple):
@@ -46,12 +49,18 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
     """See ``SchemaFacts``. ``resolve`` belongs to the stream's thread and asks nobody."""
 
     def __init__(
-        self, connections: Connections, publication: str, text_columns: Sequence[str], *, provision: bool
-    ) -> None:
+        self, connections: Connections, names: Names, text_columns: Sequence[str], *, provision: bool,
+        column_lists: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self._connections, self._publication, self._provision = connections, publication, provision
-        self._text_columns = tuple(text_columns)
+        self._connections, self._names, self._provision = connections, names, provision
+        self._column_lists = column_lists
+        self._delivered_at: PostgresLsn | None = None
+        self.is_short: Callable[[PostgresLsn], bool] = lambda _: False
+        """Whether the stream, at a position, has to begin again: see ``PostgresResumePoint.is_short``."""
+        self.choices = Choices(text_columns=tuple(text_columns))
         self._newest: dict[int, SourceTable] = {}
+        self._not_whole: dict[TableId, list[str]] = {}
         self._captured: dict[TableId, _Captured] = {}
         self._ahead: dict[TableId, PostgresLsn] = {}  # of tables whose shape was read ahead of the stream, until where
         self._renamed: dict[int, TableId] = {}  # partitioned tables, with the name that the stream has of them
@@ -62,6 +71,13 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             if schema.columns and (first := schema.columns[0].id):
                 self.learn(schema.table, int(first.partition(".")[0]), schema.at_version(0))
 
+    def represent(self, choices: Choices) -> None:
+        self.choices = replace(choices, text_columns=self.choices.text_columns)
+
+    def wanted(self) -> Wanted:
+        """What is to be published."""
+        return Wanted(self._names, self.choices, self._column_lists)
+
     def _last(self, table: TableId, oid: int) -> TableSchema | None:
         """As the same relation was last delivered."""
         known = self.known(table)
@@ -71,12 +87,12 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         with self._connections.connection() as connection, one_reading(connection):
             there = read_tables(connection)
             sources = catalog.with_columns(connection, [there[table]] if table in there else [])
-            found, at = described(connection, sources, self._text_columns), inserted(connection)
+            found, at = described(connection, sources, self.choices), inserted(connection)
         return (found[table], self._learn_source(sources[0], at)) if found else None
 
     def _learn_source(self, source: SourceTable, at: PostgresLsn) -> TableSchema:
         """``at`` is behind the reading: the stream may have rows of an older shape until there."""
-        schema = replace(source.schema(self._text_columns), fingerprint=catalog.fingerprint(source))
+        schema = replace(source.schema(self.choices), fingerprint=catalog.fingerprint(source))
         with self._lock:
             self._newest[source.oid] = source
             self.learn(source.id, source.oid, schema)
@@ -92,16 +108,22 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         if (newest := self._newest.get(relation.id)) is not None and newest.snapshot > moment:
             source = newest
         last = self._last(table, relation.id)
+        relation, sent = self._with_hidden(relation, source, last)
         names = [column.name for column in relation.columns]
         if source is None and last is not None and tuple(names) == last.names:
-            return Resolved(Layout(last))  # dropped since; its last rows are still to come
+            return Resolved(Layout(last, sent=sent))  # dropped since; its last rows are still to come
         numbers, stale_reason = match_columns(names, last, source)
         by_number = {column.number: column for column in source.attributes} if source is not None else {}
         columns = []
         for column, number in zip(relation.columns, numbers, strict=True):
             kind = facts.types.get((column.type, column.modifier), SourceType(column.type, column.modifier))
             known = by_number.get(number, SourceColumn(number, column.name, not_null=False, type=kind))
-            columns.append(SourceColumn(number, column.name, known.not_null, kind, missing=known.missing))
+            kind = known.type if column.type == _HIDDEN else kind
+            columns.append(
+                SourceColumn(
+                    number, column.name, known.not_null, kind, missing=known.missing, dimensions=known.dimensions
+                )
+            )
         of_catalog = source.key if source is not None else ()
         key = tuple(column.name for column in relation.columns if column.in_identity)
         if relation.identity == FULL:  # marks every column, so the key is the catalog's (T2)
@@ -109,17 +131,17 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         elif set(of_catalog) == set(key):  # which has its order
             key = of_catalog
         stated = SourceTable(relation.id, table, relation.identity, "p", "r", key, tuple(columns))
-        schema = stated.schema(self._text_columns)
+        schema = stated.schema(self.choices)
         # The stream says what the identity of a partitioned table is, but rows are logged by that of their partition.
         leaves = source.leaves if source is not None else ()
         whole = relation.identity != FULL or all(leaf.identity == FULL for leaf in leaves)
         if last is not None and table in self._ahead and source is not None:
-            was, now = _shape(last), _shape(source.schema(self._text_columns))
+            was, now = _shape(last), _shape(source.schema(self.choices))
             is_newer = max(numbers, default=0) > catalog.width_of(last.fingerprint)
             if was == now != _shape(schema) and not is_newer:  # of before the copy was planned: what is known stays so
                 notice = RecopyNeeded(table, "its columns changed while it was being copied")
-                return Resolved(Layout(schema, whole), Announced(notices=(notice,)))
-        refusal = source.refusal if source is not None else None
+                return Resolved(Layout(schema, whole, sent), Announced(notices=(notice,)))
+        refusal = source.refusal(self.choices) if source is not None else None
         delivered, announced = self.change(Stated(relation.id, schema, refusal, stale_reason, _not_known(source)))
         if announced.schemas and source is not None and last is not None and last.fingerprint:
             # What has to be noticed up to the reading of the catalog is reported here: it is remembered from now on.
@@ -130,7 +152,27 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
                 delivered = replace(delivered, fingerprint=catalog.fingerprint(source))
                 self.deliver(relation.id, delivered)
                 announced = replace(announced, schemas=(delivered,))
-        return Resolved(Layout(delivered, whole), announced)
+        return Resolved(Layout(delivered, whole, sent), announced)
+
+    def _with_hidden(
+        self, relation: Relation, source: SourceTable | None, last: TableSchema | None
+    ) -> tuple[Relation, tuple[bool, ...]]:
+        """A relation with the columns that a column list leaves out put back, each behind the one that it follows in
+        the catalog; and which of all are sent, none if all are. Only what the lake does not take can be hidden."""
+        choice, columns = self.choices.of(TableId(relation.schema, relation.name)), list(relation.columns)
+        shown = source.columns if source is not None else last.columns if last is not None else ()
+        before: str | None = None
+        for one in shown:
+            names = [column.name for column in columns]
+            if one.name not in names and choice.columns and not choice.takes(one.name):
+                at = names.index(before) + 1 if before is not None else 0
+                columns.insert(at, RelationColumn(one.name, _HIDDEN, -1, in_identity=False))
+            elif one.name not in names:
+                continue
+            before = one.name
+        if len(columns) == len(relation.columns):
+            return relation, ()
+        return relation._replace(columns=tuple(columns)), tuple(one.type != _HIDDEN for one in columns)
 
     def expect(self, tables: Sequence[TableId]) -> None:
         """One of ``tables`` whose changes the publication leaves out has missed some; one may be gone. What is known of
@@ -138,13 +180,15 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         with self._connections.connection() as connection:
             with one_reading(connection):
                 there = read_tables(connection)
-                coverage = read_coverage(connection, self._publication)
+                published = read_publications(connection, self.wanted(), there)
             for table in tables:
                 if table not in self._captured:
-                    self._begin(table, None, coverage)
-                if table in there and (gap := coverage.gap(table)) is not None:
+                    self._begin(table, None, there.get(table), published)
+                if table in there and (gap := published.gap(there[table])) is not None:
                     self._captured[table] = self._captured[table]._replace(member=None)
-                    if there[table].refusal is None:  # else it is blocked, and was taken out for that reason
+                    if (
+                        there[table].refusal(self.choices) is None
+                    ):  # else it is blocked, and was taken out for that reason
                         self.later(_flushed(connection), RecopyNeeded(table, gap))
             self._find_dropped(connection, there)
 
@@ -153,35 +197,42 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
         with self._connections.connection() as connection, one_reading(connection):
             there = read_tables(connection)
             sources = catalog.with_columns(connection, [there[table] for table in tables if table in there])
-            coverage, at = read_coverage(connection, self._publication), inserted(connection)
+            published, at = read_publications(connection, self.wanted(), there), inserted(connection)
         for source in sources:
             self._learn_source(source, at)
-            self._begin(source.id, source, coverage)
+            self._begin(source.id, source, source, published)
 
     def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:  # noqa: ARG002  # a copy's limits
         """Compare all tables there are, the columns of those in question and what is published with before."""
         with self._connections.connection() as connection:
             with one_reading(connection):
                 there = read_tables(connection)
-                chosen = choose({table: source.refusal for table, source in there.items()})
+                self._not_whole = {name: one.not_whole for name, one in there.items()}
+                chosen = choose({table: source.refusal(self.choices) for table, source in there.items()})
                 known = [table for table in there.keys() - set(chosen) if self.known(table) is not None]
                 sources = catalog.with_columns(connection, [there[table] for table in (*chosen, *known)])
-                coverage = read_coverage(connection, self._publication)
-            self._compare(connection, there, coverage)
+                there |= {source.id: source for source in sources}
+                published = read_publications(connection, self.wanted(), there)
+            self._compare(connection, there, published)
             stated = []
             for source in sources:
-                schema, before = source.schema(self._text_columns), self._last(source.id, source.oid)
+                schema, before = source.schema(self.choices), self._last(source.id, source.oid)
                 _, stale_reason = match_columns(schema.names, before, source)
                 is_other, reasons = True, dict[str, str]()
                 if before is not None and before.fingerprint:
                     is_other, reasons = catalog.altered(connection, before.fingerprint, source)
                     is_other |= schema.names != before.names
                 schema = replace(schema, fingerprint=catalog.fingerprint(source) if is_other else "")
-                stated.append(Stated(source.oid, schema, source.refusal, stale_reason, _not_known(source), reasons))
+                refusal = source.refusal(self.choices)
+                stated.append(Stated(source.oid, schema, refusal, stale_reason, _not_known(source), reasons))
             self.observe(stated, lambda: _flushed(connection))
         return tuple(one.schema for one in stated[: len(chosen)] if one.life not in self._renamed)
 
-    def _compare(self, connection: Connection, there: Mapping[TableId, SourceTable], coverage: Coverage) -> None:
+    def unsent(self, table: TableId) -> Statement | None:
+        altered = [f"ALTER TABLE {one} REPLICA IDENTITY FULL;" for one in self._not_whole.get(table, ())]
+        return Statement(" ".join(altered)) if altered else None
+
+    def _compare(self, connection: Connection, there: Mapping[TableId, SourceTable], published: Publications) -> None:
         """Find captured tables that are gone, whose changes the publication leaves out, or whose partitions left; and
         take out of the publication what must not be there any more."""
         # Of a partitioned table that was renamed (seen with 15 and 18) changes arrive under the old name for as long as
@@ -193,8 +244,8 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
             self._renamed |= {life: table for life, table in gone.items() if life in partitioned}
         self._find_dropped(connection, there)
         for table, before in self._captured.items():
-            source, gap = there[table], coverage.gap(table)
-            now = _Captured(coverage.member(table) if gap is None else None, source)
+            source, gap = there[table], published.gap(there[table])
+            now = _Captured(published.member(source) if gap is None else None, source)
             if gap is None and before.member not in (None, now.member):
                 gap = "it was taken out of the publication and put back"
             reason = gap if before.member is not None else None
@@ -203,15 +254,21 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
                 was = catalog.as_remembered(source, last.fingerprint)
             if reason is None and was is not None and was.oid == source.oid:
                 reason = catalog.unseen(connection, was, source)
-            if gap is None and source.refusal is not None and self._provision:
-                now = now._replace(member=None) if withdraw(connection, coverage, table) else now
+            if gap is None and source.refusal(self.choices) is not None and self._provision:
+                now = now._replace(member=None) if withdraw(connection, published.main, table) else now
+            elif self._provision and published.is_refused(source) and withdraw(connection, published.main, table):
+                now = now._replace(member=None)
+                reason = reason or "it has another replica identity, so it is published in another way"
             self._captured[table] = now
             if reason is not None and not self.is_due_later(table):
                 # Only behind the reading: a copy of before would not have what a new partition has.
                 self.later(_flushed(connection), RecopyNeeded(table, reason))
 
-    def _begin(self, table: TableId, source: SourceTable | None, coverage: Coverage) -> None:
-        self._captured[table] = _Captured(coverage.member(table) if coverage.gap(table) is None else None, source)
+    def _begin(
+        self, table: TableId, read: SourceTable | None, source: SourceTable | None, published: Publications
+    ) -> None:
+        is_published = source is not None and published.gap(source) is None
+        self._captured[table] = _Captured(published.member(source) if source and is_published else None, read)
         self.begin(table)
 
     def _find_dropped(self, connection: Connection, there: Mapping[TableId, SourceTable]) -> None:
@@ -226,7 +283,13 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
                 self._ahead = {table: at for table, at in self._ahead.items() if reached < at}
         return super().due(reached)
 
+    def delivered(self, position: PostgresLsn) -> None:
+        super().delivered(position)
+        self._delivered_at = position
+
     def begins_again(self) -> bool:
+        if self._delivered_at is not None and self.is_short(self._delivered_at):
+            return True
         with self._lock:
             left = {oid: table for oid, table in self._renamed.items() if table in self._due or table in self._known}
             is_over, self._renamed = len(left) < len(self._renamed), left

@@ -28,7 +28,8 @@ import pyarrow.compute as pc
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.log import Announced, Decoded, Rows, Transaction
 from lakefeed.capture.postgres.catalog import CatalogFacts
-from lakefeed.capture.postgres.values import EPOCH_US, TOO_LARGE, Ints, Mask, Messages, Slices, join, numbers, to_arrow
+from lakefeed.capture.postgres.slices import Ints, Mask, Messages, Slices, join, numbers
+from lakefeed.capture.postgres.values import EPOCH_US, TOO_LARGE, to_arrow
 from lakefeed.change.batch import Operation
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableNotice
 from lakefeed.change.lsn import PostgresLsn
@@ -119,10 +120,24 @@ def without(run: Messages, given: int) -> tuple[Messages, int]:
 @dataclass(frozen=True, slots=True)
 class Layout:
     """How rows of a relation, with the columns of its message, become rows of a table. No key: rows match as a whole.
-    ``whole_old_rows``: an old row that is said to be full is. Not so where a partition has another identity."""
+    ``whole_old_rows``: an old row that is said to be full is. Not so where a partition has another identity. ``sent``:
+    which columns of the schema the message has, where a column list leaves some out, which are NULL; none: all."""
 
     schema: TableSchema
     whole_old_rows: bool = True
+    sent: tuple[bool, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """How many columns a row of the log has."""
+        return sum(self.sent) if self.sent else len(self.schema.columns)
+
+    def spread(self, run: Messages, at: Ints, values: list[Slices], unsent: list[Mask]) -> None:
+        """Put in the columns that are not sent, as NULL: whoever has them left out drops them."""
+        for index in (index for index, is_sent in enumerate(self.sent) if not is_sent):
+            nothing, never = np.zeros(len(at), np.int64), np.zeros(len(at), dtype=bool)
+            values.insert(index, Slices(run.data, nothing, nothing.copy(), never))
+            unsent.insert(index, never.copy())
 
     @property
     def key(self) -> frozenset[int]:
@@ -181,7 +196,7 @@ def _rows(run: Messages, chosen: Ints, order: Ints, codes: Any, layout: Layout, 
     begins, ends, kinds = run.begins[chosen], run.ends[chosen], run.kinds[chosen]
     if np.any(begins + _TUPLE > ends):
         raise DecodeError("a row message ends too early")
-    marks, count, width = run.data[begins + _TUPLE - 1], len(chosen), len(layout.schema.columns)
+    marks, count, width = run.data[begins + _TUPLE - 1], len(chosen), layout.width
     inserts, updates, deletes = kinds == _INSERT, kinds == _UPDATE, kinds == _DELETE
     has_new, has_old = marks == _NEW, (marks == _KEY) | (marks == _OLD)
     if not np.all(inserts & has_new | updates & (has_new | has_old) | deletes & has_old):
@@ -189,12 +204,16 @@ def _rows(run: Messages, chosen: Ints, order: Ints, codes: Any, layout: Layout, 
     if not layout.schema.key and np.any(~inserts & (marks != _OLD)):
         raise DecodeError(f"a change of {layout.schema.table}, which has no key, came without the old row")
     values, unsent, stops = walk(run, begins + _TUPLE, ends, width)
+    if layout.sent:
+        layout.spread(run, begins, values, unsent)
     new, moved = np.arange(count), np.zeros(count, dtype=bool)
     twice = np.flatnonzero(updates & has_old)
     if len(twice):
         if np.any(stops[twice] >= ends[twice]) or np.any(run.data[stops[twice]] != _NEW):
             raise DecodeError("an update has an old row and no new one")
         after, after_unsent, stops[twice] = walk(run, stops[twice] + 1, ends[twice], width)
+        if layout.sent:
+            layout.spread(run, twice, after, after_unsent)
         full, changed = (marks[twice] == _OLD) & layout.whole_old_rows, np.full(len(twice), not layout.key)
         for place, own in enumerate(after):
             # What was not sent is taken from the old row: all of a full one, the key of any.
@@ -234,7 +253,7 @@ def _columns(values: list[Slices], unsent: list[Mask], deletes: Mask, layout: La
         if place not in key and has_deletes:
             own.valid[deletes] = False  # deletes carry the key alone, and nothing of them is missing
         try:
-            columns.append(to_arrow(own.binary(), column.type))
+            columns.append(to_arrow(own.binary(), column.type, column.out_of_range))
         except MisfitError as error:
             raise error.of(column.name) from error
     if not any(one.any() for one in unsent):

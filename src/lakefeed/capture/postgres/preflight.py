@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lakefeed.capture.base import Finding, Level, Statement
 from lakefeed.capture.log import Choose
 from lakefeed.capture.postgres.catalog import SourceTable, one_reading, read_tables, sql_name, with_columns
 from lakefeed.capture.postgres.database import Connection, Database, Names, quoted
-from lakefeed.capture.postgres.resume import Coverage, read_coverage
+from lakefeed.capture.postgres.publication import Coverage, Publications, Wanted, read_publications
 from lakefeed.capture.postgres.slot import Slot, slot_statement, usable_slot
 from lakefeed.capture.select import refused_names
 from lakefeed.change.table import TableId
@@ -39,9 +39,11 @@ _Found = tuple[bool, Level, str, str]  # whether it is so, how bad that is, the 
 
 
 def check_source(
-    database: Database, names: Names, choose: Choose, *, provision: bool, before_images: bool
+    database: Database, asked: Callable[[], Wanted], choose: Choose, *, provision: bool, before_images: bool
 ) -> tuple[Finding, ...]:
     """All findings. An unreachable server is an error and not a finding."""
+    wanted = asked()
+    names, choices = wanted.names, wanted.choices
     with database.connection(names.slot) as connection:
         slot, refused = None, list[_Found]()
         try:
@@ -52,30 +54,32 @@ def check_source(
         try:
             with one_reading(connection):
                 there = read_tables(connection)
-                chosen = choose({table: source.refusal for table, source in there.items()})
+                chosen = choose({table: source.refusal(choices) for table, source in there.items()})
                 tables = with_columns(connection, [there[table] for table in chosen])
         except ConfigError as error:
             return (*found, *_findings([(True, _ERROR, error.message, error.remedy)]))
-        coverage = read_coverage(connection, names.publication)
-        found += _findings(_of_publication(coverage, names, slot, chosen, provision=provision))
+        there |= {table.id: table for table in tables}
+        published = read_publications(connection, wanted, there)
+        found += _findings(_of_publication(published, slot, tables, provision=provision))
         (user,) = connection.one("SELECT current_user::text")
-        unpublished = [table.oid for table in tables if coverage.member(table.id) is None]
+        unpublished = [table.oid for table in tables if published.member(table) is None]
         if provision and unpublished:
-            found += _findings(_of_rights(connection, coverage, user, chosen, unpublished))
+            found += _findings(_of_rights(connection, published, user, tables, unpublished))
         granted = {oid: rights for oid, *rights in connection.execute(_PRIVILEGES, ([one.oid for one in tables],))}
         for table in tables:
             reads, enters, hides = granted.get(table.oid, (True, True, False))
             rights = {"reads": reads, "enters": enters, "hides": hides}
             found += _findings(_of_table(table, user, before_images=before_images, **rights), table.id)
+            found += _findings(_of_columns(table, published), table.id)
         # Tables of the schemas in question whose changes the log does not have: reported, not skipped in silence.
         schemas = {table.schema for table in chosen or there}
         for name, source in there.items():
-            if (refusal := source.refusal) is not None and name.schema in schemas:
+            if (refusal := source.refusal(choices)) is not None and name.schema in schemas:
                 found += _findings([
                     (True, _WARNING, f"left out: {refusal.reason}", refusal.remedy),
-                    (coverage.member(name) is not None, _ERROR,
+                    (published.main.member(name) is not None, _ERROR,
                      "it is published all the same, so that UPDATE and DELETE of it may fail",
-                     Statement(f"{coverage.removal(name)};")),
+                     Statement(f"{published.main.removal(name)};")),
                 ], name)  # fmt: skip
     return tuple(found)
 
@@ -122,30 +126,55 @@ def _of_server(database: Database, connection: Connection, names: Names, slot: S
     ]  # fmt: skip
 
 
+def _of_columns(table: SourceTable, published: Publications) -> list[_Found]:
+    """What column lists mean for a table, and that a table without a key is followed by its inserts alone."""
+    coverage, columns = published.of(table), published.wanted.columns(table)
+    again = f"{coverage.removal(table.id)}; {Coverage(coverage.name, members={}).statement({table.id: columns})};"
+    is_full = published.wanted.column_lists and not columns and any(
+        not published.wanted.choices.of(table.id).takes(one.name) for one in table.columns if one.name not in table.key
+    )  # fmt: skip
+    return [
+        (coverage is published.inserts, _WARNING,
+         "it has no key and is followed by its inserts alone (keyless: inserts); updates and deletes are not seen",
+         "Compare now and then: lakefeed verify FILE. To follow all changes, give the table a primary key."),
+        (bool(columns) and coverage.member(table.id) is not None and table.id not in coverage.hidden, _WARNING,
+         "it is published with all its columns, although some are left out; it is copied again once they are not",
+         Statement(again)),
+        (is_full, _WARNING,
+         "its replica identity is FULL, so columns that are left out still leave the server", "Give it a primary key."),
+    ]  # fmt: skip
+
+
 def _of_publication(
-    coverage: Coverage, names: Names, slot: Slot | None, chosen: Sequence[TableId], *, provision: bool
+    published: Publications, slot: Slot | None, tables: Sequence[SourceTable], *, provision: bool
 ) -> list[_Found]:
     """What ``prepare`` will make; without ``provision`` somebody else has to, so each statement is an error."""
-    is_there, statement = coverage.members is not None, coverage.statement(chosen)
-    missing = sum(coverage.member(table) is None for table in chosen)
+    coverage, names = published.main, published.wanted.names
+    is_there, statement = coverage.members is not None, "; ".join(published.statements(tables))
+    missing = sum(published.member(table) is None for table in tables)
     return [
-        *((True, _ERROR, one.problem, Statement(one.remedy)) for one in coverage.shortcomings),
-        (statement is not None and (is_there or not provision), _WARNING if provision else _ERROR,
+        *((True, _ERROR, one.problem, Statement(one.remedy)) for one in published.shortcomings),
+        (bool(statement) and (is_there or not provision), _WARNING if provision else _ERROR,
          f"{missing} {'table is' if missing == 1 else 'tables are'} not published yet", Statement(f"{statement};")),
         (provision and not is_there and slot is not None, _WARNING,
          f"the publication {names.publication} was dropped, so that changes are in no stream since then",
-         "Start the pipeline: it is made again, and every table is copied again. Or begin again: uninstall."),
+         "Start the pipeline: it is made again, and every table is copied again: lakefeed sync FILE"),
         (not provision and slot is None, _ERROR, "there is no replication slot, and source.provision is off",
          Statement(f"{slot_statement(names.slot)};")),
     ]  # fmt: skip
 
 
 def _of_rights(
-    connection: Connection, coverage: Coverage, user: str, chosen: Sequence[TableId], unpublished: Sequence[int]
+    connection: Connection,
+    published: Publications,
+    user: str,
+    tables: Sequence[SourceTable],
+    unpublished: Sequence[int],
 ) -> list[_Found]:
     """What keeps this role from publishing tables itself. Somebody who may publishes them for it, once."""
+    coverage = published.main
     creates, database, alters, foreign = connection.one(_RIGHTS, coverage.name, list(unpublished))
-    is_there, statement = coverage.members is not None, Statement(f"{coverage.statement(chosen)};")
+    is_there, statement = coverage.members is not None, Statement(f"{'; '.join(published.statements(tables))};")
     own = "one of the tables" if foreign == 1 else f"{foreign} of the tables"
     return [
         (bool(foreign), _ERROR, f"the role {user} does not own {own}, so it may not publish them", statement),

@@ -32,7 +32,9 @@ class Postgres:
     is not shown by ``repr``. ``tables`` are glob patterns (see ``capture.select``) over ``schema.table``.
     ``text_columns`` are patterns over ``schema.table.column``: those columns are kept as PostgreSQL prints them.
     With ``before_images`` rows are delivered as they were before each update and delete, too, of tables with REPLICA
-    IDENTITY FULL. Without ``provision``, publication and slot must be there already: ``check`` prints the statements.
+    IDENTITY FULL. With ``column_lists`` the publication has only the columns that the lake takes, so that the others
+    never leave the server; PostgreSQL then refuses to drop one of them without CASCADE. Without ``provision``,
+    publication and slot must be there already: ``check`` prints the statements.
     """
 
     dsn: str = field(repr=False)
@@ -42,6 +44,7 @@ class Postgres:
     provision: bool = True
     text_columns: Sequence[str] = ()
     before_images: bool = False
+    column_lists: bool = False
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -59,7 +62,9 @@ class Postgres:
     def bind(self, pipeline: str) -> ChangeCapture:
         database, names = Database(self.dsn), Names(pipeline)
         connections, text_columns = Connections(database, names.slot), tuple(self.text_columns)
-        facts = TableFacts(connections, names.publication, text_columns, provision=self.provision)
+        facts = TableFacts(connections, names, text_columns, provision=self.provision, column_lists=self.column_lists)
+        resume = PostgresResumePoint(connections, names, provision=self.provision, wanted=facts.wanted)
+        facts.is_short = resume.is_short
         return LogCapture(
             PostgresLsn,
             Capabilities(
@@ -67,9 +72,11 @@ class Postgres:
             ),
             tables=self.tables,
             dialect=PostgresDialect(self.dsn, text_columns, application_name=names.readers),
-            resume=PostgresResumePoint(connections, names, provision=self.provision),
+            resume=resume,
             decoder=partial(PgoutputDecoder, facts.resolve, before_images=self.before_images),
             facts=facts,
-            check=partial(check_source, database, names, provision=self.provision, before_images=self.before_images),
+            check=partial(
+                check_source, database, facts.wanted, provision=self.provision, before_images=self.before_images
+            ),
             limits=self.limits,
         )

@@ -1,128 +1,36 @@
-"""Values as PostgreSQL sends them → Arrow, a whole column at a time. Pure. docs/postgres.md has the types for people.
+"""Values as PostgreSQL sends them → Arrow, a whole column at a time. Pure. docs/types.md has the types for people.
 
 Values come in two forms, which give exactly the same: the log has what PostgreSQL prints under ``database.SESSION``, a
-copy has the binary form of the types in ``_TYPES``. A type that is not there is text, exactly as printed.
+copy has the binary form of the types in ``_TYPES``. A type that is not there is text, exactly as printed; an array of
+any type is a list (``lists``).
 
 What Arrow and Spark cannot hold exactly in the column's type (``infinity``, BC, years above 9999, NaN in a numeric with
-precision) stops that table with a remedy (``fit``): name the column in ``text_columns``, and it is kept as printed.
-Bytes that no PostgreSQL sends are a DecodeError.
+precision) goes by the column's rule (``fit``). Bytes that no PostgreSQL sends are a DecodeError.
 """
 
 from __future__ import annotations
 
 import binascii
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable
+from decimal import ROUND_HALF_UP, Context, Decimal
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.fit import MisfitError
+from lakefeed.capture.fit import BY_RULE, MisfitError, out_of_range
+from lakefeed.capture.postgres.lists import binary_lists, printed_lists
+from lakefeed.capture.postgres.slices import Array, Mask, Slices, numbers
+from lakefeed.change.table import OutOfRange
 from lakefeed.errors import DecodeError
 
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-Array = Any  # pyarrow's stubs know arrays by their scalar type, which is decided here at run time
-
 EPOCH_US = 946_684_800_000_000  # PostgreSQL counts time from 2000, Arrow from 1970
-PAD = 16  # zero bytes behind the data, so that an integer or a uuid can be read at every place of it
+STOP, NULL, CLAMP = OutOfRange.STOP, OutOfRange.NULL, OutOfRange.CLAMP
 
-
-def numbers(data: Bytes, at: Ints, sent: str, made: Any = np.int64) -> Any:
-    """What begins at ``at`` in the form ``sent`` (``>i4``, ``V16`` …), one for each place, as the dtype ``made``."""
-    dtype = np.dtype(sent)
-    # A view in which every byte begins a value: numpy reads unaligned, one gather instead of one for each byte.
-    view: Any = np.ndarray((len(data) - dtype.itemsize + 1,), dtype, data, 0, (1,))
-    return view[at].astype(made, copy=False)
-
-
-@dataclass(frozen=True)
-class Messages:
-    """Messages one after another in one padded buffer."""
-
-    data: Bytes
-    begins: Ints
-    ends: Ints
-
-    def __len__(self) -> int:
-        return len(self.begins)
-
-    def __getitem__(self, which: slice | Mask) -> Messages:
-        return Messages(self.data, self.begins[which], self.ends[which])
-
-    @cached_property
-    def kinds(self) -> Bytes:
-        """The first byte of each."""
-        return self.data[self.begins]
-
-    def message(self, index: int) -> bytes:
-        return self.data[self.begins[index] : self.ends[index]].tobytes()
-
-
-def as_messages(parts: list[bytes]) -> Messages:
-    lengths = np.fromiter(map(len, parts), np.int64, len(parts))
-    ends = np.cumsum(lengths)
-    return Messages(np.frombuffer(b"".join([*parts, bytes(PAD)]), np.uint8), ends - lengths, ends)
-
-
-def join(runs: Sequence[Messages] = ()) -> Messages:
-    """Several runs of messages as one: what is decoded together costs less than one by one."""
-    runs = [run for run in runs if len(run)]
-    if len(runs) < 2:
-        return runs[0] if runs else as_messages([])
-    # Of each buffer, only the stretch that its run lies in.
-    pieces = [run.data[run.begins[0] : run.ends[-1]] for run in runs]
-    ends = np.cumsum([len(piece) for piece in pieces])
-    moved = [(run, end - run.ends[-1]) for run, end in zip(runs, ends, strict=True)]
-    return Messages(
-        np.concatenate([*pieces, np.zeros(PAD, np.uint8)]),
-        np.concatenate([run.begins + by for run, by in moved]),
-        np.concatenate([run.ends + by for run, by in moved]),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Slices:
-    """A column: ``data[start : start + length]`` for each row; NULL where ``valid`` is False."""
-
-    data: Bytes
-    starts: Ints
-    lengths: Ints
-    valid: Mask
-
-    def take(self, rows: Ints) -> Slices:
-        return Slices(self.data, self.starts[rows], self.lengths[rows], self.valid[rows])
-
-    def then(self, more: Slices) -> Slices:
-        """These, then ``more`` of the same data."""
-        starts, lengths = np.append(self.starts, more.starts), np.append(self.lengths, more.lengths)
-        return Slices(self.data, starts, lengths, np.append(self.valid, more.valid))
-
-    def binary(self) -> Array:
-        """An Arrow binary array, copied once by Arrow itself: the buffer is seen as alternating values and gaps, whose
-        every second element is taken. That needs values in buffer order without overlap. Rows of a message stream are,
-        but for those that share one value: an old row is a delete and a before image, and completes a new one."""
-        count, starts, lengths = len(self.starts), self.starts, self.lengths
-        wanted: Any = np.arange(count)
-        if np.any(starts[1:] < starts[:-1] + lengths[:-1]):
-            starts, first, wanted = np.unique(starts, return_index=True, return_inverse=True)
-            lengths = lengths[first]
-        offsets: Any = np.zeros(max(2 * len(starts), 1), np.int32)
-        offsets[0::2], offsets[1::2] = starts, starts + lengths
-        data: Any = self.data
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-        alternating = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
-        return alternating.take(pa.array(2 * wanted, mask=None if self.valid.all() else ~self.valid))
-
-
-# Remedies: for a value that does not fit its column; for a text of a database without an encoding (the bytes of UTF-8
-# are matched in hexadecimal form); for a row that the server cannot send.
-KEEP_AS_TEXT = "Add '{column}' to source.text_columns, which keeps that column as PostgreSQL prints it."
+# Remedies: for a text of a database without an encoding (the bytes of UTF-8 are matched in hexadecimal form); for a
+# row that the server cannot send.
 NOT_UTF8 = (
     "Correct the value in the source, or take '{table}' out of source.tables. Where it is Latin-1: UPDATE {sql_table} "
     "SET {sql_column} = convert_from(convert(convert_to({sql_column}, 'SQL_ASCII'), 'LATIN1', 'UTF8'), 'SQL_ASCII') "
@@ -131,13 +39,34 @@ NOT_UTF8 = (
 )
 TOO_LARGE = "Make the row smaller (printed, less than 1 GB) or delete it, or take the table out of source.tables."
 
-
-def misfit(reason: str) -> MisfitError:
-    return MisfitError(reason, remedy=KEEP_AS_TEXT)
+_CLOCK = r"^\d\d:\d\d:\d\d(\.\d{1,6})?$"
 
 
-def to_arrow(texts: Array, kind: pa.DataType) -> Array:
-    """A column of printed values (binary) as ``kind``. MisfitError if one of them does not fit exactly."""
+def may_misfit(kind: pa.DataType) -> bool:
+    """Whether PostgreSQL has values of a type that becomes ``kind`` which ``kind`` cannot hold."""
+    return pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_decimal(kind) or pa.types.is_list(kind)
+
+
+def to_arrow(texts: Array, kind: pa.DataType, rule: OutOfRange = STOP) -> Array:
+    """A column of printed values (binary) as ``kind``. MisfitError if one of them does not fit, and the rule is STOP.
+    The other rules cost nothing where all values fit."""
+    if pa.types.is_list(kind):
+        return printed_lists(texts, kind, rule, partial(to_arrow, kind=kind.value_type, rule=rule))
+    try:
+        return _exactly(texts, kind)
+    except MisfitError as error:
+        if rule not in (NULL, CLAMP) or not may_misfit(kind) or error.remedy != BY_RULE:
+            raise
+        strings = texts.cast(pa.string())
+    if not isinstance(kind, pa.Decimal128Type):
+        return _exactly(_in_range(strings, kind, rule).cast(pa.binary()), kind)
+    try:
+        return pa.array([_decimal(text, kind, rule) for text in strings.to_pylist()], kind)
+    except ArithmeticError as error:
+        raise DecodeError("a numeric that is none") from error
+
+
+def _exactly(texts: Array, kind: pa.DataType) -> Array:
     try:
         if pa.types.is_binary(kind):
             return _from_hex(texts)
@@ -150,31 +79,70 @@ def to_arrow(texts: Array, kind: pa.DataType) -> Array:
         if pa.types.is_boolean(kind):
             truth = pc.equal(strings, pa.scalar("t"))
             if not pc.all(pc.or_(truth, pc.equal(strings, pa.scalar("f"))), min_count=0).as_py():
-                raise misfit("a boolean that is neither t nor f")
+                raise out_of_range("a boolean that is neither t nor f")
             return truth
         if isinstance(kind, pa.TimestampType) and kind.tz is not None:
             # The session's time zone is UTC, so the offset is always +00.
             if not pc.all(pc.ends_with(strings, "+00"), min_count=0).as_py():
-                raise misfit("a timestamp with time zone that is infinite, BC or not in UTC")
+                raise out_of_range("a timestamp with time zone that is infinite, BC or not in UTC")
             return pc.assume_timezone(pc.utf8_slice_codeunits(strings, 0, -3).cast(pa.timestamp("us")), "UTC")
-        return strings.cast(kind)  # of dates Arrow reads four-digit years only, and ``0044-03-15 BC`` is refused
+        try:
+            return strings.cast(kind)  # of dates Arrow reads four-digit years only, and ``0044-03-15 BC`` is refused
+        except pa.ArrowInvalid:
+            if pa.types.is_int64(kind) and pc.all(pc.match_substring_regex(strings, _CLOCK)).as_py():
+                return _microseconds(strings)
+            raise
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise misfit(str(error).splitlines()[0][:200]) from error
+        raise out_of_range(str(error).splitlines()[0][:200]) from error
+
+
+def _in_range(strings: Array, kind: pa.DataType, rule: OutOfRange) -> Array:
+    """Dates and times with those that have no four-digit year made NULL, or the first or last one that has."""
+    is_low = pc.or_(pc.ends_with(strings, " BC"), pc.equal(strings, pa.scalar("-infinity")))
+    is_fit = pc.and_(pc.match_substring_regex(strings, r"^\d{4}-"), pc.invert(is_low))
+    first, last = "0001-01-01", "9999-12-31"
+    if isinstance(kind, pa.TimestampType):
+        zone = "+00" if kind.tz is not None else ""
+        first, last = f"{first} 00:00:00{zone}", f"{last} 23:59:59.999999{zone}"
+    nearest = pc.if_else(is_low, pa.scalar(first), pa.scalar(last)) if rule is CLAMP else pa.scalar(None, pa.string())
+    return pc.if_else(is_fit, strings, nearest)
+
+
+def _decimal(text: str | None, kind: pa.Decimal128Type, rule: OutOfRange) -> Decimal | None:
+    """One number, where not all of a column fit: with as many digits as ``kind`` has, the nearest, or NULL."""
+    value, most = Decimal(text or "NaN"), Decimal(10**kind.precision - 1).scaleb(-kind.scale)
+    if value.is_nan():
+        return None
+    nearest = max(-most, min(most, value))
+    if nearest == value:  # else it is at the edge, and has the digits
+        nearest = _WIDE.quantize(value, Decimal(1).scaleb(-kind.scale))
+    return nearest if nearest == value or rule is CLAMP else None
+
+
+_WIDE = Context(prec=100, rounding=ROUND_HALF_UP)  # as PostgreSQL's round does
+
+
+def _microseconds(strings: Array) -> Array:
+    """Times of day, ``12:34:56.789``, as microseconds since midnight."""
+    hours, minutes, seconds = (pc.utf8_slice_codeunits(strings, at, at + 2).cast(pa.int64()) for at in (0, 3, 6))
+    micros = pc.utf8_rpad(pc.utf8_slice_codeunits(strings, 9), 6, "0").cast(pa.int64())
+    whole = pc.add(pc.multiply(pc.add(pc.multiply(hours, 60), minutes), 60), seconds)
+    return pc.add(pc.multiply(whole, 1_000_000), micros)
 
 
 def _from_hex(texts: Array) -> Array:
     """``\\x0aff`` → two bytes. All values at once: their digits stand one after another in Arrow's buffer."""
     if not pc.all(pc.starts_with(texts, "\\x"), min_count=0).as_py():
-        raise misfit("a bytea that is not in hexadecimal form")
+        raise out_of_range("a bytea that is not in hexadecimal form")
     digits = pc.replace_substring(texts, "\\x", "", max_replacements=1)
     valid, offsets, data = digits.buffers()
     ends: Any = np.frombuffer(offsets, np.int32)[: len(digits) + 1]
     try:
         octets = binascii.unhexlify(data[: ends[-1]])
     except binascii.Error as error:
-        raise misfit("a bytea with a digit that is not hexadecimal") from error
+        raise out_of_range("a bytea with a digit that is not hexadecimal") from error
     if np.any(ends % 2):
-        raise misfit("a bytea that ends inside an octet")
+        raise out_of_range("a bytea that ends inside an octet")
     return pa.Array.from_buffers(pa.binary(), len(digits), [valid, pa.py_buffer(ends // 2), pa.py_buffer(octets)])
 
 
@@ -183,24 +151,6 @@ def _from_buffers(kind: pa.DataType, valid: Mask, *arrays: Any) -> Array:
     bitmap = None if valid.all() else np.packbits(valid, bitorder="little")
     buffers = [None if one is None else pa.py_buffer(one) for one in (bitmap, *arrays)]
     return pa.Array.from_buffers(kind, len(valid), buffers)
-
-
-def copied_columns(rows: Messages, count: int) -> tuple[Slices, ...]:
-    """The columns of rows in the binary form of COPY: a column count (int16), then for each column a length (int32, -1
-    for NULL) and that many bytes. DecodeError if the rows are not of ``count`` columns."""
-    place, ends = rows.begins + 2, rows.ends
-    if np.any(place > ends) or np.any(numbers(rows.data, rows.begins, ">i2") != count):
-        raise DecodeError(f"a copied row does not have {count} columns")
-    found = []
-    for _ in range(count):
-        starts, lengths = place + 4, numbers(rows.data, place, ">i4")
-        place = starts + np.maximum(lengths, 0)
-        if np.any(lengths < -1) or np.any(place > ends):
-            raise DecodeError("a copied row ends too early, or a value has a negative length")
-        found.append(Slices(rows.data, starts, place - starts, lengths >= 0))
-    if np.any(place != ends):
-        raise DecodeError("a copied row has bytes left over")
-    return tuple(found)
 
 
 _FIRST_DAY, _LAST_DAY, _DAY = -719_162, 2_932_896, 86_400_000_000  # 0001-01-01 and 9999-12-31 from 1970; a day in µs
@@ -228,14 +178,20 @@ def _numbers(values: Slices, sent: str, kind: pa.DataType) -> Array:
     return pa.array(found, mask=None if values.valid.all() else ~values.valid)
 
 
-def _instants(values: Slices, sent: str, day: int, kind: pa.DataType) -> Array:
+def _instants(values: Slices, sent: str, day: int, kind: pa.DataType, rule: OutOfRange = STOP) -> Array:
     """Days or microseconds since 2000. The outermost numbers stand for the infinities, and are out of range anyway."""
-    found = _fixed(values, sent, np.int64)
+    found, valid = _fixed(values, sent, np.int64), values.valid
     epoch = EPOCH_US // _DAY * day
-    if np.any(((found < _FIRST_DAY * day - epoch) | (found >= (_LAST_DAY + 1) * day - epoch)) & values.valid):
-        raise misfit(f"a {'date' if day == 1 else 'timestamp'} that is infinite, BC or after the year 9999")
+    first, last = _FIRST_DAY * day - epoch, (_LAST_DAY + 1) * day - epoch - 1
+    is_outside = ((found < first) | (found > last)) & valid
+    if is_outside.any():
+        if rule is NULL:
+            valid = valid & ~is_outside
+        elif rule is not CLAMP:
+            raise out_of_range(f"a {'date' if day == 1 else 'timestamp'} that is infinite, BC or after the year 9999")
+        found = np.clip(found, first, last)
     made = (found + epoch).astype(np.dtype(sent).newbyteorder("="))
-    return pa.array(made, mask=None if values.valid.all() else ~values.valid).view(kind)
+    return pa.array(made, mask=None if valid.all() else ~valid).view(kind)
 
 
 def _texts(values: Slices) -> Array:
@@ -263,14 +219,17 @@ _NUMERIC_HEAD, _NEGATIVE, _SPECIAL = 8, 0x4000, 0xC000
 _GROUP = 4  # decimal digits in a digit of base 10,000
 
 
-def decimals(values: Slices, kind: pa.Decimal128Type) -> Array:
+def decimals(values: Slices, kind: pa.Decimal128Type, rule: OutOfRange = STOP) -> Array:
     """A column of ``numeric`` as ``kind``, which has at most WIDEST digits: those of base 10,000 are added up."""
-    data, starts, lengths = values.data, values.starts[values.valid], values.lengths[values.valid]
-    if np.any(lengths < _NUMERIC_HEAD):
+    if np.any(values.lengths[values.valid] < _NUMERIC_HEAD):
         raise DecodeError("a numeric ends too early")
+    data, signs = values.data, numbers(values.data, values.starts + 4, ">u2")
+    is_nan = values.valid & (signs & _SPECIAL == _SPECIAL)  # no infinity is: PostgreSQL has none with a precision
+    if is_nan.any() and rule not in (NULL, CLAMP):
+        raise out_of_range("a numeric that is NaN or infinite")
+    is_number = values.valid & ~is_nan
+    starts, lengths = values.starts[is_number], values.lengths[is_number]
     count, weight, sign = (numbers(data, starts + at, form) for at, form in ((0, ">i2"), (2, ">i2"), (4, ">u2")))
-    if np.any(sign & _SPECIAL == _SPECIAL):
-        raise misfit("a numeric that is NaN or infinite")
     if np.any(sign & ~_NEGATIVE) or np.any(lengths != _NUMERIC_HEAD + 2 * count):
         raise DecodeError("a numeric that is none")
     sums, some = np.zeros(len(starts), np.int64), count > 0
@@ -278,7 +237,7 @@ def decimals(values: Slices, kind: pa.Decimal128Type) -> Array:
     highest = int(weight[some].max(initial=-lowest))
     too_fine = np.any(some & (weight - count + 1 < -lowest))
     if too_fine or (highest + 1) * _GROUP + kind.scale > WIDEST + _GROUP:
-        raise misfit("a numeric with more digits than its column has")
+        raise out_of_range("a numeric with more digits than its column has")
     for place in range(highest, -lowest - 1, -1):
         index = weight - place
         there = (index >= 0) & (index < count)
@@ -288,14 +247,14 @@ def decimals(values: Slices, kind: pa.Decimal128Type) -> Array:
         kept = min(_GROUP, kind.scale + _GROUP * (place + 1))  # of the last group, those before the scale ends
         cut = 10 ** (_GROUP - kept)
         if cut > 1 and np.any(digit % cut):
-            raise misfit("a numeric with more digits than its column has")
+            raise out_of_range("a numeric with more digits than its column has")
         sums = sums * 10**kept + digit // cut
     if np.any(sums >= 10**kind.precision):
-        raise misfit(f"a numeric that does not fit {kind}")
+        raise out_of_range(f"a numeric that does not fit {kind}")
     pairs = np.zeros((len(values.starts), 2), np.int64)  # the low half, then the high one, which is the sign alone
-    pairs[values.valid, 0] = np.where(sign == _NEGATIVE, -sums, sums)
+    pairs[is_number, 0] = np.where(sign == _NEGATIVE, -sums, sums)
     pairs[:, 1] = pairs[:, 0] >> 63
-    return _from_buffers(kind, values.valid, pairs)
+    return _from_buffers(kind, is_number, pairs)
 
 
 Reader = Callable[[Slices], Array]  # a column in binary form → what to_arrow gives, and refuses, in printed form
@@ -322,20 +281,40 @@ _TYPES: dict[int, tuple[pa.DataType, Reader]] = {
     3802: (pa.string(), _jsonb),
 }
 """Which Arrow type a column gets, and what reads its binary form."""
-_NUMERIC, _WIDEST_DECIMAL = 1700, 38
+_NUMERIC, _TIME, _WIDEST_DECIMAL = 1700, 1083, 38
 _TYPMOD_HEADER = 4  # typmods of variable-length types count a header that no longer exists
+INTEGERS = (20, 21, 23, 26)
+_FIXED = {16: 1, 20: 8, 21: 2, 23: 4, 26: 4, 700: 4, 701: 8, 1082: 4, 1114: 8, 1184: 8, 2950: 16}
+"""Bytes of types whose arrays are read in binary form."""
+_ELEMENTS = {
+    1000: 16, 1001: 17, 1003: 19, 1016: 20, 1005: 21, 1007: 23, 1009: 25, 1028: 26, 199: 114, 1021: 700, 1022: 701,
+    1014: 1042, 1015: 1043, 1182: 1082, 1115: 1114, 1185: 1184, 1231: 1700, 2951: 2950, 3807: 3802,
+}  # fmt: skip
+"""Of an array type the type of its elements. Others come printed."""
 
 
 class SourceType(NamedTuple):
-    """A column's type as the catalog has it: domains are looked through to the type that they restrict."""
+    """A column's type as the catalog has it: domains are looked through to the type that they restrict. ``is_list``:
+    it is an array of that type."""
 
     oid: int
     modifier: int = -1
     name: str = ""
+    is_list: bool = False
+
+    @property
+    def is_numeric(self) -> bool:
+        return self.oid == _NUMERIC and not self.is_list
+
+    @property
+    def is_time(self) -> bool:
+        return self.oid == _TIME and not self.is_list
 
 
 def arrow_type(source: SourceType) -> pa.DataType:
     """The column's Arrow type. A numeric is a decimal if it is declared with at most 38 digits, else text."""
+    if source.is_list:
+        return pa.list_(arrow_type(source._replace(is_list=False)))
     if source.oid != _NUMERIC:
         return _TYPES[source.oid][0] if source.oid in _TYPES else pa.string()
     modifier = source.modifier - _TYPMOD_HEADER
@@ -349,13 +328,28 @@ def arrow_type(source: SourceType) -> pa.DataType:
     return pa.decimal128(precision, scale) if precision <= _WIDEST_DECIMAL else pa.string()
 
 
-def form_of(column: str, kind: pa.DataType, stated: SourceType) -> tuple[str, Reader]:
+def stated_type(oid: int, modifier: int) -> SourceType:
+    """A type as the server states it of a query's result."""
+    return SourceType(_ELEMENTS.get(oid, oid), modifier, is_list=oid in _ELEMENTS)
+
+
+def form_of(column: str, kind: pa.DataType, stated: SourceType, rule: OutOfRange = STOP) -> tuple[str, Reader]:
     """What a copy selects for ``column`` (as SQL, of type ``stated`` by the server), and what makes ``kind`` of it."""
     if arrow_type(stated) == kind:
-        if stated.oid == _NUMERIC and isinstance(kind, pa.Decimal128Type) and kind.precision <= WIDEST:
-            return column, partial(decimals, kind=kind)
-        if stated.oid in _TYPES:
-            return column, _TYPES[stated.oid][1]
+        if stated.is_numeric and isinstance(kind, pa.Decimal128Type) and kind.precision <= WIDEST:
+            return column, partial(decimals, kind=kind, rule=rule)
+        if pa.types.is_list(kind) and stated.oid in _FIXED:
+            element = _ruled(stated.oid, kind.value_type, rule)
+            return column, partial(binary_lists, kind=kind, width=_FIXED[stated.oid], element=element, rule=rule)
+        if stated.oid in _TYPES and not stated.is_list:
+            return column, _ruled(stated.oid, kind, rule)
+    if stated.is_time and pa.types.is_int64(kind):
+        return column, partial(_numbers, sent=">i8", kind=kind)
     # By the type's output function, which a cast to text is not for all types; only a NULL itself is NULL.
     printed = f"CASE WHEN {column} IS DISTINCT FROM NULL THEN format('%s', {column}) END"
-    return printed, lambda values: to_arrow(values.binary(), kind)
+    return printed, lambda values: to_arrow(values.binary(), kind, rule)
+
+
+def _ruled(oid: int, kind: pa.DataType, rule: OutOfRange) -> Reader:
+    read: Callable[..., Array] = _TYPES[oid][1]
+    return partial(read, rule=rule) if may_misfit(kind) else read

@@ -12,6 +12,7 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 
@@ -22,8 +23,9 @@ from lakefeed.capture.log import LogReader
 from lakefeed.capture.postgres.catalog import read_facts, wait_for_commits
 from lakefeed.capture.postgres.database import STREAM, Database, Names, quoted
 from lakefeed.capture.postgres.pgoutput import CHANGES, PIECE_BYTES, WalPiece, committed, described, without
+from lakefeed.capture.postgres.slices import Messages, join
 from lakefeed.capture.postgres.slot import head, read_slot
-from lakefeed.capture.postgres.values import EPOCH_US, TOO_LARGE, Messages, join
+from lakefeed.capture.postgres.values import EPOCH_US, TOO_LARGE
 from lakefeed.capture.postgres.wire import UNSENDABLE, open_wire, wait_ready
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.errors import LakefeedError, PositionLostError, SourceError, SourceUnavailableError
@@ -46,8 +48,9 @@ SELECT wait_event ILIKE 'WalSenderWaitForWal', (extract(epoch FROM clock_timesta
 class Walsender(LogReader[PostgresLsn, WalPiece]):
     """See ``LogReader``: the messages strictly after ``after``. ``confirm`` is the only thing that moves the slot."""
 
-    def __init__(self, database: Database, names: Names, after: PostgresLsn) -> None:
+    def __init__(self, database: Database, names: Names, after: PostgresLsn, publications: Sequence[str] = ()) -> None:
         self._database, self._names, self._busy = database, names, threading.Lock()
+        self._publications = tuple(publications) or (names.publication,)
         self._asked = self._failed = self._is_settled = self._is_closed = False
         self._reported, self._reported_at = PostgresLsn(0), 0.0
         self._after, self._given = after, 0  # the last COMMIT that came, and how many changes behind it
@@ -139,8 +142,8 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         self._connection = self._stream.enter_context(closing(connection))
         self._wire = self._stream.enter_context(closing(open_wire(connection)))
         self._gulps = not (connection.info.host or "/").startswith("/")
-        publication = quoted(self._names.publication).replace("'", "''")
-        options = f"(proto_version '1', publication_names '{publication}', binary '{str(binary).lower()}')"
+        publications = ",".join(map(quoted, self._publications)).replace("'", "''")
+        options = f"(proto_version '1', publication_names '{publications}', binary '{str(binary).lower()}')"
         command = f"START_REPLICATION SLOT {quoted(self._names.slot)} LOGICAL {self._after.text()} {options}"
         until = time.monotonic() + _FREE_SECONDS
         while True:

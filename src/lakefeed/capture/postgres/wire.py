@@ -22,7 +22,8 @@ from psycopg.pq import ExecStatus
 
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.postgres.database import Connection, run
-from lakefeed.capture.postgres.values import PAD, TOO_LARGE, Messages, as_messages
+from lakefeed.capture.postgres.slices import PAD, Messages, as_messages
+from lakefeed.capture.postgres.values import TOO_LARGE
 from lakefeed.errors import DecodeError
 
 _DATA, _BOTH, _OUT, _ERROR, _READY = (ord(letter) for letter in "dWHEZ")

@@ -55,5 +55,12 @@ source:
     def is_internal(self, table: TableId) -> bool:
         return table.name.lower().startswith(("sqlite_", "_lakefeed"))
 
+    def place(self) -> str:
+        return self.path
+
+    @property
+    def database(self) -> str:
+        return Path(self.path).stem
+
     def beside(self, directory: Path) -> Self:
         return self.model_copy(update={"path": str((directory / Path(self.path).expanduser()).resolve())})

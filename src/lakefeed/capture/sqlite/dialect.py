@@ -9,7 +9,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from os import PathLike
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from lakefeed.capture.base import TableSize
 from lakefeed.capture.builder import Spill
 from lakefeed.capture.dialect import Bracket, DescribedTable, Dialect, Horizon, Query, Refusal, Session
 from lakefeed.capture.fit import MisfitError
@@ -24,12 +25,14 @@ from lakefeed.capture.sqlite.database import Database, OpenedFile, inode_of, quo
 from lakefeed.capture.sqlite.installation import Installation, OwnTables
 from lakefeed.capture.sqlite.table import SCHEMA, SourceTable, all_tables, read_table, schema_version
 from lakefeed.capture.sqlite.values import is_untyped, misfits, portions, stores_numbers, text_form, to_arrow
+from lakefeed.change.choice import NOTHING_CHOSEN, Choices
 from lakefeed.change.table import Column, TableId
 from lakefeed.change.watermark import KeyValue
 
 MEMORY_BYTES = 64 << 20
 """Of what is read at once, because writers without WAL wait meanwhile. What is more goes to a temporary file."""
 _VERIFIED_ROWS = 50_000
+COUNTED_BYTES = 256 << 20
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 
 
@@ -40,12 +43,16 @@ class SqliteDialect(Dialect):
     path: str
     busy_timeout_seconds: float = 5.0
     immutable: bool = False
+    choices: Choices = NOTHING_CHOSEN
 
     default_schema = SCHEMA
     folds_case = True
 
     def connect(self) -> SqliteSession:
-        return SqliteSession(Database(self.path, self.busy_timeout_seconds, self.immutable))
+        return SqliteSession(Database(self.path, self.busy_timeout_seconds, self.immutable), self.choices)
+
+    def represent(self, choices: Choices) -> SqliteDialect:
+        return replace(self, choices=choices)
 
     def quoted(self, name: str) -> str:
         return quoted(name)
@@ -65,8 +72,8 @@ class SqliteDialect(Dialect):
 class SqliteSession(Session):
     """See ``Session``. The source's clock is this machine's: SQLite has no other."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, choices: Choices = NOTHING_CHOSEN) -> None:
+        self._database, self._choices = database, choices
         self._file = OpenedFile(database, inode_of(database.path))
         self._connection = database.connect("ro")
         self._version: int | None = None
@@ -91,7 +98,7 @@ class SqliteSession(Session):
             for table in tables:
                 if table not in self._described:
                     source = read_table(self._connection, table.name)
-                    self._described[table] = None if source is None else described(source)
+                    self._described[table] = None if source is None else described(source, self._choices)
         return {table: one for table in tables if (one := self._described[table]) is not None}
 
     def horizon(self) -> Horizon:
@@ -123,6 +130,24 @@ class SqliteSession(Session):
                 with suppress(sqlite3.Error):  # nothing was written
                     self._connection.execute("ROLLBACK")
 
+    def sizes(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSize]:
+        """Counted, in a file that is not large; else as of the last ANALYZE."""
+        found = {}
+        with self._database.errors():
+            (size,) = self._connection.execute(
+                "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+            ).fetchone()
+            is_analyzed = self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'sqlite_stat1'").fetchone()
+            for table in tables:
+                rows, name = None, table.name
+                if size <= COUNTED_BYTES:
+                    (rows,) = self._connection.execute(f"SELECT count(*) FROM {quoted(name)}").fetchone()
+                elif is_analyzed:
+                    row = self._connection.execute("SELECT stat FROM sqlite_stat1 WHERE tbl = ?", (name,)).fetchone()
+                    rows = int(str(row[0]).split()[0]) if row is not None else None
+                found[table] = TableSize(rows)
+        return found
+
     def cancel(self) -> None:
         self._connection.interrupt()
 
@@ -150,14 +175,18 @@ class SqliteSession(Session):
                     return
 
 
-def described(source: SourceTable) -> DescribedTable:
-    """The table as queries see it. Without a declared key, its key is the rowid."""
+def described(source: SourceTable, choices: Choices = NOTHING_CHOSEN) -> DescribedTable:
+    """The table as queries see it. Without a declared key, its key is the rowid. A column that a rule makes text has
+    the text form of its values; not one of the key, by which rows are ordered."""
     reason = "it has no declared type, so its values may be of several"
     unordered = {column.name: reason for column in source.columns if is_untyped(column.declared)}
     own = {} if source.key or source.rowid is None else {source.rowid_column: source.rowid}
     if not source.key and source.rowid is None:
         unordered[source.rowid_column] = "the columns of the table hide every name of the rowid"
     schema = source.schema()
+    texts = [name for name in schema.names if name not in schema.key and choices.is_text(schema.table, name)]
+    columns = tuple(replace(one, type=pa.string()) if one.name in texts else one for one in schema.columns)
+    schema = replace(schema, columns=columns)
     typed = ((one.name, schema.column(one.name).type, f"t.{quoted(one.name)}") for one in source.columns)
     return DescribedTable(schema, quoted(source.name), own, unordered, misfits(typed))
 

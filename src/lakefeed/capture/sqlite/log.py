@@ -35,6 +35,7 @@ from lakefeed.capture.sqlite.table import SCHEMA, SourceTable, mixed_columns, nu
 from lakefeed.capture.sqlite.values import misfits, portions, to_arrow
 from lakefeed.change.batch import Operation
 from lakefeed.change.change_set import TableBlocked
+from lakefeed.change.choice import NOTHING_CHOSEN, Choices
 from lakefeed.change.position import SqliteSequence
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import DecodeError, PositionLostError, SourceError, SourceSetupError, StateError
@@ -330,6 +331,8 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
     def __init__(self, database: Database, names: Installation) -> None:
         self._database = database
         self._names = names
+        self.choices = NOTHING_CHOSEN
+        """See ``ChangeCapture.represent``."""
         self._begin()
 
     def _begin(self) -> None:
@@ -397,6 +400,11 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
             # From the triggers on every value is in the log, so that one pass is enough, and it needs no lock.
             new = [one for one in own.require().tables if one.table in tables and not one.scanned]
             mixed = {one.number: mixed_columns(connection, one.table.name) for one in new if one.state is State.LIVE}
+            for one in (one for one in own.require().tables if one.table in tables and one.state is State.LIVE):
+                free = [column for column in one.schema.columns if column.name not in one.schema.key]
+                texts = frozenset(column.name for column in free if self.choices.is_text(one.table, column.name))
+                if not texts <= {column.name for column in free if pa.types.is_string(column.type)}:
+                    mixed[one.number] = mixed.get(one.number, frozenset()) | texts
             if mixed:
                 with transaction(connection, "IMMEDIATE"):
                     for captured in (one for one in own.require().tables if one.number in mixed):
@@ -491,6 +499,9 @@ class SqliteFacts(SchemaFacts[SqliteSequence]):
 
     def __init__(self, resume: SqliteResumePoint) -> None:
         self._resume = resume
+
+    def represent(self, choices: Choices) -> None:
+        self._resume.choices = choices
 
     def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:
         return tuple(schema for _, schema in self._read(session, choose(session.tables())))

@@ -20,7 +20,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 
-from lakefeed.capture.base import Capabilities, ChangeCapture, Finding, Level
+from lakefeed.capture.base import Capabilities, ChangeCapture, Finding, Level, Statement
 from lakefeed.capture.log import Choose
 from lakefeed.capture.log_capture import LogCapture
 from lakefeed.capture.select import refused_names
@@ -91,7 +91,9 @@ def check_source(database: Database, choose: Choose) -> tuple[Finding, ...]:
             (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
             if mode != "wal":
                 problem = f"{path} is in {mode} journal mode: readers and writers wait for each other"
-                found.append(Finding(level=Level.WARNING, problem=problem, remedy="PRAGMA journal_mode=WAL;"))
+                found.append(
+                    Finding(level=Level.WARNING, problem=problem, remedy=Statement("PRAGMA journal_mode=WAL;"))
+                )
             for table in choose(all_tables(connection)):
                 source = read_table(connection, table.name)
                 for level, problem, remedy in _problems(source) if source is not None else ():
@@ -113,11 +115,12 @@ def _problems(source: SourceTable) -> Iterator[tuple[Level, str, str]]:
     if source.nullable_key:
         problem = f"its key ({', '.join(source.key)}) may be NULL; the table stops when a row has such a key"
         count = f"SELECT count(*) FROM {name} WHERE {null_in(source.key)};"
-        yield Level.WARNING, problem, f"{count} and declare the key NOT NULL."
+        yield Level.WARNING, problem, Statement(f"{count} -- then declare the key NOT NULL")
     for index in source.opaque:
         problem = f"the unique index {index} is on an expression; rows that REPLACE removes through it are not seen"
         yield Level.WARNING, problem, "Write with ON CONFLICT DO UPDATE or DELETE instead of REPLACE."
     if len(source.columns) > WIDEST:
         yield Level.ERROR, f"{len(source.columns)} columns; {WIDEST} can be captured", "Leave the table out."
     for column, problem, better in refused_names(one.name for one in source.columns):
-        yield Level.ERROR, problem, f"ALTER TABLE {name} RENAME COLUMN {quoted(column)} TO {quoted(better)};"
+        rename = Statement(f"ALTER TABLE {name} RENAME COLUMN {quoted(column)} TO {quoted(better)};")
+        yield Level.ERROR, problem, rename

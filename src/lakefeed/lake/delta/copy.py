@@ -9,7 +9,7 @@ A restart continues after the last recorded chunk. Files of a group that was not
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,8 @@ from lakefeed.lake.loader import GROUP_CHUNKS, DataFile, attempt_chunk, written_
 from lakefeed.lake.location import delta_uri, filesystem, spark_path
 from lakefeed.lake.mode.base import CurrentRows, Mode
 from lakefeed.lake.spark.error import explained
-from lakefeed.lake.spark.type import lake_arrow, quoted
+from lakefeed.lake.spark.type import lake_arrow, quoted, text_literal_quoted
+from lakefeed.storage.location import options_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema
@@ -40,6 +41,11 @@ if TYPE_CHECKING:
     from lakefeed.lake.delta.store import DeltaStore
 
 _CONFLICT_TRIES = 5
+_HOSTILE = " ,;{}()\n\t="
+_OWNER = "lakefeed.owner"
+
+COLUMN_MAPPING = {"delta.columnMapping.mode": "name"}
+"""Files have names of their own for columns."""
 
 
 def load_table(
@@ -59,7 +65,11 @@ def load_table(
     with store.writing() as table:
         begun = table is not None and table.transaction_version(ids.owner) == copy.generation
         done: int | None = table.transaction_version(ids.copy) if table is not None and begun else None
-        is_foreign = table is not None and table.transaction_version(ids.owner) is None
+        is_foreign = (
+            table is not None
+            and table.transaction_version(ids.owner) is None
+            and table.metadata().configuration.get(_OWNER) != store.owner
+        )
     # A table of another format is foreign, whoever made it: each format would clean up the other's files.
     kind = other_format_at(store.location, "delta") or ("Delta" if is_foreign else None)
     article = "an" if kind is not None and kind[0] in "AEIOU" else "a"
@@ -70,6 +80,9 @@ def load_table(
             table=str(copy.table),
         )
     stored = lake_arrow(mode.schema(copy.schema))
+    if done is None:
+        with _explaining(copy.table):
+            _make_for_spark(store, stored, copy, session)
     with store.writing() as table:
         if done is None and table is not None and not features_of(table).keeps_life:
             from pyspark.sql.pandas.types import from_arrow_schema
@@ -77,12 +90,20 @@ def load_table(
             # Before a row is read.
             nothing = session().createDataFrame([], from_arrow_schema(stored, prefer_timestamp_ntz=True))
             refuse_loss(session(), store.location, table, nothing, copy.table)
-    write = partial(attempt_chunk, directory=store.location, schema=stored, added=mode.copied(copy))
+    write = partial(
+        attempt_chunk,
+        directory=store.location,
+        schema=stored,
+        added=mode.copied(copy),
+        storage=options_of(store.location),
+    )
     while done is None or done < total:
         start = done or 0
         written = written_chunks(  # 1
-            copy.chunks[start : start + GROUP_CHUNKS], write, copy.table, lambda: session().sparkContext
+            copy.group(start, GROUP_CHUNKS), write, copy.table, lambda: session().sparkContext
         )
+        if copy.wrote is not None:
+            copy.wrote(written)
         rows = sum(one.rows for one in written)
         after = min(start + GROUP_CHUNKS, total)
         high = None
@@ -105,16 +126,61 @@ def load_table(
             for app_id, version in ((ids.schema, copy.schema.version), (ids.applied, copy.base)):
                 _record_by_spark(store, session(), app_id, version, metadata)
     with store.writing() as table:
+        wanted = {name: value for name, value in store.options.properties.items() if value == "true"}
+        settings = table.metadata().configuration if table is not None else {}
         lacks = {
             name: value
-            for name, value in store.options.properties.items()
-            if table is not None and value == "true" and table.metadata().configuration.get(name, "").lower() != value
+            for name, value in {**wanted, **dict(store.options.layout.properties)}.items()
+            if settings.get(name, "").lower() != value.lower()
         }
     if lacks:
         # By Spark: deltalake would have readers know variants, too, to read a table with deletion vectors.
-        listed = ", ".join(f"'{name}' = '{value}'" for name, value in lacks.items())
-        session().sql(f"ALTER TABLE delta.{quoted(spark_path(store.location))} SET TBLPROPERTIES ({listed})")
+        place = quoted(spark_path(store.location))
+        session().sql(f"ALTER TABLE delta.{place} SET TBLPROPERTIES ({listed_properties(lacks)})")
     return _loaded(store, copy.generation)
+
+
+def needs_mapping(names: Iterable[str]) -> bool:
+    """Does Delta refuse one of these column names without column mapping?"""
+    return any(char in _HOSTILE for name in names for char in name)
+
+
+def listed_properties(properties: Mapping[str, str]) -> str:
+    """As the list of TBLPROPERTIES."""
+    return ", ".join(
+        f"{text_literal_quoted(name)} = {text_literal_quoted(value)}" for name, value in properties.items()
+    )
+
+
+def _make_for_spark(store: DeltaStore, stored: pa.Schema, copy: TableCopy, session: Callable[[], SparkSession]) -> None:
+    """Make a table without rows whose files only Spark can write, or make the one that is there such a table.
+
+    Partitions, and column names that Delta refuses without column mapping. A commit of its own, which a
+    restart finds done: the property says whose table it is before the first transaction does.
+    """
+    layout = store.options.layout
+    names = [one.name for one in layout.partitions]
+    mapping = COLUMN_MAPPING if needs_mapping(stored.names) else {}
+    with store.writing() as table:
+        is_there = table is not None
+        is_mapped = table is not None and features_of(table).has_mapped_columns
+    place = quoted(spark_path(store.location))
+    if is_there:
+        if mapping and not is_mapped:
+            session().sql(f"ALTER TABLE delta.{place} SET TBLPROPERTIES ({listed_properties(mapping)})")
+        return
+    if not mapping and not names:
+        return
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    columns = from_arrow_schema(stored, prefer_timestamp_ntz=True)
+    listed = ", ".join(f"{quoted(one.name)} {one.dataType.simpleString()}" for one in columns.fields)
+    by = f"PARTITIONED BY ({', '.join(map(quoted, names))})" if names else ""
+    properties = {**store.options.properties, **mapping, **dict(layout.properties), _OWNER: store.owner}
+    session().sql(
+        f"CREATE TABLE delta.{place} ({listed}) USING delta {by} COMMENT {text_literal_quoted(copy.description)} "
+        f"TBLPROPERTIES ({listed_properties(properties)})"
+    )
 
 
 def _commit_group(
@@ -157,9 +223,13 @@ def _commit_group(
                     f"another process copies the same rows to {store.location}, or has removed them"
                 )
             keeps = table is not None and features_of(table).keeps_life
+            keeps = keeps and not (before is None and store.options.layout.partitions)  # which only Spark can give it
             if table is not None and not keeps:
                 with _explaining(copy.table):
                     _write_by_spark(store, session(), copy, stored, files, chunks, metadata, table)
+                system, root = filesystem(store.location)
+                for one in files:  # Spark has written their rows again; they are part of nothing
+                    system.delete_file(f"{root}/{one.name}")
                 return
             if keeps and table is not None and before is None:
                 schema = _with_comments(stored, table)
@@ -219,7 +289,8 @@ def _write_by_spark(
     if before is not None:
         writer = rows.write.format("delta").mode("append")
     else:
-        writer = overwriting(session, store.location, table, rows, copy.table)
+        partitions = [one.name for one in store.options.layout.partitions]
+        writer = overwriting(session, store.location, table, rows, copy.table, partitions or None)
         _record_by_spark(store, session, ids.owner, copy.generation, copy.metadata(store.pipeline))
     writer.options(**_recording(ids.copy, after, metadata)).save(place)
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 _FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
 _KEPT = _FEATURES | {"changeDataFeed", "deletionVectors", "v2Checkpoint", "variantType"}
 _TRACKING = ("delta.enableChangeDataFeed", "delta.enableRowTracking")
-_ABSENT = ("delta.enableChangeDataFeed", "delta.enableDeletionVectors", "delta.enableRowTracking", "delta.appendOnly")
+_MASKS = "delta.enableDeletionVectors"
+_ABSENT = ("delta.enableChangeDataFeed", _MASKS, "delta.enableRowTracking", "delta.appendOnly")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Features:
 
     ``has_masked_rows``: files may have rows that are deleted. Once deletion vectors were on, older files keep theirs
     when they are set off. ``masks_rows``: merges mark deleted rows, instead of rewriting their files.
+    ``takes_marks``: they may, and besides it is as with ``takes_files``.
     ``tracks_rows``: readers follow single rows (change data feed, row tracking), so that rows that did not change must
     stay where they are. ``keeps_life``: a new copy can leave protocol, properties, id and comments as they are, by
     adding files; where it cannot, Spark writes it.
@@ -30,6 +32,7 @@ class Features:
     takes_files: bool
     has_masked_rows: bool
     masks_rows: bool
+    takes_marks: bool
     tracks_rows: bool
     keeps_life: bool
     has_mapped_columns: bool
@@ -42,16 +45,18 @@ def features_of(table: DeltaTable) -> Features:
     settings = {name: value.lower() for name, value in metadata.configuration.items()}
     features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
     known = features <= _FEATURES if protocol.min_writer_version >= 7 else protocol.min_writer_version <= 2
-    plain = all(settings.get(name, "false") != "true" for name in _ABSENT)
+    switched_on = {name for name in _ABSENT if settings.get(name, "false") == "true"}
     mapped = settings.get("delta.columnMapping.mode", "none") != "none"
     constrained = any(name.startswith("delta.constraints.") for name in settings)
     masked = "deletionVectors" in features
+    bare = not mapped and not constrained and not metadata.partition_columns
     return Features(
-        takes_files=known and plain and not mapped and not constrained and not metadata.partition_columns,
+        takes_files=known and not switched_on and bare,
+        takes_marks=masked and features <= _FEATURES | {"deletionVectors"} and switched_on == {_MASKS} and bare,
         has_masked_rows=masked,
         tracks_rows=any(settings.get(name) == "true" for name in _TRACKING),
-        keeps_life=features <= _KEPT and not mapped and not constrained and not metadata.partition_columns,
-        masks_rows=masked and settings.get("delta.enableDeletionVectors") == "true",
+        keeps_life=features <= _KEPT and bare,
+        masks_rows=masked and settings.get(_MASKS) == "true",
         has_mapped_columns=mapped,
         is_clustered="clustering" in features,
     )

@@ -6,22 +6,27 @@ Neither pyspark nor deltalake is imported before it is used, so that a status or
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lakefeed.change.table import TableId
+from lakefeed.change.choice import Choices
+from lakefeed.change.table import TableId, TableSchema
 from lakefeed.lake.delta.history import DeltaHistory, DeltaRows
 from lakefeed.lake.delta.store import SESSION, DeltaOptions, DeltaStore
 from lakefeed.lake.formats import FORMATS
-from lakefeed.lake.location import lake_root, table_path
+from lakefeed.lake.location import lake_root, spark_options, table_path
 from lakefeed.lake.mode import Mirror, Mode, checked_mode
 from lakefeed.lake.reader import StoredRows
 from lakefeed.lake.route import Route, Routes, Rule
+from lakefeed.lake.rule.record import TableRule, rule_file
+from lakefeed.lake.rule.rows import RowRule
 from lakefeed.lake.schema.decision import Decisions, decisions_file
 from lakefeed.lake.schema.policy import Evolution
 from lakefeed.lake.spark.session import Sessions, checked_session
 from lakefeed.lake.table import SparkTable
+from lakefeed.storage.location import give_options, storage_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,8 +37,11 @@ class Delta:
 
     ``spark`` is a session, or a function that gives one and is called when Spark is first needed. ``mode`` is that of
     all tables, ``rules`` give some another or a second one; ``evolution`` is what they do when the source's schema
-    changes. With ``deletion_vectors`` merges mark rows as deleted instead of rewriting their files; off by default,
-    because some readers cannot read them. ``storage_options`` are deltalake's, for object stores.
+    changes. ``out_of_range`` (stop, null, clamp or text) is what becomes of values that the lake's types cannot hold;
+    None: what the source does by itself. With ``deletion_vectors`` windows mark rows as deleted instead of rewriting
+    their files: all tables' (True) or those that match one of some patterns of ``schema.table`` or ``table``; off by
+    default, because some readers cannot read them (docs/modes.md). ``storage_options`` are the object
+    store's: docs/object-stores.md. ``naming`` is how columns are called, ``salt`` what masks hash with.
     """
 
     def __init__(
@@ -44,16 +52,20 @@ class Delta:
         mode: Mode | str = Mirror(),  # noqa: B008  # immutable
         rules: Sequence[Rule] = (),
         evolution: Evolution | None = None,
-        deletion_vectors: bool = False,
+        out_of_range: str | None = None,
+        deletion_vectors: bool | Sequence[str] = False,
         storage_options: Mapping[str, str] | None = None,
+        naming: str = "as_is",
+        salt: str = "",
     ) -> None:
         self._spark = spark
         self._root = lake_root(path)
-        self._routes = Routes(checked_mode(mode), rules, evolution or Evolution())
-        self._options = DeltaOptions(
-            storage=dict(storage_options or {}),
-            properties={"delta.enableDeletionVectors": "true" if deletion_vectors else "false"},
+        give_options(self._root, storage_options or {})
+        self._routes = Routes(
+            checked_mode(mode), rules, evolution or Evolution(), out_of_range, naming=naming, salt=salt
         )
+        marked = ("*",) if deletion_vectors is True else (deletion_vectors or ())
+        self._options = DeltaOptions(storage=dict(storage_options or {}), marked=tuple(map(Rule, marked)))
 
     @property
     def path(self) -> str:
@@ -68,6 +80,10 @@ class Delta:
         path = table_path(self._root, table)
         return DeltaRows(path, self._options.storage) if FORMATS["delta"].is_at(path) else None
 
+    def rule(self, route: Route) -> RowRule:
+        """What the rows of one of its tables are made by."""
+        return replace(self._routes.rows(route), parts=self._routes.layout(route).functions)
+
     def bind(self, pipeline: str) -> DeltaFormat:
         """SparkSetupError for a session of the user's that cannot work: now, and not at the first merge."""
         spark = self._spark
@@ -77,7 +93,8 @@ class Delta:
         def session() -> SparkSession:
             return checked_session(spark() if callable(spark) else spark)
 
-        return DeltaFormat(pipeline, Sessions(session, SESSION), self._root, self._routes, self._options)
+        settings = {**SESSION, **spark_options(self._root)}
+        return DeltaFormat(pipeline, Sessions(session, settings), self._root, self._routes, self._options)
 
 
 class DeltaFormat:
@@ -89,6 +106,7 @@ class DeltaFormat:
         self._root = root
         self._routes = routes
         self._options = options
+        self._lake = storage_at(root, options.storage)
         self._lock = threading.Lock()
         self._tables: dict[Route, SparkTable] = {}
 
@@ -99,12 +117,39 @@ class DeltaFormat:
     def columns(self) -> Callable[[TableId], tuple[str, ...]] | None:
         return self._routes.columns if self._routes.leaves_out else None
 
+    @property
+    def sensitive(self) -> Callable[[TableId], RowRule] | None:
+        return self._routes.sensitive if self._routes.masks_early else None
+
+    @property
+    def choices(self) -> Choices:
+        return self._routes.choices
+
+    def matching(self, source: TableId) -> tuple[str, ...]:
+        return self._routes.matching(source)
+
+    def unused(self, schemas: Iterable[TableSchema]) -> tuple[str, ...]:
+        return self._routes.unused(schemas)
+
+    def scratch(self, path: str) -> DeltaFormat:
+        options = DeltaOptions(marked=self._options.marked)
+        return DeltaFormat(self._pipeline, self._sessions, path, Routes(Mirror()), options)
+
+    def evolution(self, route: Route) -> Evolution:
+        return self._routes.policy(route).evolution
+
     def table(self, route: Route) -> SparkTable:
         with self._lock:
             if route not in self._tables:
-                store = DeltaStore(table_path(self._root, route.table), self._pipeline, route, self._options)
+                layout = self._routes.layout(route)
+                options = self._options.of_table(route.table, layout)
+                store = DeltaStore(table_path(self._root, route.table), self._pipeline, route, options)
                 decisions = Decisions(
-                    self._routes.policy(route), decisions_file(self._root, self._pipeline, route.table)
+                    self._routes.policy(route), decisions_file(self._lake, self._pipeline, route.table)
                 )
-                self._tables[route] = SparkTable(self._pipeline, route, store, self._sessions, decisions)
+                # Delta partitions by columns: a partition by a function is a column that the rule makes.
+                rows = replace(self._routes.rows(route), parts=layout.functions)
+                rule = TableRule(rows, route.table, rule_file(self._root, self._pipeline, route.table))
+                staging = table_path(f"{self._root}/_lakefeed/{self._pipeline}/staged", route.table)
+                self._tables[route] = SparkTable(self._pipeline, route, store, self._sessions, decisions, rule, staging)
             return self._tables[route]

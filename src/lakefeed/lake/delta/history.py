@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -17,12 +18,16 @@ from pyarrow import fs
 from lakefeed.change.table import TableId
 from lakefeed.errors import LakeError
 from lakefeed.lake.base import TableVersion
+from lakefeed.lake.delta.feature import features_of
 from lakefeed.lake.history import LogCommit, exact_states, noted
 from lakefeed.lake.location import delta_uri, filesystem, spark_path
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
+_FEW_FILES = 32
+"""Up to which Spark lists them without a job of its own."""
 _COMMIT = re.compile(r"(\d{20})\.json")
 
 
@@ -54,6 +59,7 @@ class DeltaHistory:
         self._path = path
         self._table = table
         self._storage = dict(storage or {})
+        self._checked: tuple[int, DeltaTable, list[str]] | None = None
 
     def commits(self) -> list[LogCommit]:
         return read_log(self._path, self._table)
@@ -64,7 +70,8 @@ class DeltaHistory:
 
         try:
             table = DeltaTable(delta_uri(self._path), version=version, storage_options=self._storage)
-            files = table.get_add_actions().column("path").to_pylist()
+            files = [str(path) for path in pa.table(table.get_add_actions()).column("path").to_pylist()]
+            self._checked = (version, table, files)
         except (DeltaError, OSError) as error:
             raise self._cleaned_up(version, "the log") from error
         system, place = filesystem(self._path)
@@ -74,6 +81,17 @@ class DeltaHistory:
             raise self._cleaned_up(version, f"{missing} of {len(files)} files")
 
     def read(self, spark: SparkSession, version: int) -> DataFrame:
+        """Few plain files are read as such: Delta's own reader first reads the log, in Spark jobs of its own."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        if self._checked is not None and self._checked[0] == version:
+            _, table, files = self._checked
+            if features_of(table).takes_files and 0 < len(files) <= _FEW_FILES:
+                described: Any = table.schema().to_arrow()  # another library's schema, by the Arrow C interface
+                schema = from_arrow_schema(pa.schema(described), prefer_timestamp_ntz=True)
+                return spark.read.schema(schema).parquet(
+                    *(spark_path(f"{self._path}/{file}", as_glob=True) for file in files)
+                )
         return spark.read.format("delta").option("versionAsOf", version).load(spark_path(self._path))
 
     def _cleaned_up(self, version: int, what: str) -> LakeError:
@@ -88,24 +106,31 @@ def read_log(path: str, table: TableId) -> list[LogCommit]:
     """The commits that the table's log still has, oldest first. LakeError if there is no Delta table."""
     system, place = filesystem(path)
     found = system.get_file_info(fs.FileSelector(f"{place}/_delta_log", allow_not_found=True))
-    files = sorted((match[1], info.path) for info in found if (match := _COMMIT.fullmatch(info.base_name)))
+    files = sorted(
+        (int(match[1]), info.path, (info.mtime_ns, info.size))
+        for info in found
+        if (match := _COMMIT.fullmatch(info.base_name))
+    )
     if not files:
         raise LakeError(
             f"there is no Delta table of {table} at {path}", remedy="Correct the lake's path or the table's name."
         )
-    commits: list[LogCommit] = []
-    for version, file in files:
-        with system.open_input_stream(file) as stream:
-            actions = [json.loads(line) for line in stream.read().splitlines() if line.strip()]
-        information: Mapping[str, Any] = next((one["commitInfo"] for one in actions if "commitInfo" in one), {})
-        metadata = noted(information.get("userMetadata"))
-        if metadata is None:
-            commits.append(LogCommit(version=int(version)))
-            continue
-        recorded = {one["txn"]["appId"]: one["txn"]["version"] for one in actions if "txn" in one}
-        ids = AppIds(f"lakefeed/{metadata['pipeline']}/{table}", metadata["generation"])
-        commits.append(LogCommit(version=int(version), metadata=metadata, applied=recorded.get(ids.applied)))
-    return commits
+    return [_commit(path, file, version, table, state) for version, file, state in files]
+
+
+@lru_cache(maxsize=50_000)
+def _commit(path: str, file: str, version: int, table: TableId, state: tuple[int, int]) -> LogCommit:  # noqa: ARG001
+    """One entry of the log. Read once in a process: one with the same time and size (``state``) is the same."""
+    system, _ = filesystem(path)
+    with system.open_input_stream(file) as stream:
+        actions = [json.loads(line) for line in stream.read().splitlines() if line.strip()]
+    information: Mapping[str, Any] = next((one["commitInfo"] for one in actions if "commitInfo" in one), {})
+    metadata = noted(information.get("userMetadata"))
+    if metadata is None:
+        return LogCommit(version=version)
+    recorded = {one["txn"]["appId"]: one["txn"]["version"] for one in actions if "txn" in one}
+    ids = AppIds(f"lakefeed/{metadata['pipeline']}/{table}", metadata["generation"])
+    return LogCommit(version=version, metadata=metadata, applied=recorded.get(ids.applied))
 
 
 def newest_restore(path: str, newest: int) -> tuple[int, int | None] | None:

@@ -1,4 +1,4 @@
-"""Maintenance of one Delta table: pack small files, remove what no kept version needs.
+"""Maintenance of one Delta table: pack small files, fold deletion vectors, remove what no kept version needs.
 
 Commits leave behind files that no version needs, and one entry of the log each.
 
@@ -12,6 +12,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING
 from pyarrow import fs
 
 from lakefeed.lake.delta.feature import features_of
+from lakefeed.lake.delta.mark import LiveFiles, row_count
 from lakefeed.lake.location import filesystem, spark_path
-from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult, needs_packing
+from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult, MarkedFile, folded_from, needs_packing
 from lakefeed.lake.spark.type import quoted
 
 if TYPE_CHECKING:
@@ -63,11 +65,21 @@ def maintain_table(
     sizes = table.get_add_actions(flatten=True).column("size_bytes").to_pylist()
     before = after = len(sizes)
     try:
-        if needs_packing(before, sum(sizes), options):
+        marked: list[MarkedFile] = []
+        if features_of(table).takes_marks:
+            for entry in LiveFiles(store.location).at(table.version()).values():
+                vector, rows = entry.get("deletionVector"), row_count(entry)
+                marked += [MarkedFile(entry["size"], vector["cardinality"] / rows)] if vector and rows else []
+        share = folded_from(marked, options)
+        packs = needs_packing(before, sum(sizes), options)  # by the lake's file size, as for every table
+        if share is not None or packs:
             # Delta sorts neither by a partition column nor a table whose owner has clustered it, which sorts it, too.
             there = {field.name for field in table.schema().fields} - set(table.metadata().partition_columns)
-            clusters = options.cluster and not features_of(table).is_clustered
-            pack(session(), store.location, options, [name for name in key if clusters and name in there])
+            layout = store.options.layout
+            by = layout.cluster_by or (key if options.cluster else ())
+            by = () if features_of(table).is_clustered or not packs else by
+            sized = replace(options, file_bytes=layout.file_bytes or options.file_bytes)
+            pack(session(), store.location, sized, [name for name in by if name in there], share)
             packed = store.opened()
             after = len(packed.get_add_actions(flatten=True).column("path")) if packed is not None else after
     finally:  # a table that cannot be packed must not grow without end, too
@@ -75,12 +87,20 @@ def maintain_table(
     return MaintenanceResult(files_before=before, files_after=after, removed=removed)
 
 
-def pack(session: SparkSession, location: str, options: MaintenanceOptions, key: Sequence[str]) -> None:
-    """Small files into large ones, sorted by ``key`` if there is one."""
+def pack(
+    session: SparkSession, location: str, options: MaintenanceOptions, key: Sequence[str], share: float | None = None
+) -> None:
+    """Small files into large ones, sorted by ``key`` if there is one; files with more than ``share`` marked rows, too.
+
+    Delta writes no single file again: one with many marks goes together with small ones, which every window adds.
+
+    In commits of at most eight large files, so that a sync that comes between costs that many.
+    """
+    session.conf.set("spark.databricks.delta.optimize.batchSize", str(options.file_bytes * 8))
     session.conf.set("spark.databricks.delta.optimize.maxFileSize", str(options.file_bytes))
     session.conf.set("spark.databricks.delta.optimize.minFileSize", str(options.file_bytes // 2))
-    if options.insists:
-        session.conf.set("spark.databricks.delta.optimize.maxDeletedRowsRatio", "1.0")
+    folds = share if share is not None else 1.0 if options.insists else options.marked_share
+    session.conf.set("spark.databricks.delta.optimize.maxDeletedRowsRatio", str(folds))
     order = f" ZORDER BY ({', '.join(map(quoted, key))})" if key else ""
     session.sql(f"OPTIMIZE delta.{quoted(spark_path(location))}{order}")
 
@@ -103,7 +123,8 @@ def clean(store: DeltaStore, session: Callable[[], SparkSession], options: Maint
         child.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", _LISTING_TASKS)
         hours = max(WRITE_HOURS, round(keep_hours))
         child.sql(f"VACUUM delta.{quoted(spark_path(store.location))} RETAIN {hours} HOURS")
-    if features_of(table).takes_files:  # a feature that is not known here may ask for checkpoints to stay
+    features = features_of(table)
+    if features.takes_files or features.takes_marks:  # a feature that is not known here may ask for checkpoints to stay
         kept = options.keep_versions * _LOG_VERSIONS
         removed += remove_old_entries(store.location, table.version(), kept, interval_hours(settings.get(_LOGGED, "")))
     return removed + remove_stray_checksums(store.location)

@@ -54,10 +54,18 @@ def refuse_loss(session: SparkSession, location: str, table: DeltaTable, columns
 
 
 def overwriting(
-    session: SparkSession, location: str, table: DeltaTable, rows: DataFrame, name: TableId
+    session: SparkSession,
+    location: str,
+    table: DeltaTable,
+    rows: DataFrame,
+    name: TableId,
+    partitions: list[str] | None = None,
 ) -> DataFrameWriter:
-    """A writer of ``rows`` in the place of all that the table has, under their columns: see the module."""
+    """A writer of ``rows`` in the place of all that the table has, under their columns: see the module.
+
+    ``partitions`` are what the configuration wants; without them the table keeps its own.
+    """
     refuse_loss(session, location, table, rows, name)
-    partitions = table.metadata().partition_columns
+    partitions = partitions if partitions is not None else table.metadata().partition_columns
     writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     return writer.partitionBy(*partitions) if partitions else writer

@@ -24,7 +24,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -33,29 +33,46 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
+from pyroaring import BitMap
 
-from lakefeed.change.table import TableSchema
+from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import CommitFailedError, LakeError, TableStoppedError
+from lakefeed.failpoint import hit
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
-from lakefeed.lake.delta.copy import FileChunk, load_table
+from lakefeed.lake.delta.copy import COLUMN_MAPPING, FileChunk, listed_properties, load_table, needs_mapping
 from lakefeed.lake.delta.feature import features_of
 from lakefeed.lake.delta.history import AppIds, exact_versions, newest_restore
 from lakefeed.lake.delta.maintenance import WRITTEN, maintain_table
+from lakefeed.lake.delta.mark import LiveFiles, adding, located_files, marking, paths_of, put_commit
 from lakefeed.lake.delta.owner import overwriting
+from lakefeed.lake.layout import Layout
 from lakefeed.lake.loader import DataFile, file_statistics
 from lakefeed.lake.location import delta_uri, filesystem, spark_path
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.mode.base import CurrentRows, Mode
-from lakefeed.lake.route import Route
+from lakefeed.lake.route import Route, Rule
 from lakefeed.lake.schema.projection import lineage, projected
 from lakefeed.lake.spark.error import ConcurrentModification
+from lakefeed.lake.spark.job import both
 from lakefeed.lake.spark.type import quoted, spark_type
-from lakefeed.lake.store import AppendRows, Extent, MergeRows, Replaceable, RewriteRows, Stamp, Step, not_where_expected
+from lakefeed.lake.store import (
+    AppendRows,
+    Extent,
+    MarkRows,
+    MergeRows,
+    Replaceable,
+    RewriteRows,
+    Stamp,
+    Step,
+    not_where_expected,
+)
+from lakefeed.lake.vector import FILE, ROW, positions
 from lakefeed.lake.window import KeyBounds
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 SESSION = {
     # The source of a merge is immutable files under a total order: reading it twice gives the same rows, so there
@@ -66,34 +83,52 @@ SESSION = {
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
 }
 _VIEW = "lakefeed_changes"
-_WRITER = {"compression": "zstd", "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
+_WRITER = {
+    "compression": "zstd",
+    "parquet.compression.codec.zstd.level": "1",  # as the copy's files; the default, 3, takes longer for little
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+}
 _LOCAL_TIME = pa.timestamp("us")
+_CHECKPOINT_VERSIONS = 100
+"""Commits of our own from one checkpoint of the log to the next, as deltalake has it by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaOptions:
-    """``storage`` is deltalake's storage options, ``properties`` what tables are made with."""
+    """``storage`` is deltalake's storage options, ``properties`` what tables are made with, ``layout`` how one lies on
+    disk. Tables that a rule of ``marked`` matches have deletion vectors."""
 
     storage: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
+    layout: Layout = field(default_factory=Layout)
+    marked: tuple[Rule, ...] = ()
+
+    def of_table(self, table: TableId, layout: Layout) -> DeltaOptions:
+        """Those of one table, which has the layout."""
+        is_marked = any(rule.matches(table) for rule in self.marked)
+        return replace(self, layout=layout, properties={"delta.enableDeletionVectors": str(is_marked).lower()})
 
 
 class DeltaStore:
     """See ``lake.store.TableStore`` for the contract. One thread at a time writes; ``applied`` may be asked by any."""
 
     reserved: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
 
     def __init__(self, path: str, pipeline: str, route: Route, options: DeltaOptions) -> None:
         self.location = path
         self.pipeline = pipeline
         self.owner = f"lakefeed/{pipeline}/{route.table}"
         self.options = options
+        self.layout = options.layout
         self._route = route
         self._uri = delta_uri(path)
+        self._links = "://" not in path  # commits of our own need a disk: an entry of the log is linked to its name
         self._storage = dict(options.storage) or None
         self._lock = threading.RLock()  # ``commit`` asks ``applied`` inside
         self._table: DeltaTable | None = None  # as it was last read
         self._seen: tuple[tuple[int, int] | None, Applied | None] = (None, None)  # of a version and generation
+        self._files = LiveFiles(path)
         self._own_version: int | None = None  # the newest that is a commit by files of this process
 
     # What the commits record
@@ -113,8 +148,12 @@ class DeltaStore:
                         self._refuse_restored(table.version(), ids, number)
                     # Rows by the files' statistics; None where they do not say it.
                     counts = pa.table(table.get_add_actions(flatten=True)).column("num_records")
-                    known = not features_of(table).has_masked_rows and not counts.null_count
+                    features = features_of(table)
+                    known = not features.has_masked_rows and not counts.null_count
                     rows = int(pc.sum(counts, min_count=0).as_py()) if known else None
+                    if features.takes_marks and self._links:
+                        self._files.at(table.version())
+                        rows = self._files.rows
                     found = Applied(number=number, schema_version=version, rows=rows)
                 self._seen = (at, found)
             return self._seen[1]
@@ -150,7 +189,7 @@ class DeltaStore:
         from deltalake import DeltaTable
 
         if not DeltaTable.is_deltatable(self._uri, self._storage):
-            self._table, self._seen = None, (None, None)
+            self._forget()
         elif self._table is None:
             self._table = DeltaTable(self._uri, storage_options=self._storage)
         else:
@@ -191,14 +230,18 @@ class DeltaStore:
                 touched = pc.invert(outside)
             except pa.ArrowException:  # the statistics are of another type than the key, which then says nothing
                 pass
-        merges = features.masks_rows or features.tracks_rows
-        paths = actions.filter(touched).column("path").to_pylist() if features.takes_files else []
+        # Of a table with partitions, a merge rewrites the files alone that have one of the rows.
+        merges = features.masks_rows or features.tracks_rows or bool(table.metadata().partition_columns)
+        paths = actions.filter(touched).column("path").to_pylist()
+        of_version = Replaceable(version, tuple(map(str, paths)))
+        marks = features.takes_marks and self._links and not actions.column("num_records").null_count
         return Extent(
             files=actions.num_rows,
             bytes=int(pc.sum(sizes, min_count=0).as_py()),
             touched_files=int(pc.sum(touched, min_count=0).as_py()),
             touched_bytes=0 if merges else int(pc.sum(sizes.filter(touched), min_count=0).as_py()),
-            replaceable=Replaceable(version, tuple(map(str, paths))) if features.takes_files else None,
+            replaceable=of_version if features.takes_files else None,
+            markable=of_version if marks else None,
         )
 
     def read(self, session: SparkSession) -> DataFrame:
@@ -206,48 +249,111 @@ class DeltaStore:
 
     def read_files(self, session: SparkSession, old: Replaceable) -> DataFrame:
         """The rows of some of the table's files, with the table's columns: older files may lack the newer ones."""
+        return session.read.schema(self._columns).parquet(
+            *(spark_path(f"{self.location}/{path}", as_glob=True) for path in old.files)
+        )
+
+    @property
+    def _columns(self) -> StructType:
+        """The table's columns, as Spark has them."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         with self._lock:
             if self._table is None:
                 raise LakeError(f"the table at {self._uri} is gone")
             described: Any = self._table.schema().to_arrow()  # another library's schema, by the Arrow C interface
-        schema = from_arrow_schema(pa.schema(described), prefer_timestamp_ntz=True)
-        return session.read.schema(schema).parquet(
-            *(spark_path(f"{self.location}/{path}", as_glob=True) for path in old.files)
-        )
+        return from_arrow_schema(pa.schema(described), prefer_timestamp_ntz=True)
+
+    def located(self, session: SparkSession, old: Replaceable, columns: Sequence[str]) -> DataFrame:
+        return located_files(session, self._columns, self.location, old.files, columns)
+
+    def live(self, found: DataFrame, old: Replaceable, count: int) -> DataFrame:
+        """The located rows are few, those of them that are marked already still fewer: only they come to the driver."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        found = found.localCheckpoint()
+        with self._lock:
+            self._files.at(old.version)
+            marks = self._files.marks(old.files)
+        if not marks:
+            return found
+        met = positions(found.select(FILE, ROW), count)
+        paths = paths_of(met, self.location, old.files)
+        dead = [(address, row) for address, rows in met.items() for row in rows & marks.get(paths[address], BitMap())]
+        if not dead:
+            return found
+        gone = found.sparkSession.createDataFrame(dead, f"{FILE} string, {ROW} long")
+        return found.join(F.broadcast(gone), [FILE, ROW], "left_anti")
 
     # Commits
 
     def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> Applied:
-        """By Spark, or, where the table allows it, as an exchange of files: see the module."""
+        """By Spark, or, where the table allows it, as an exchange of files or by marking rows: see the module.
+
+        1 read what the table records; a step that it has is left out  2 find the rows that go  3 write those that come
+        4 check that the table still is what the step was planned on  5 write the deletion vectors, which only the
+        commit makes part of the table  6 one commit that names all of it.
+        """
+        with self._lock:
+            table = self._table
+            features = features_of(table) if table is not None else None
+            appends = isinstance(step, AppendRows) and features is not None
+            by_files = isinstance(step, RewriteRows) or (appends and features is not None and features.takes_files)
+            by_marks = isinstance(step, MarkRows) or (
+                appends and features is not None and features.takes_marks and self._links
+            )
+            # Spark would not see that another process has a part of these change sets.
+            done = self._done(stamp, fresh=not by_files and not by_marks)  # 1
+        if done is not None:
+            return done
+        if isinstance(step, AppendRows | RewriteRows | MarkRows) and (by_files or by_marks):
+            if isinstance(step, MarkRows):
+                found, written = both(
+                    lambda: positions(step.gone, step.count),  # 2
+                    lambda: write_files(step.rows, self.location),  # 3
+                )
+            else:
+                found, written = {}, write_files(step.rows, self.location)  # 3
+            with self._lock:
+                done, table = self._done(stamp), self._table  # another thread may have read it again
+                if done is not None or table is None:
+                    return done or self._lost(stamp)  # the files are part of nothing: maintenance removes them
+                if isinstance(step, RewriteRows | MarkRows) and table.version() != step.old.version:  # 4
+                    planned = f"not at {step.old.version}"
+                    raise ConcurrentModification(f"the table is at version {table.version()}, {planned}")
+                # What was read may be gone: a commit would then make a log without its beginning.
+                files, entry = filesystem(f"{self.location}/_delta_log/{table.version():020d}.json")
+                if files.get_file_info(entry).type is not fs.FileType.File:
+                    self._forget()
+                    raise CommitFailedError(f"the table at {self.location} was removed or replaced")
+                if by_marks:
+                    self._commit_marks(table, step, found, written, stamp)
+                else:
+                    self._commit_files(table, step, written, stamp)
+                before = table.version()
+                table.update_incremental()
+                if table.version() == before + 1:  # else others have committed behind it
+                    self._own_version = table.version()
+                return self._done(stamp) or self._lost(stamp)
+        with self._stamped(session, stamp):
+            if isinstance(step, MergeRows):
+                step.rows.createOrReplaceTempView(_VIEW)
+                session.sql(step.statement(f"delta.{quoted(spark_path(self.location))}", _VIEW))
+            else:
+                mode = "append" if isinstance(step, AppendRows) else "overwrite"
+                writer = step.rows.write.format("delta").mode(mode)
+                if mode == "overwrite" and features is not None and features.is_clustered:
+                    # With a condition: without one Delta would take the table's clustering away.
+                    writer = writer.option("replaceWhere", "true")
+                writer.save(spark_path(self.location))
+        with self._lock:
+            return self._done(stamp, fresh=True) or self._lost(stamp)
+
+    def _commit_files(self, table: DeltaTable, step: Step, written: Sequence[DataFile], stamp: Stamp) -> None:
         from deltalake.exceptions import CommitFailedError as Refused
         from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
-        with self._lock:
-            table = self._table
-            appends = isinstance(step, AppendRows) and table is not None and features_of(table).takes_files
-            by_files = isinstance(step, RewriteRows) or appends
-            # Spark would not see that another process has a part of these change sets.
-            done = self._done(stamp, fresh=not by_files)
-        if done is not None:
-            return done
-        if not by_files:
-            with self._stamped(session, stamp):
-                if isinstance(step, MergeRows):
-                    step.rows.createOrReplaceTempView(_VIEW)
-                    session.sql(step.statement(f"delta.{quoted(spark_path(self.location))}", _VIEW))
-                else:
-                    mode = "append" if isinstance(step, AppendRows) else "overwrite"
-                    writer = step.rows.write.format("delta").mode(mode)
-                    if mode == "overwrite" and table is not None and features_of(table).is_clustered:
-                        # With a condition: without one Delta would take the table's clustering away.
-                        writer = writer.option("replaceWhere", "true")
-                    writer.save(spark_path(self.location))
-            with self._lock:
-                return self._done(stamp, fresh=True) or self._lost(stamp)
-
-        written, now = write_files(step.rows, self.location), int(time.time() * 1000)
+        now = int(time.time() * 1000)
         added = [AddAction(one.name, one.bytes, {}, one.written_ms, True, one.statistics) for one in written]
         removed = [RemoveAction(path, True, now) for path in step.old.files] if isinstance(step, RewriteRows) else []
         properties = CommitProperties(
@@ -255,28 +361,30 @@ class DeltaStore:
             app_transactions=[Transaction(AppIds(self.owner, stamp.generation).applied, stamp.number or 0)],
             max_commit_retries=0,
         )
-        with self._lock:
-            done, table = self._done(stamp), self._table  # another thread may have read it again
-            if done is not None or table is None:
-                return done or self._lost(stamp)  # the files are part of nothing: maintenance removes them
-            if isinstance(step, RewriteRows) and table.version() != step.old.version:
-                raise ConcurrentModification(f"the table is at version {table.version()}, not at {step.old.version}")
-            # What was read may be gone: a commit would then make a log without its beginning.
-            files, entry = filesystem(f"{self.location}/_delta_log/{table.version():020d}.json")
-            if files.get_file_info(entry).type is not fs.FileType.File:
-                self._table, self._seen = None, (None, None)
-                raise CommitFailedError(f"the table at {self.location} was removed or replaced")
-            try:
-                table.create_write_transaction(
-                    [*added, *removed], "append", table.schema(), commit_properties=properties
-                )
-            except Refused as error:
-                raise ConcurrentModification(str(error)) from error
-            before = table.version()
+        try:
+            table.create_write_transaction([*added, *removed], "append", table.schema(), commit_properties=properties)
+        except Refused as error:
+            raise ConcurrentModification(str(error)) from error
+
+    def _commit_marks(
+        self, table: DeltaTable, step: Step, found: Mapping[str, BitMap], written: Sequence[DataFile], stamp: Stamp
+    ) -> None:
+        actions = adding(written)
+        if isinstance(step, MarkRows) and found:
+            paths = paths_of(found, self.location, step.old.files)
+            new = {paths[address]: rows for address, rows in found.items()}
+            entries = self._files.at(step.old.version)
+            if not new.keys() <= entries.keys():
+                self._forget()
+                raise ConcurrentModification(f"the log of {self.location} names other files than it did")
+            actions += marking(self.location, entries, self._files.marks(new), new)  # 5
+        hit("lake.after_marks")
+        recorded = {AppIds(self.owner, stamp.generation).applied: stamp.number or 0}
+        version = table.version() + 1
+        put_commit(self.location, version, actions, recorded, json.dumps(stamp.metadata))  # 6
+        if version % _CHECKPOINT_VERSIONS == 0:
             table.update_incremental()
-            if table.version() == before + 1:  # else others have committed behind it
-                self._own_version = table.version()
-            return self._done(stamp) or self._lost(stamp)
+            table.create_checkpoint()
 
     def _done(self, stamp: Stamp, *, fresh: bool = False) -> Applied | None:
         """What the table records, if it has the stamp's change set.
@@ -308,6 +416,10 @@ class DeltaStore:
             # to repeat, in a session without the stamp: it must not be taken for the evolution.
             session.newSession().sql(
                 f"ALTER TABLE delta.{quoted(place)} SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')"
+            )
+        if needs_mapping(last.names) and not needs_mapping(first.names):  # as above: a commit of its own
+            session.newSession().sql(
+                f"ALTER TABLE delta.{quoted(place)} SET TBLPROPERTIES ({listed_properties(COLUMN_MAPPING)})"
             )
         came_from = lineage(path)
         kept = [name for name, was in came_from.items() if was == name]
@@ -370,7 +482,11 @@ class DeltaStore:
             try:
                 yield self.refresh()
             finally:
-                self._table, self._seen = None, (None, None)
+                self._forget()
+
+    def _forget(self) -> None:
+        """What was read of the table: there may be another in its place."""
+        self._table, self._seen, self._files = None, (None, None), LiveFiles(self.location)
 
     def states(self, generation: int) -> tuple[TableVersion, ...]:
         return exact_versions(self.location, self._route.table, generation)

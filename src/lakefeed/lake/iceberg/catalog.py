@@ -19,8 +19,11 @@ from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakeError
 from lakefeed.lake.formats import other_format_at
 from lakefeed.lake.location import escaped, filesystem, spark_path
+from lakefeed.storage.location import is_remote
 
 CATALOGS = ("glue", "hadoop", "hive", "jdbc", "rest")
+HANDED_OVER = "lakefeed_handed_over"
+"""The catalog of files that Spark writes and does not commit, in a session."""
 _NAME = "lakefeed"
 _OWN_WAREHOUSE = ("hadoop", "jdbc")
 """Catalogs whose tables are below the lake's path by default."""
@@ -45,6 +48,12 @@ class IcebergCatalog:
                 f"'{kind}' is not a type of Iceberg catalog that this version knows",
                 remedy=f"Choose one of: {', '.join(CATALOGS)}.",
             )
+        if kind == "hadoop" and is_remote(root):
+            raise ConfigError(
+                f"a Hadoop catalog at {root} would lose commits: it commits by a rename, which is not one step in an "
+                "object store",
+                remedy="Set lake.catalog with type: rest or type: jdbc, and its uri.",
+            )
         if kind != "hadoop" and "uri" not in properties and kind != "glue":
             raise ConfigError(f"an Iceberg catalog of type {kind} needs its address", remedy="Add lake.catalog.uri.")
         if kind in _OWN_WAREHOUSE:
@@ -62,10 +71,18 @@ class IcebergCatalog:
         return self.properties["type"]
 
     def settings(self) -> dict[str, str]:
-        """For a session. Tables are not cached: another process, or the Java library here, may have committed."""
+        """For a session. Tables are not cached: another process, or the Java library here, may have committed.
+
+        The second catalog is for files that are written and handed over instead of committed (``java.Marking``).
+        """
         prefix = f"spark.sql.catalog.{self.name}"
         given = {f"{prefix}.{key}": value for key, value in self.properties.items()}
-        return {prefix: "org.apache.iceberg.spark.SparkCatalog", f"{prefix}.cache-enabled": "false", **given}
+        return {
+            prefix: "org.apache.iceberg.spark.SparkCatalog",
+            f"{prefix}.cache-enabled": "false",
+            f"spark.sql.catalog.{HANDED_OVER}": "org.apache.iceberg.spark.SparkRewriteTableCatalog",
+            **given,
+        }
 
     def place(self, table: TableId) -> tuple[tuple[str, ...], str]:
         """Namespace and name. Both are path components in some catalogs, so they are written like those."""

@@ -28,6 +28,7 @@ from lakefeed.lake.iceberg.schema import current_schema, replacements, schema_js
 from lakefeed.lake.loader import GROUP_CHUNKS, attempt_chunk, written_chunks
 from lakefeed.lake.mode.base import CurrentRows, Mode
 from lakefeed.lake.spark.type import lake_arrow
+from lakefeed.storage.location import options_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -70,7 +71,7 @@ def load_table(
         else:
             # While the copy goes on: it may be made of the very table, whose metadata as it was is read to the end.
             kept = max(int(versions), -(-total // GROUP_CHUNKS) + _SPARE_VERSIONS)
-            recorded = {
+            recorded: dict[str, str] = {
                 _VERSIONS: str(kept),
                 _VERSIONS_AFTER: versions,
                 OWNER: store.owner,
@@ -79,16 +80,25 @@ def load_table(
             }
             if metadata is None:
                 made_with = {**properties, **recorded, "comment": copy.description}
-                addition = store.java.making(schema_json(own), made_with)  # 1
+                addition = store.java.making(schema_json(own), made_with, store.layout)  # 1
             else:
                 columns = replacements(current_schema(metadata), schema_json(own))
                 store.refuse_used(columns)
-                addition = store.java.replacing(columns, recorded)  # 1
+                recorded |= dict(store.layout.properties)
+                addition = store.java.replacing(columns, recorded, store.layout)  # 1
         before = record.copied if record is not None else Copied()
         stored = with_field_ids(lake_arrow(own), addition.schema)
-        write = partial(attempt_chunk, directory=addition.directory, schema=stored, added=mode.copied(copy))
+        write = partial(
+            attempt_chunk,
+            directory=addition.directory,
+            schema=stored,
+            added=mode.copied(copy),
+            storage=options_of(addition.directory),
+        )
         start = before.chunks
-        written = written_chunks(copy.chunks[start : start + GROUP_CHUNKS], write, copy.table, context)  # 2
+        written = written_chunks(copy.group(start, GROUP_CHUNKS), write, copy.table, context)  # 2
+        if copy.wrote is not None:
+            copy.wrote(written)
         rows, done, high = sum(one.rows for one in written), min(start + GROUP_CHUNKS, total), before.high
         for one in written:
             high = highest(high, one.high)

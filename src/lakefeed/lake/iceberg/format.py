@@ -6,23 +6,28 @@ Neither pyspark nor pyiceberg is imported before it is used, so that a status or
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lakefeed.change.table import TableId
+from lakefeed.change.choice import Choices
+from lakefeed.change.table import TableId, TableSchema
 from lakefeed.lake.iceberg.catalog import IcebergCatalog
 from lakefeed.lake.iceberg.history import IcebergHistory, IcebergRows
 from lakefeed.lake.iceberg.java import JavaCatalog, JavaTable
 from lakefeed.lake.iceberg.store import IcebergStore
-from lakefeed.lake.location import lake_root
+from lakefeed.lake.location import lake_root, table_path
 from lakefeed.lake.mode import Mirror, Mode, checked_mode
 from lakefeed.lake.reader import StoredRows
 from lakefeed.lake.route import Route, Routes, Rule
+from lakefeed.lake.rule.record import TableRule, rule_file
+from lakefeed.lake.rule.rows import RowRule
 from lakefeed.lake.schema.decision import Decisions, decisions_file
 from lakefeed.lake.schema.policy import Evolution
 from lakefeed.lake.spark.session import Sessions, checked_session
 from lakefeed.lake.table import SparkTable
+from lakefeed.storage.base import Storage
+from lakefeed.storage.location import give_options, storage_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,6 +40,7 @@ class Iceberg:
     all tables, ``rules`` give some another or a second one; ``evolution`` is what they do when the source's schema
     changes. ``catalog`` are Iceberg's catalog properties, with ``type`` and ``name``; without it, a Hadoop catalog
     whose warehouse is ``path``. In ``namespace``, ``{schema}`` is the source table's schema and dots separate levels.
+    ``naming`` is how columns are called, ``salt`` what masks hash with.
     """
 
     def __init__(
@@ -45,12 +51,20 @@ class Iceberg:
         mode: Mode | str = Mirror(),  # noqa: B008  # immutable
         rules: Sequence[Rule] = (),
         evolution: Evolution | None = None,
+        out_of_range: str | None = None,
         catalog: Mapping[str, str] | None = None,
         namespace: str = "{schema}",
+        naming: str = "as_is",
+        salt: str = "",
+        storage_options: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
         self._root = lake_root(path)
-        self._routes = Routes(checked_mode(mode), rules, evolution or Evolution())
+        self._storage = dict(storage_options or {})
+        give_options(self._root, self._storage)
+        self._routes = Routes(
+            checked_mode(mode), rules, evolution or Evolution(), out_of_range, naming=naming, salt=salt
+        )
         self._catalog = IcebergCatalog.of(catalog or {}, self._root, namespace)
 
     @property
@@ -66,6 +80,10 @@ class Iceberg:
         found = self._catalog.reader(table).table()
         return IcebergRows(found) if found is not None else None
 
+    def rule(self, route: Route) -> RowRule:
+        """What the rows of one of its tables are made by."""
+        return self._routes.rows(route)
+
     def bind(self, pipeline: str) -> IcebergFormat:
         """SparkSetupError for a session of the user's that cannot work: now, and not at the first merge."""
         spark = self._spark
@@ -75,16 +93,19 @@ class Iceberg:
         def session() -> SparkSession:
             return checked_session(spark() if callable(spark) else spark, formats=("iceberg",))
 
-        return IcebergFormat(pipeline, session, self._catalog, self._routes)
+        lake = storage_at(self._root, self._storage)
+        return IcebergFormat(pipeline, session, self._catalog, self._routes, lake)
 
 
 class IcebergFormat:
     """The lake of one pipeline: see ``lake.base.TableFormat``."""
 
     def __init__(
-        self, pipeline: str, spark: Callable[[], SparkSession], catalog: IcebergCatalog, routes: Routes
+        self, pipeline: str, spark: Callable[[], SparkSession], catalog: IcebergCatalog, routes: Routes, lake: Storage
     ) -> None:
         self._pipeline = pipeline
+        self._lake = lake
+        self._spark = spark
         self._catalog = catalog
         self._routes = routes
         self._sessions = Sessions(spark, catalog.settings())
@@ -99,6 +120,28 @@ class IcebergFormat:
     def columns(self) -> Callable[[TableId], tuple[str, ...]] | None:
         return self._routes.columns if self._routes.leaves_out else None
 
+    @property
+    def sensitive(self) -> Callable[[TableId], RowRule] | None:
+        return self._routes.sensitive if self._routes.masks_early else None
+
+    @property
+    def choices(self) -> Choices:
+        return self._routes.choices
+
+    def matching(self, source: TableId) -> tuple[str, ...]:
+        return self._routes.matching(source)
+
+    def unused(self, schemas: Iterable[TableSchema]) -> tuple[str, ...]:
+        return self._routes.unused(schemas)
+
+    def scratch(self, path: str) -> IcebergFormat:
+        """In a Hadoop catalog, whichever the lake's is."""
+        catalog = IcebergCatalog.of({"name": "lakefeed_scratch"}, path, "{schema}")
+        return IcebergFormat(self._pipeline, self._spark, catalog, Routes(Mirror()), storage_at(path))
+
+    def evolution(self, route: Route) -> Evolution:
+        return self._routes.policy(route).evolution
+
     def table(self, route: Route) -> SparkTable:
         with self._lock:
             if route not in self._tables:
@@ -110,7 +153,10 @@ class IcebergFormat:
                     f"{self._pipeline}/{table}",
                     catalog.location(table),
                     JavaTable(self._java, namespace, name),
+                    self._routes.layout(route),
                 )
-                decisions = Decisions(self._routes.policy(route), decisions_file(catalog.root, self._pipeline, table))
-                self._tables[route] = SparkTable(self._pipeline, route, store, self._sessions, decisions)
+                decisions = Decisions(self._routes.policy(route), decisions_file(self._lake, self._pipeline, table))
+                rule = TableRule(self._routes.rows(route), table, rule_file(catalog.root, self._pipeline, table))
+                staging = table_path(f"{catalog.root}/_lakefeed/{self._pipeline}/staged", table)
+                self._tables[route] = SparkTable(self._pipeline, route, store, self._sessions, decisions, rule, staging)
             return self._tables[route]

@@ -6,22 +6,33 @@ Everything here works on metadata and costs milliseconds. Nothing is retried by 
 from __future__ import annotations
 
 import json
+import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from lakefeed.lake.iceberg.catalog import HANDED_OVER
 from lakefeed.lake.iceberg.schema import Add, Alteration, Drop, Move, Rename, Widen
+from lakefeed.lake.layout import Layout
 from lakefeed.lake.loader import DataFile
 from lakefeed.lake.location import spark_path
+from lakefeed.lake.maintenance import MarkedFile
 from lakefeed.lake.spark.error import ConcurrentModification
+from lakefeed.lake.vector import decoded, encoded
 from lakefeed.lake.window import KeyBounds
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyroaring import BitMap
+    from pyspark.sql import DataFrame, SparkSession
 
 _BRANCH = "lakefeed-publishing"
+_LINEAGE = ("_row_id", "_last_updated_sequence_number")
+_PUFFIN = b"PFA1"
+_POSITION_FIELD = 2147483645  # the table specification's id of a row's position
 
 
 class JavaCatalog:
@@ -55,7 +66,7 @@ class JavaTable:
         self._namespace = tuple(namespace)
         self._name = name
 
-    def making(self, schema: Mapping[str, Any], properties: Mapping[str, str]) -> Addition:
+    def making(self, schema: Mapping[str, Any], properties: Mapping[str, str], layout: Layout) -> Addition:
         """Make the table: nothing is seen of it before files are added."""
         jvm, catalog = self._catalog.open()
         namespace = self._identifier(jvm).namespace()
@@ -63,13 +74,27 @@ class JavaTable:
             catalog.createNamespace(namespace)
         made = _iceberg(jvm, "SchemaParser").fromJson(json.dumps(schema))
         builder = catalog.buildTable(self._identifier(jvm), made).withProperties(_java_map(jvm, properties))
+        if layout.partitions:
+            spec = _iceberg(jvm, "PartitionSpec").builderFor(made)
+            for one in layout.partitions:
+                given = (one.column,) if one.number is None else (one.column, one.number)
+                spec = getattr(spec, one.kind.removesuffix("s") if one.number is None else one.kind)(*given)
+            builder = builder.withPartitionSpec(spec.build())
+        if layout.cluster_by:
+            order = _iceberg(jvm, "SortOrder").builderFor(made)
+            for name in layout.cluster_by:
+                order = order.asc(name)
+            builder = builder.withSortOrder(order.build())
         return Addition(jvm, builder.createTransaction())
 
-    def replacing(self, columns: Sequence[Alteration], properties: Mapping[str, str | None]) -> Addition:
+    def replacing(
+        self, columns: Sequence[Alteration], properties: Mapping[str, str | None], layout: Layout
+    ) -> Addition:
         """Put other rows in the place of all that are there, under other columns, in one commit.
 
         Everything else stays as it is: id, other properties, partition fields, sort order, snapshots, tags, and of the
-        columns that stay their ids and comments.
+        columns that stay their ids and comments. Partition fields and sort order change to those of ``layout``, if it
+        has some.
         """
         jvm, catalog = self._catalog.open()
         transaction = catalog.loadTable(self._identifier(jvm)).newTransaction()
@@ -78,6 +103,13 @@ class JavaTable:
             update = transaction.updateSchema()
             _alter(jvm, update, alteration)
             update.commit()
+        if layout.partition_by is not None:
+            _repartition(jvm, transaction, layout)
+        if layout.cluster_by is not None:
+            order = transaction.replaceSortOrder()
+            for name in layout.cluster_by:
+                order = order.asc(name)
+            order.commit()
         return Addition(jvm, transaction, replaces=True)
 
     def appending(self) -> Addition:
@@ -118,6 +150,25 @@ class JavaTable:
         for key, value in summary.items():
             append.set(key, value)
         append.commit()
+
+    def staging(self) -> Marking:
+        """Rows that are to go and others that are to come, as a staged snapshot on what the table is now."""
+        jvm, catalog = self._catalog.open()
+        return Marking(jvm, catalog.loadTable(self._identifier(jvm)))
+
+    def marked_files(self) -> list[MarkedFile]:
+        """The data files that have a deletion vector."""
+        jvm, catalog = self._catalog.open()
+        planned, found = catalog.loadTable(self._identifier(jvm)).newScan().planFiles(), []
+        try:
+            for task in _each(planned):
+                marked = sum(int(deletes.recordCount()) for deletes in task.deletes())
+                if marked:
+                    file = task.file()
+                    found.append(MarkedFile(int(file.fileSizeInBytes()), marked / int(file.recordCount())))
+        finally:
+            planned.close()
+        return found
 
     def is_touched(self, bounds: KeyBounds) -> bool:
         """May any file have a row between the bounds? By the manifests."""
@@ -166,13 +217,15 @@ class Addition:
     ) -> None:
         """``summary`` is the snapshot's, ``properties`` are the table's from here on; one that is None goes.
 
-        The files are of no partition, as the first ones of the table were, also where its owner has given it partition
-        fields since: Iceberg knows of each file which fields it was written by.
+        A file is of the partition that it says. Without one it is of none, as the first ones of the table were, also
+        where its owner has given it partition fields since: Iceberg knows of each file which fields it was written by.
         """
         if properties:  # first: only the first change of a transaction lets older metadata go
             _set(self._transaction.updateProperties(), properties)
-        spec = next((one for one in self._table.specs().values() if one.isUnpartitioned()), None)
-        if spec is None:  # somebody has removed what no file used
+        is_partitioned = any(file.partition for file in files)
+        unpartitioned = next((one for one in self._table.specs().values() if one.isUnpartitioned()), None)
+        spec = self._table.spec() if is_partitioned else unpartitioned
+        if spec is None and files:  # somebody has removed what no file used
             update = self._transaction.updateSpec()
             for field in self._table.spec().fields():
                 update.removeField(field.name())
@@ -192,6 +245,11 @@ class Addition:
             file_metrics = _iceberg(self._jvm, "parquet.ParquetUtil").fileMetrics
             metrics = file_metrics(self._table.io().newInputFile(path), config)
             builder = _iceberg(self._jvm, "DataFiles").builder(spec).withPath(path).withFormat("PARQUET")
+            if file.partition:
+                values = self._jvm.java.util.ArrayList()
+                for value in file.partition:
+                    values.add(value)
+                builder = builder.withPartitionValues(values)
             add(builder.withFileSizeInBytes(file.bytes).withMetrics(metrics).build())
         for key, value in summary.items():
             append.set(key, value)
@@ -199,9 +257,199 @@ class Addition:
         self._transaction.commitTransaction()
 
 
+class Marking:
+    """What becomes one snapshot: data files that come, and rows of others that go, by deletion vectors.
+
+    Spark writes the data files as it does for Iceberg's own rewriting of files: they are handed over instead of
+    committed.
+    """
+
+    def __init__(self, jvm: Any, table: Any) -> None:
+        self._jvm = jvm
+        self._table = table
+        self._spec = table.spec()
+
+    @property
+    def snapshot(self) -> int | None:
+        """That the table is at."""
+        current = self._table.currentSnapshot()
+        return int(current.snapshotId()) if current is not None else None
+
+    def write(self, rows: DataFrame) -> list[Any]:
+        """The rows as data files of the table, which no commit names yet."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        group = uuid.uuid4().hex
+        cache, written = _iceberg(self._jvm, "spark.SparkTableCache").get(), []
+        coordinator = _iceberg(self._jvm, "spark.FileRewriteCoordinator").get()
+        cache.add(group, self._table)
+        try:
+            # What a reader sees of a row's id and age is given by the commit.
+            lineage = (F.lit(None).cast("long").alias(name) for name in _LINEAGE)
+            writer = rows.select("*", *lineage).writeTo(f"{HANDED_OVER}.`{group}`")
+            writer.option("use-table-distribution-and-ordering", "false").append()
+            written = list(coordinator.fetchNewFiles(self._table, group))
+        finally:
+            cache.remove(group)
+            coordinator.clearRewrite(self._table, group)
+        return written
+
+    def vectors(self) -> dict[str, DeletionVector]:
+        """Those of the table's data files that have one. UnknownDeletesError where rows were deleted by other means."""
+        found: dict[str, DeletionVector] = {}
+        to_json = _iceberg(self._jvm, "ContentFileParser").toJson
+        planned = self._table.newScan().planFiles()
+        try:
+            for task in _each(planned):
+                for deletes in task.deletes():
+                    described = json.loads(to_json(deletes, self._spec))
+                    if described.get("file-format", "").upper() != "PUFFIN":
+                        raise UnknownDeletesError(f"{described['file-path']} is no deletion vector")
+                    found[described["referenced-data-file"]] = DeletionVector(described)
+        finally:
+            planned.close()
+        return found
+
+    def read(self, vectors: Iterable[DeletionVector]) -> list[BitMap]:
+        """The rows that they mark."""
+        found, contents = [], dict[str, bytes]()
+        for vector in vectors:
+            place = str(vector.described["file-path"])
+            if place not in contents:
+                stream = self._table.io().newInputFile(place).newStream()
+                try:
+                    contents[place] = bytes(stream.readAllBytes())
+                finally:
+                    stream.close()
+            start = vector.described["content-offset"]
+            found.append(decoded(contents[place][start : start + vector.described["content-size-in-bytes"]], place))
+        return found
+
+    def put_vectors(self, marks: Mapping[str, BitMap]) -> dict[str, DeletionVector]:
+        """Write the vectors of some data files into one file."""
+        if not marks:
+            return {}
+        place = self._table.locationProvider().newDataLocation(f"{uuid.uuid4()}-deletes.puffin")
+        content, blobs = puffin_of(marks)
+        stream = self._table.io().newOutputFile(place).create()
+        try:
+            stream.write(content)
+        finally:
+            stream.close()
+        return {
+            file: DeletionVector(
+                {
+                    "spec-id": self._spec.specId(),
+                    "content": "POSITION_DELETES",
+                    "file-path": place,
+                    "file-format": "PUFFIN",
+                    "partition": {},
+                    "file-size-in-bytes": len(content),
+                    "record-count": len(marks[file]),
+                    "referenced-data-file": file,
+                    "content-offset": offset,
+                    "content-size-in-bytes": size,
+                },
+                marks[file],
+            )
+            for file, (offset, size) in blobs.items()
+        }
+
+    def stage(
+        self,
+        files: Iterable[Any],
+        added: Iterable[DeletionVector],
+        removed: Iterable[DeletionVector],
+        summary: Mapping[str, str],
+    ) -> None:
+        """A staged snapshot on the table's content. ``removed`` are the vectors that ``added`` ones stand for."""
+        mapper = _iceberg(self._jvm, "util.JsonUtil").mapper()
+        from_json = _iceberg(self._jvm, "ContentFileParser").fromJson
+        delta = self._table.newRowDelta()
+        if (current := self.snapshot) is not None:
+            delta.validateFromSnapshot(current)  # else earlier vectors of the same files would count as conflicts
+        for file in files:
+            delta.addRows(file)
+        for vector in added:
+            delta.addDeletes(from_json(mapper.readTree(json.dumps(vector.described)), self._spec))
+        for vector in removed:
+            delta.removeDeletes(from_json(mapper.readTree(json.dumps(vector.described)), self._spec))
+        for key, value in summary.items():
+            delta.set(key, value)
+        delta.stageOnly()
+        delta.commit()
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionVector:
+    """One data file's, as Iceberg's JSON; its rows, where they are known."""
+
+    described: Mapping[str, Any]
+    rows: BitMap | None = None
+
+
+class UnknownDeletesError(Exception):
+    """The table has rows that were deleted by other means than deletion vectors."""
+
+
+def puffin_of(marks: Mapping[str, BitMap]) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """A Puffin file with the deletion vectors of data files, and where in it each of them is: offset and length."""
+    content, places = bytearray(_PUFFIN), dict[str, tuple[int, int]]()
+    blobs = []
+    for file, rows in marks.items():
+        vector = encoded(rows)
+        places[file] = (len(content), len(vector))
+        blobs.append(
+            {
+                "type": "deletion-vector-v1",
+                "fields": [_POSITION_FIELD],
+                "snapshot-id": -1,  # the specification's words for "that of the commit"
+                "sequence-number": -1,
+                "offset": len(content),
+                "length": len(vector),
+                "properties": {"referenced-data-file": file, "cardinality": str(len(rows))},
+            }
+        )
+        content += vector
+    footer = json.dumps({"blobs": blobs, "properties": {"created-by": "lakefeed"}}).encode()
+    content += _PUFFIN + footer + struct.pack("<II", len(footer), 0) + _PUFFIN
+    return bytes(content), places
+
+
+def _repartition(jvm: Any, transaction: Any, layout: Layout) -> None:
+    """The partition fields of a layout in place of those that the table has, unless they are the same."""
+    table = transaction.table()
+    columns = table.schema()
+    there = [(str(columns.findColumnName(field.sourceId())), str(field.transform())) for field in table.spec().fields()]
+    wanted = [
+        (one.column, one.kind.removesuffix("s") if one.number is None else f"{one.kind}[{one.number}]")
+        for one in layout.partitions
+    ]
+    if there == wanted:
+        return
+    update, expressions = transaction.updateSpec(), _iceberg(jvm, "expressions.Expressions")
+    for field in table.spec().fields():
+        update = update.removeField(field.name())
+    for one in layout.partitions:
+        if one.kind == "identity":
+            update = update.addField(one.column)
+        elif one.number is None:
+            update = update.addField(getattr(expressions, one.kind.removesuffix("s"))(one.column))
+        else:
+            update = update.addField(getattr(expressions, one.kind)(one.column, one.number))
+    update.commit()
+
+
 def _iceberg(jvm: Any, name: str) -> Any:
     """A class of Iceberg's. By its whole name: with dots, all jars are searched for every package on the way."""
     return getattr(jvm, f"org.apache.iceberg.{name}")
+
+
+def _each(planned: Any) -> Iterator[Any]:
+    """What a Java iterable that is no collection gives."""
+    iterator = planned.iterator()
+    while iterator.hasNext():
+        yield iterator.next()
 
 
 def _set(update: Any, properties: Mapping[str, str | None]) -> None:

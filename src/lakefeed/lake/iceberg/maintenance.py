@@ -1,4 +1,6 @@
-"""Maintenance of one Iceberg table: pack small files, expire old snapshots. What the table records survives both.
+"""Maintenance of one Iceberg table: pack small files, fold deletion vectors, expire old snapshots.
+
+What the table records survives all of it.
 
 A snapshot made by packing records nothing, so one that does is put on top of it before anything is expired: empty, and
 published only if nothing was committed in between.
@@ -9,11 +11,12 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from lakefeed.lake.iceberg.record import ATTEMPT
-from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult, needs_packing
+from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult, folded_from, needs_packing
 from lakefeed.lake.spark.type import quoted
 
 if TYPE_CHECKING:
@@ -25,7 +28,6 @@ KEPT_SNAPSHOTS = 10
 """That stay whatever their age."""
 _NO_LIMIT = 1 << 60
 """Bytes from which a file is split. By default 1.8 times the target: to pack small ones takes large ones apart."""
-_ONLY_SMALL = {"delete-ratio-threshold": "1.0"}
 
 
 def maintain_table(
@@ -37,9 +39,15 @@ def maintain_table(
         return MaintenanceResult()
     before = after = size[0]
     try:
-        if needs_packing(*size, options):
-            wanted = store.having(key) if options.cluster else ()
-            pack(session(), store.name, options, wanted, is_ordered=options.cluster and store.is_ordered)
+        # To ask for each file's marks takes calls into the JVM: only where there are some in all.
+        has_many = store.marked_share > options.marked_share / 4
+        share = folded_from(store.java.marked_files(), options) if has_many else None
+        packs = needs_packing(*size, options)
+        if share is not None or packs:
+            by = store.layout.cluster_by or (key if options.cluster else ()) if packs else ()
+            sized = replace(options, file_bytes=store.layout.file_bytes or options.file_bytes)
+            is_ordered = bool(by) and store.is_ordered
+            pack(session(), store.name, sized, store.having(by), share, is_ordered=is_ordered, only_folds=not packs)
             packed = store.size()
             after = packed[0] if packed is not None else after
     finally:  # a table that cannot be packed must not grow without end, too
@@ -48,15 +56,28 @@ def maintain_table(
 
 
 def pack(
-    session: SparkSession, name: Sequence[str], options: MaintenanceOptions, key: Sequence[str], *, is_ordered: bool
+    session: SparkSession,
+    name: Sequence[str],
+    options: MaintenanceOptions,
+    key: Sequence[str],
+    share: float | None = None,
+    *,
+    is_ordered: bool,
+    only_folds: bool = False,
 ) -> None:
-    """Small files into large ones, sorted as the table's owner has ordered it, else by ``key`` if there is one."""
+    """Small files into large ones, sorted as the table's owner has ordered it, else by ``key`` if there is one.
+
+    Files with more than ``share`` marked rows, too, or only those.
+    """
+    folds = share if share is not None else 1.0 if options.insists else options.marked_share
     given = {
+        "delete-ratio-threshold": str(folds),
         "target-file-size-bytes": str(options.file_bytes),
         "max-file-size-bytes": str(_NO_LIMIT),
         "min-input-files": "2",
-        **(_ONLY_SMALL if options.insists else {}),
     }
+    if only_folds:
+        given["min-file-size-bytes"] = "0"
     listed = ", ".join(_text(part) for pair in given.items() for part in pair)
     order = _text(", ".join(f"{quoted(column)} ASC NULLS FIRST" for column in key))
     sort = f", strategy => 'sort', sort_order => {order}" if key else ""

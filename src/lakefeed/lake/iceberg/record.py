@@ -73,10 +73,11 @@ class Staged:
     """A write that is in the table's metadata but not yet its content: see the module.
 
     ``before`` is what the snapshot that it was made on records; ``published`` if it is the table's content already;
-    ``rows`` how many the table has with it, if its summary says so.
+    ``rows`` how many the table has with it, if its summary says so; ``parent`` the snapshot that it was made on.
     """
 
     snapshot: int
     before: Record | None
     published: bool
     rows: int | None
+    parent: int | None

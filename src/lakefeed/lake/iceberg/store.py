@@ -17,7 +17,8 @@ schema version are table properties too: a schema belongs to the table and not t
 How a step is committed exactly once, also against a process that still believes the table to be its own:
 
   1 read what the table records; a step that it has is left out
-  2 Spark writes the step as a *staged* snapshot: it is in the metadata, but the table's content is as before
+  2 Spark writes the step as a *staged* snapshot: it is in the metadata, but the table's content is as before. Where
+    rows are marked, Spark finds them and writes the new ones, and Iceberg's library stages the snapshot (``_mark``)
   3 read what the snapshot that the staged one was made on records; if that has the step, leave the staged one alone;
     if it records another number than the step begins after, refuse it: the table was rolled back, or brought further
   4 publish: one commit that makes the staged snapshot the content, if the content still is what it was made on
@@ -35,21 +36,28 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pyroaring import BitMap
+
 from lakefeed.change.position import decode_position
 from lakefeed.change.table import TableSchema
 from lakefeed.errors import CommitFailedError, LakeError, TableStoppedError
+from lakefeed.failpoint import hit
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
 from lakefeed.lake.iceberg.catalog import Metadata, MetadataReader
 from lakefeed.lake.iceberg.copy import chunks_of, load_table
-from lakefeed.lake.iceberg.java import JavaTable
+from lakefeed.lake.iceberg.java import DeletionVector, JavaTable, UnknownDeletesError
 from lakefeed.lake.iceberg.maintenance import maintain_table
 from lakefeed.lake.iceberg.record import ATTEMPT, COMMIT, GENERATION, OWNER, SCHEMA_VERSION, Record, Staged
 from lakefeed.lake.iceberg.schema import Alteration, Drop, alterations, current_schema, is_in_place, uses
+from lakefeed.lake.layout import Layout
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.mode.base import CurrentRows, Mode
 from lakefeed.lake.schema.projection import projected
+from lakefeed.lake.spark.error import ConcurrentModification
+from lakefeed.lake.spark.job import both
 from lakefeed.lake.spark.type import quoted
-from lakefeed.lake.store import AppendRows, Extent, MergeRows, Replaceable, Stamp, Step, not_where_expected
+from lakefeed.lake.store import AppendRows, Extent, MarkRows, MergeRows, Replaceable, Stamp, Step, not_where_expected
+from lakefeed.lake.vector import FILE, ROW, positions, united
 from lakefeed.lake.window import KeyBounds
 
 if TYPE_CHECKING:
@@ -60,6 +68,7 @@ _SLACK = 1.25
 
 _KEPT = ("max-snapshot-age-ms", "min-snapshots-to-keep")
 _VIEW = "lakefeed_changes"
+_STAGED = "wap.id"
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _SMALL_BYTES, _SMALL_ROWS = 32 << 20, 50_000
@@ -93,8 +102,15 @@ class IcebergStore:
     )  # fmt: skip
 
     def __init__(
-        self, name: Sequence[str], metadata: MetadataReader, owner: str, location: str, table: JavaTable
+        self,
+        name: Sequence[str],
+        metadata: MetadataReader,
+        owner: str,
+        location: str,
+        table: JavaTable,
+        layout: Layout = Layout(),  # noqa: B008  # immutable
     ) -> None:
+        self.layout = layout
         self.name = tuple(name)
         self.owner = owner
         self.location = location
@@ -102,6 +118,8 @@ class IcebergStore:
         self._sql_name = ".".join(map(quoted, name))
         self._reader = metadata
         self._lock = threading.Lock()
+        self._has_other_deletes = False  # than deletion vectors
+        self._vectors: tuple[int | None, dict[str, DeletionVector]] = (None, {})  # of a snapshot, by data file
 
     # What the commits record
 
@@ -165,7 +183,9 @@ class IcebergStore:
                 current = metadata.get("current-snapshot-id")
                 published = any(one["snapshot-id"] == number for one in _lineage(metadata, current))
                 before = self._newest(metadata, snapshot.get("parent-snapshot-id"))
-                return Staged(number, before[0] if before is not None else None, published, _rows(snapshot["summary"]))
+                parent = snapshot.get("parent-snapshot-id")
+                rows = _rows(snapshot["summary"])
+                return Staged(number, before[0] if before is not None else None, published, rows, parent)
         return None
 
     # Extent and rows
@@ -179,6 +199,14 @@ class IcebergStore:
         found = [summary.get(name) for name in ("total-data-files", "total-files-size")]
         return (int(found[0]), int(found[1])) if None not in found else None
 
+    @property
+    def marked_share(self) -> float:
+        """Of all rows in the table's files, those that are marked as deleted."""
+        metadata = self.metadata() or {}
+        summary = next(_lineage(metadata, metadata.get("current-snapshot-id")), {}).get("summary", {})
+        total, marked = int(summary.get("total-records", 0)), int(summary.get("total-position-deletes", 0))
+        return marked / total if total else 0.0
+
     def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:  # noqa: ARG002
         """A merge rewrites no file (deleted rows are marked), so that no bytes are ever touched.
 
@@ -189,13 +217,44 @@ class IcebergStore:
             return None
         files, total = size
         none = not files or (bounds is not None and not self.java.is_touched(bounds))
-        return Extent(files=files, bytes=total, touched_files=0 if none else files, touched_bytes=0)
+        snapshot = self._marked_on()
+        return Extent(
+            files=files,
+            bytes=total,
+            touched_files=0 if none else files,
+            touched_bytes=0,
+            markable=Replaceable(snapshot, ()) if snapshot is not None else None,
+        )
+
+    def _marked_on(self) -> int | None:
+        """The snapshot whose rows can be marked as deleted by commits of our own; None if Spark has to do it."""
+        metadata = self.metadata() or {}
+        properties, specs = metadata.get("properties", {}), metadata.get("partition-specs", ())
+        summary = next(_lineage(metadata, metadata.get("current-snapshot-id")), {}).get("summary", {})
+        is_plain = (
+            metadata.get("format-version", 0) >= 3
+            and properties.get("write.merge.mode") == "merge-on-read"
+            and all(not spec["fields"] for spec in specs)
+            and summary.get("total-equality-deletes", "0") == "0"
+            and not self._has_other_deletes
+        )
+        return metadata.get("current-snapshot-id") if is_plain else None
 
     def read(self, session: SparkSession) -> DataFrame:
         return session.table(self._sql_name)
 
     def read_files(self, session: SparkSession, old: Replaceable) -> DataFrame:  # noqa: ARG002  # the seam's
         raise LakeError(f"no extent of {self.location} names files to replace: its rows are masked, not rewritten")
+
+    def located(self, session: SparkSession, old: Replaceable, columns: Sequence[str]) -> DataFrame:  # noqa: ARG002
+        """By Iceberg's own reader, which leaves out what is marked. The commit sees to it that it read ``old``."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        where = (F.col("_file").alias(FILE), F.col("_pos").alias(ROW))
+        return self.read(session).select(*map(quoted, columns), *where)
+
+    def live(self, found: DataFrame, old: Replaceable, count: int) -> DataFrame:  # noqa: ARG002  # the seam's
+        return found.localCheckpoint()
 
     # Commits
 
@@ -207,14 +266,17 @@ class IcebergStore:
         if record.applied < stamp.number:
             if stamp.found is not None and record.applied != stamp.found:
                 raise not_where_expected(self.location, record.applied, stamp.found)
-            attempt = uuid.uuid4().hex
+            attempt, vectors = uuid.uuid4().hex, dict[str, DeletionVector]()
             summary = replace(record, applied=stamp.number).summary(stamp.metadata)
-            session.conf.set("spark.wap.id", attempt)
-            try:
-                with _recording(session, {**summary, ATTEMPT: attempt}):
-                    self.write(session, step)  # 2
-            finally:
-                session.conf.unset("spark.wap.id")
+            if isinstance(step, MarkRows):
+                vectors = self._mark(step, {**summary, ATTEMPT: attempt, _STAGED: attempt})  # 2
+            else:
+                session.conf.set("spark.wap.id", attempt)
+                try:
+                    with _recording(session, {**summary, ATTEMPT: attempt}):
+                        self.write(session, step)  # 2
+                finally:
+                    session.conf.unset("spark.wap.id")
             staged = self.staged(attempt)  # 3
             if staged is None:
                 raise CommitFailedError(f"Spark wrote no snapshot for change set {stamp.number} into {self.location}")
@@ -226,10 +288,40 @@ class IcebergStore:
             if before.applied < stamp.number:
                 if stamp.found is not None and before.applied != stamp.found:
                     raise not_where_expected(self.location, before.applied, stamp.found)
+                if isinstance(step, MarkRows) and staged.parent != step.old.version:
+                    raise ConcurrentModification(f"the table has come to snapshot {staged.parent} meanwhile")
                 if not staged.published:
                     self.java.publish(staged.snapshot)  # 4
+                if isinstance(step, MarkRows):
+                    self._vectors = (staged.snapshot, vectors)
                 return replace(done, rows=staged.rows)
         return self.applied(stamp.generation) or done
+
+    def _mark(self, step: MarkRows, summary: Mapping[str, str]) -> dict[str, DeletionVector]:
+        """A staged snapshot with the step's rows and deletion vectors, by Iceberg's library. Returns all vectors then.
+
+        1 find the rows that go  2 write those that come  3 with the rows that were marked before, write the deletion
+        vectors  4 stage a snapshot that names all of it, on the one that the step was planned on.
+        """
+        found, files = both(
+            lambda: positions(step.gone, step.count),  # 1
+            lambda: self.java.staging().write(step.rows),  # 2
+        )
+        marking, old = self.java.staging(), step.old.version
+        if marking.snapshot != old:
+            raise ConcurrentModification(f"the table is at snapshot {marking.snapshot}, not at {old}")
+        try:
+            known = self._vectors[1] if self._vectors[0] == old else marking.vectors()
+        except UnknownDeletesError as error:  # planned again, it is a merge
+            self._has_other_deletes = True
+            raise ConcurrentModification(str(error)) from error
+        unread = [file for file in found if file in known and known[file].rows is None]
+        read = dict(zip(unread, marking.read(known[file] for file in unread), strict=True))
+        marked = {file: read.get(file) or known[file].rows or BitMap() for file in found if file in known}
+        added = marking.put_vectors(united(marked, found))  # 3
+        hit("lake.after_marks")
+        marking.stage(files, added.values(), [known[file] for file in added if file in known], summary)  # 4
+        return {**known, **added}
 
     def write(self, session: SparkSession, step: Step) -> None:
         """A snapshot with the step's rows, by Spark."""
@@ -300,7 +392,19 @@ class IcebergStore:
     def load(
         self, copy: TableCopy, mode: Mode, session: Callable[[], SparkSession], progress: Callable[[int], None]
     ) -> Loaded:
-        return load_table(self, copy, mode, PROPERTIES, lambda: session().sparkContext, progress)
+        properties = {**PROPERTIES, **dict(self.layout.properties)}
+        return load_table(self, copy, mode, properties, lambda: session().sparkContext, progress)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """By Iceberg's own functions, so that each file of a copy is of the partition that Iceberg takes it for."""
+        found = []
+        for one in self.layout.partitions:
+            column = quoted(one.column)
+            given = f"{one.number}, {column}" if one.number is not None else column
+            call = f"{quoted(self.name[0])}.system.{one.kind}({given})"
+            found.append(column if one.kind == "identity" else call)
+        return tuple(found)
 
     def states(self, generation: int) -> tuple[TableVersion, ...]:
         """The snapshots of this generation that are still there and whose rows are all of one moment."""

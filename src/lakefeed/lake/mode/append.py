@@ -20,10 +20,10 @@ from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN
 from lakefeed.change.segment import Window
 from lakefeed.change.table import Column
 from lakefeed.lake.mode.base import COMMITTED_AT, INSTANT, OPERATION, CurrentRows, Mode, operation_text
-from lakefeed.lake.mode.moved import with_moved_values
+from lakefeed.lake.mode.changes import window_changes
 from lakefeed.lake.mode.upsert import packed
 from lakefeed.lake.spark.type import quoted
-from lakefeed.lake.window import incomplete_columns, read_changes
+from lakefeed.lake.window import incomplete_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,9 +65,8 @@ class Append(Mode):
 
         from lakefeed.lake.store import AppendRows
 
-        changes = read_changes(session, window, (POSITION, TIME, TXN, ABSENT), before_images=True)
-        if window.absent and window.target.key and window.exact:
-            changes = with_moved_values(changes, window, lambda: self._last_values(store.read(session), window))
+        stored = (lambda: self._last_values(store.read(session), window)) if window.target.key else None
+        changes = window_changes(session, window, stored, (POSITION, TIME, TXN, ABSENT), is_log=True)
         rows = changes.select(
             *(F.col(quoted(name)) for name in window.target.names),
             F.expr(operation_text(OP)).alias(OPERATION),
@@ -82,7 +81,7 @@ class Append(Mode):
     def _last_values(self, logged: DataFrame, window: Window) -> DataFrame:
         """Of each key in the change log, what its row last had in the columns that the window does not always carry.
 
-        Keys whose last row the log does not have whole are left out.
+        Keys whose last row the log does not have whole are left out, and those that it has last seen go.
         """
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -95,4 +94,5 @@ class Append(Mode):
             found.append(F.max_by(F.col(quoted(name)), sent).alias(name))
             known &= F.max(sent) >= made
         grouped = logged.groupBy(*(F.col(quoted(name)) for name in window.target.key))
+        known &= F.max_by(F.col(OPERATION), F.col(SEQ)) != "delete"
         return grouped.agg(*found, known.alias(_KNOWN)).where(_KNOWN)

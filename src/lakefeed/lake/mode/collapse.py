@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from lakefeed.change.batch import OP, SEQ, Operation
 from lakefeed.change.segment import Window
 from lakefeed.lake.spark.type import quoted
+from lakefeed.lake.store import BROADCAST_ROWS
 from lakefeed.lake.window import incomplete_columns
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ _RESET = "_lakefeed_reset"  # the seq of the last insert or delete
 _VALUE, _SENT = "_lakefeed_value", "_lakefeed_sent"  # prefixes: the newest carried value of a column, and its seq
 _TRUNCATES = "_lakefeed_truncates"
 
+_LEAST_ROWS = 20_000
+"""Of a window, from which on it is worth to read it twice."""
+
 
 def collapse(changes: DataFrame, window: Window, *, keep_deleted: bool = False) -> DataFrame:
     """One row per key: its columns, ``_lakefeed_op`` and other metadata of the last change. No truncates.
@@ -48,6 +52,12 @@ def collapse(changes: DataFrame, window: Window, *, keep_deleted: bool = False) 
     rest = [name for name in names if name not in key and name not in incomplete]
     own = [name for name in rest if keep_deleted and not name.startswith("_lakefeed_")]
     is_delete = F.col(OP) == int(Operation.DELETE)
+
+    if not keep_deleted and not incomplete and _LEAST_ROWS <= window.counts.total <= BROADCAST_ROWS:
+        # Of each key only its last seq is looked for, over narrow columns; the rows of those are then read as they are.
+        # To aggregate whole rows would be to sort them twice and to exchange them.
+        newest = changes.groupBy(*(F.col(quoted(name)) for name in key)).agg(F.max(SEQ).alias(SEQ)).select(SEQ)
+        return changes.join(F.broadcast(newest), SEQ, "left_semi").select(*map(quoted, names))
 
     last = F.struct(*(F.col(quoted(name)) for name in rest if name not in own))
     found = [F.max_by(last, F.col(SEQ)).alias(_LAST)]

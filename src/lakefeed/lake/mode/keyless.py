@@ -26,11 +26,11 @@ from lakefeed.change.position import decode_position
 from lakefeed.change.segment import Counts, Window
 from lakefeed.errors import RebuildCause, RebuildNeededError, TableStoppedError
 from lakefeed.lake.location import filesystem
+from lakefeed.lake.mode.changes import window_changes
 from lakefeed.lake.mode.upsert import Own
 from lakefeed.lake.spark.error import NO_SUCH_ROW
 from lakefeed.lake.spark.type import quoted
 from lakefeed.lake.store import AppendRows, MergeRows, ReplaceRows, Step, TableStore
-from lakefeed.lake.window import read_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,7 +74,7 @@ def keyless_step(session: SparkSession, window: Window, store: TableStore, own: 
 
     # Inserts and deletes as rows of the table, with their kind and order.
     kind = F.when(F.col(OP) == int(Operation.DELETE), F.lit(_DELETE)).otherwise(F.lit(_INSERT))
-    changes = read_changes(session, window, own.metadata).alias("s")
+    changes = window_changes(session, window, None, own.metadata).alias("s")
     changes = changes.where(f"{OP} <> {int(Operation.TRUNCATE)} AND {SEQ} >= {first}")
     changes = changes.select(
         *(F.col(quoted(name)) for name in window.target.names),

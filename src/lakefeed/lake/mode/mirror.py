@@ -27,13 +27,13 @@ from lakefeed.lake.mode.base import (
     checked_names,
     operation_text,
 )
+from lakefeed.lake.mode.changes import window_changes
 from lakefeed.lake.mode.collapse import collapse, truncates_as_deletes
 from lakefeed.lake.mode.keyless import keyless_step
-from lakefeed.lake.mode.moved import with_moved_values
-from lakefeed.lake.mode.upsert import Own, left_rows, merge_step, packed, upsert_step
+from lakefeed.lake.mode.upsert import Own, left_rows, mark_step, merge_step, packed, upsert_step
 from lakefeed.lake.spark.type import quoted
 from lakefeed.lake.store import AppendRows, Step, TableStore
-from lakefeed.lake.window import key_bounds, read_changes
+from lakefeed.lake.window import key_bounds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,9 +102,8 @@ class Mirror(Mode):
             return keyless_step(session, window, store, own, appends=self.keyless == "append")
         if self.soft_delete is None:
             return upsert_step(session, window, store, own)
-        there, changes = f"{quoted(self.soft_delete)} IS NULL", read_changes(session, window, own.metadata)
-        if window.absent:
-            changes = with_moved_values(changes, window, lambda: store.read(session).where(there))
+        there = f"{quoted(self.soft_delete)} IS NULL"
+        changes = window_changes(session, window, lambda: store.read(session).where(there), own.metadata)
         if window.truncated_at is not None:
             # A truncate deletes every row that was there, and these must stay: each is read.
             changes = truncates_as_deletes(changes, store.read(session).where(there), key)
@@ -114,4 +113,7 @@ class Mirror(Mode):
         extent = store.extent(key[0], bounds)
         if extent is not None and extent.touched_files == 0:
             return AppendRows(packed(left_rows(changes, window, own), window))
-        return merge_step(changes, window, bounds, own)
+        merge = merge_step(changes, window, bounds, own)
+        if extent is not None and extent.markable is not None:
+            return mark_step(session, store, window, merge, extent.markable)
+        return merge

@@ -15,7 +15,7 @@ own row, if that can be no other; else the table is copied again (``upsert.refus
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -38,8 +38,11 @@ _FOUND, _STORED = "_lakefeed_found", "_lakefeed_stored_"
 _BROADCAST_ROWS = 1_000  # with large values
 
 
-def with_moved_values(changes: DataFrame, window: Window, stored: Callable[[], DataFrame]) -> DataFrame:
-    """``changes`` of the window, as ``read_changes`` gives them; moved rows have the values that were not sent.
+def with_moved_values(
+    changes: DataFrame, window: Window, stored: Callable[[], DataFrame], names: Sequence[str] | None = None
+) -> DataFrame:
+    """``changes`` of the window, as ``read_changes`` gives them; moved rows have the values that were not sent, of all
+    columns or of those in ``names``.
 
     ``stored`` gives the table's rows as they are before the window: the key columns and those that are incomplete, one
     row for each key. Inserts that stay without a value keep their flag (``CARRIED``).
@@ -50,7 +53,8 @@ def with_moved_values(changes: DataFrame, window: Window, stored: Callable[[], D
     count = _moved_rows(window)
     if not count:
         return changes
-    flags, key = incomplete_columns(window), window.target.key
+    key, flags = window.target.key, incomplete_columns(window)
+    flags = {name: flag for name, flag in flags.items() if names is None or name in names}
     is_insert, is_delete = F.col(OP) == int(Operation.INSERT), F.col(OP) == int(Operation.DELETE)
     lacks = is_insert & ~reduce(lambda one, other: one & other, (F.col(flag) for flag in flags.values()))
 

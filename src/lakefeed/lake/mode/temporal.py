@@ -29,15 +29,16 @@ from lakefeed.change.segment import Window
 from lakefeed.change.table import Column, TableId, TableSchema
 from lakefeed.errors import ConfigError, TableStoppedError
 from lakefeed.lake.mode.base import INSTANT, UNKNOWN_TIME, CurrentRows, Mode, check_name, checked_names
+from lakefeed.lake.mode.changes import window_changes
 from lakefeed.lake.mode.collapse import truncates_as_deletes
-from lakefeed.lake.mode.moved import with_moved_values
 from lakefeed.lake.mode.upsert import Own, matches, packed, rewritten_files, upsert_step
 from lakefeed.lake.mode.versions import STORED, Versions
 from lakefeed.lake.schema.mapping import ColumnMapping
 from lakefeed.lake.schema.projection import lineage
 from lakefeed.lake.spark.type import quoted
-from lakefeed.lake.store import BROADCAST_ROWS, AppendRows, MergeRows, RewriteRows, Step, TableStore
-from lakefeed.lake.window import key_bounds, lowest_time, narrowed, read_changes
+from lakefeed.lake.store import BROADCAST_ROWS, AppendRows, MarkRows, MergeRows, RewriteRows, Step, TableStore
+from lakefeed.lake.vector import FILE, ROW
+from lakefeed.lake.window import key_bounds, lowest_time, narrowed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -165,9 +166,7 @@ class Temporal(Mode):
             return upsert_step(session, window, store, Own(new=new, only=current, metadata=(TIME,)))
 
         bounds = key_bounds(window)
-        changes = read_changes(session, window, (TIME,))
-        if window.absent:
-            changes = with_moved_values(changes, window, lambda: store.read(session).alias("t").where(current))
+        changes = window_changes(session, window, lambda: store.read(session).alias("t").where(current), (TIME,))
         keys = changes.select(*map(quoted, target.key)).alias("s")
         keys = F.broadcast(keys) if window.counts.total <= BROADCAST_ROWS else keys
         # Current versions, and closed ones that end after the first change: only clocks that step back make those.
@@ -177,6 +176,17 @@ class Temporal(Mode):
             extent = store.extent(target.key[0], bounds)
             if extent is not None and extent.touched_files == 0:
                 return AppendRows(packed(versions.rows(versions.of_changes(changes)).drop(STORED), window))
+            if extent is not None and extent.markable is not None:
+                # Of the table, the versions that the window may change: all of them go, and come as they are then.
+                marked, within = extent.markable, bounds.condition("t") if bounds is not None else None
+                names = [*target.names, *(column.name for column in self.added_columns())]
+                found = store.located(session, marked, names).alias("t").where(concerned).where(within or "true")
+                found = found.join(keys, F.expr(matches(window)), "left_semi")
+                found = store.live(found, marked, window.counts.total)
+                events = versions.of_changes(changes).unionByName(versions.of_table(found))
+                made = versions.rows(events, unchanged=True).drop(STORED)
+                gone = found.where(quoted(self.is_current)).select(FILE, ROW)
+                return MarkRows(gone=gone, rows=packed(made, window), old=marked, count=window.counts.total)
             count = rewritten_files(session, window, extent) if extent is not None else 0
             if extent is not None and extent.replaceable is not None and count:
                 # The touched files again: what the window makes of its keys' versions, and all other rows.

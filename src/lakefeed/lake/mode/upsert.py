@@ -1,12 +1,14 @@
 """Upsert: what a window leaves of each key, onto the table's rows. One commit.
 
-Four ways to the same rows; the cheapest that is sound is taken:
+Five ways to the same rows; the cheapest that is sound is taken:
 
 - *replace*: after a truncate, the table is what came after it.
 - *append*: no file of the table can have a key of the window, by the table's own statistics. Nothing to look up.
 - *rewrite*: the files that may have the window's keys would be rewritten anyway, or are small. Their rows are read
   once, without those of the window's keys, and written with what the window leaves: half the work of a merge, which
   reads everything twice. A format that cannot exchange files rewrites them all, if nearly all are touched.
+- *mark*: a table that can have single rows marked as deleted. Its key columns are read to find the window's rows, which
+  are marked, and what the window leaves is added: no file is written again.
 - *merge*: one MERGE, with the bounds of the window's keys, so that files outside of them are not read, or with all of
   the keys, if they are few.
 """
@@ -14,27 +16,31 @@ Four ways to the same rows; the cheapest that is sound is taken:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lakefeed.change.batch import OP, SEQ, Operation
 from lakefeed.change.segment import Window
+from lakefeed.lake.mode.changes import window_changes, window_keys
 from lakefeed.lake.mode.collapse import FRESH, HELD, collapse
-from lakefeed.lake.mode.moved import with_moved_values
-from lakefeed.lake.spark.error import INCOMPLETE, INCOMPLETE_COPY
+from lakefeed.lake.mode.small import small_step
+from lakefeed.lake.spark.error import INCOMPLETE, INCOMPLETE_COPY, UNSENT
 from lakefeed.lake.spark.type import quoted, spark_type
 from lakefeed.lake.store import (
     BROADCAST_ROWS,
     AppendRows,
     Extent,
+    MarkRows,
     MergeRows,
+    Replaceable,
     ReplaceRows,
     RewriteRows,
     Step,
     TableStore,
 )
-from lakefeed.lake.window import KeyBounds, incomplete_columns, key_bounds, narrowed, read_changes
+from lakefeed.lake.vector import FILE, ROW
+from lakefeed.lake.window import KeyBounds, RuledWindow, incomplete_columns, key_bounds, narrowed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,6 +54,7 @@ SMALL_BYTES = 32 << 20
 _SURELY_TOUCHED = 4
 """Changes per file, at least, from which a file that may have one of the keys is taken to have one."""
 
+_DELETED = "_lakefeed_deleted"
 _FILE_BYTES = 128 << 20
 _FILE_ROWS = 200_000
 _TASK_BYTES = 1 << 20
@@ -81,9 +88,16 @@ def upsert_step(session: SparkSession, window: Window, store: TableStore, own: O
     """The cheapest sound way; for modes whose deletes remove rows."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    changes = read_changes(session, window, own.metadata)
-    if window.absent:
-        changes = with_moved_values(changes, window, lambda: store.read(session).alias("t").where(own.only or "true"))
+    key, bounds, extent = window.target.key, None, None
+    if window.truncated_at is None:
+        bounds = key_bounds(window)
+        extent = store.extent(key[0], bounds)
+        small = small_step(session, window, store, extent) if own == NOTHING_OWN and extent is not None else None
+        if small is not None:
+            return small
+    changes = window_changes(
+        session, window, lambda: store.read(session).alias("t").where(own.only or "true"), own.metadata
+    )
     if window.truncated_at is not None:  # what lies before it is gone with it
         later = changes.where((F.col(SEQ) > window.truncated_at) & (F.col(OP) != int(Operation.TRUNCATE)))
         rows = left_rows(collapse(later, window), window, own)
@@ -92,10 +106,11 @@ def upsert_step(session: SparkSession, window: Window, store: TableStore, own: O
             rows = rows.unionByName(others)
         return ReplaceRows(rows)
 
-    collapsed, bounds, key = collapse(changes, window), key_bounds(window), window.target.key
-    extent = store.extent(key[0], bounds)
+    collapsed = collapse(changes, window)
     if extent is not None and extent.touched_files == 0:
         return AppendRows(packed(left_rows(collapsed, window, own), window))
+    if extent is not None and extent.markable is not None:
+        return mark_step(session, store, window, merge_step(collapsed, window, bounds, own), extent.markable)
     count = 0
     if extent is not None and not window.absent and own.onto == own.new:  # a merge has the table's row at hand
         count = rewritten_files(session, window, extent)
@@ -107,7 +122,7 @@ def upsert_step(session: SparkSession, window: Window, store: TableStore, own: O
     rows, old = left_rows(collapsed, window, own), extent.replaceable
     stored = store.read_files(session, old) if old is not None else store.read(session)
     condition = f"{matches(window)} AND {own.only}" if own.only else matches(window)
-    keys = read_changes(session, window).select(*map(quoted, key)).alias("s")
+    keys = window_keys(session, window).alias("s")
     keys = F.broadcast(keys) if window.counts.total <= BROADCAST_ROWS else keys
     kept = stored.alias("t").join(keys, F.expr(condition), "left_anti").select(*map(quoted, rows.columns))
     rows = kept.unionByName(rows).coalesce(count)
@@ -142,6 +157,51 @@ def merge_step(changes: DataFrame, window: Window, bounds: KeyBounds | None, own
     )
 
 
+def mark_step(session: SparkSession, store: TableStore, window: Window, merge: MergeRows, old: Replaceable) -> MarkRows:
+    """A merge of the window's collapsed changes, by marking the rows that it meets.
+
+    Where it ``replaces`` them, of the table only what the condition needs is read. Else the rows that it meets are read
+    with the columns that stay as they are.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    def of_table(names: Iterable[str], texts: Iterable[str]) -> list[str]:
+        joined = " ".join(texts)
+        return [name for name in names if f"t.{quoted(name)}" in joined]
+
+    few, names = merge.count <= BROADCAST_ROWS, list(merge.inserts)
+    inserts = [F.expr(value).alias(name) for name, value in merge.inserts.items()]
+    inserted = merge.rows.alias("s").where(merge.inserts_if or "true")
+    if merge.replaces:
+        keys = window_keys(session, window).alias("s")
+        stored = store.located(session, old, of_table(names, [merge.condition])).alias("t")
+        met = stored.join(F.broadcast(keys) if few else keys, F.expr(merge.condition), "left_semi")
+        rows = packed(inserted.select(*inserts), window)
+        return MarkRows(gone=met.select(FILE, ROW), rows=rows, old=old, count=merge.count)
+
+    values = {name: merge.updates.get(name, f"t.{quoted(name)}") for name in names}
+    used = of_table(names, [merge.condition, merge.deletes or "", *values.values()])
+    changes = merge.rows.alias("s")
+    stored = store.located(session, old, used).alias("t")
+    gone = F.expr(merge.deletes or "false")
+    met = stored.join(F.broadcast(changes) if few else changes, F.expr(merge.condition), "inner").select(
+        # Of a row that goes only the key is needed, and the others may not be known.
+        *(
+            (F.expr(value) if name in window.target.key else F.when(~gone, F.expr(value))).alias(name)
+            for name, value in values.items()
+        ),
+        gone.alias(_DELETED),
+        F.col(FILE),
+        F.col(ROW),
+    )
+    met = store.live(met, old, merge.count)
+    there = (F.broadcast(met) if few else met).alias("t")
+    new = inserted.join(there, F.expr(matches(window)), "left_anti").select(*inserts)
+    updated = met.where(~F.col(_DELETED)).select(*map(quoted, names))
+    rows = packed(updated.unionByName(new), window)
+    return MarkRows(gone=met.select(FILE, ROW), rows=rows, old=old, count=merge.count)
+
+
 def left_rows(changes: DataFrame, window: Window, own: Own = NOTHING_OWN) -> DataFrame:
     """What collapsed changes leave where the table has none of their rows."""
     from pyspark.sql import functions as F  # noqa: N812
@@ -169,7 +229,9 @@ def matches(window: Window) -> str:
 
 def refusal(window: Window, name: str) -> str:
     """The SQL that stops the table instead of giving a value for a column that nobody sent."""
-    error = INCOMPLETE if window.exact else INCOMPLETE_COPY
+    # A row that comes into a condition is new to the table, and nobody has the values that were not sent.
+    enters = isinstance(window, RuledWindow) and window.ruled.where is not None
+    error = (UNSENT if enters else INCOMPLETE) if window.exact else INCOMPLETE_COPY
     return f"CAST(raise_error('{error}') AS {spark_type(window.target.column(name).type)})"
 
 

@@ -14,28 +14,29 @@ from pathlib import Path
 
 from lakefeed.change.segment import StaleReason
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.durable import make_directory, replace_file
 from lakefeed.errors import LakeError
 from lakefeed.lake.location import table_path
 from lakefeed.lake.schema.evolve import evolved, unsettled
 from lakefeed.lake.schema.mapping import ColumnMapping, MappedColumn
 from lakefeed.lake.schema.policy import Policy
 from lakefeed.lake.schema.projection import lineage
+from lakefeed.storage.base import Storage, StoredFile
+from lakefeed.storage.local import LocalStorage
 
 log = logging.getLogger(__name__)
 
 
-def decisions_file(root: str, pipeline: str, table: TableId) -> Path:
-    """Where the decisions of one lake table are: with the rest of the pipeline's state."""
-    return Path(table_path(f"{root}/_lakefeed/{pipeline}/decisions", table) + ".json")
+def decisions_file(lake: Storage, pipeline: str, table: TableId) -> StoredFile:
+    """Where the decisions of one lake table are: in the lake, below the folder of the pipeline that made it."""
+    return StoredFile(lake.below(), table_path(f"_lakefeed/{pipeline}/decisions", table) + ".json")
 
 
 class Decisions:
     """``place`` is the table's file. Without one only what needs no decision can be done: what evolves."""
 
-    def __init__(self, policy: Policy, place: Path | None = None) -> None:
+    def __init__(self, policy: Policy, place: StoredFile | Path | None = None) -> None:
         self._policy = policy
-        self._place = place
+        self._place = StoredFile(LocalStorage(place.parent), place.name) if isinstance(place, Path) else place
         self._generation: int | None = None
         self._known: dict[int, ColumnMapping] = {}
 
@@ -76,9 +77,8 @@ class Decisions:
         if self._place is None:
             raise LakeError(f"table {self._policy.table}: there is no file to keep what its columns are")
         versions = {version: [one.to_json() for one in mapping.columns] for version, mapping in self._known.items()}
-        make_directory(self._place.parent)
         data = json.dumps({"generation": generation, "versions": versions}, ensure_ascii=False, indent=1)
-        replace_file(self._place, data.encode())
+        self._place.replace(data.encode())
 
         # What a person may miss in the lake table from here on, and did not before.
         ignored, came_from = before.ignored(path[0]), lineage(path)
@@ -98,10 +98,11 @@ class Decisions:
 
     def _load(self, generation: int) -> None:
         self._generation, self._known = generation, {}
-        if self._place is None or not self._place.exists():
+        data = self._place.read() if self._place is not None else None
+        if data is None:
             return
         try:
-            body = json.loads(self._place.read_bytes())
+            body = json.loads(data)
             if body["generation"] == generation:
                 self._known = {
                     int(version): ColumnMapping(int(version), tuple(MappedColumn.from_json(one) for one in columns))

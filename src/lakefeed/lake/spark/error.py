@@ -25,6 +25,10 @@ _CONFLICTS = frozenset(
 )
 _ANALYSIS = "org.apache.spark.sql.AnalysisException"
 _CONSTRAINT = "org.apache.spark.sql.delta.schema.DeltaInvariantViolationException"
+_VALUES = frozenset(
+    f"org.apache.spark.Spark{kind}Exception" for kind in ("Arithmetic", "NumberFormat", "DateTime", "IllegalArgument")
+)
+"""What Spark raises where an expression cannot take a value. Only the expressions of a rule do such things."""
 _RAISED, _NO_JVM = "USER_RAISED_EXCEPTION", "JAVA_GATEWAY_EXITED"
 
 INCOMPLETE = "LAKEFEED_INCOMPLETE_ROW"
@@ -32,6 +36,9 @@ INCOMPLETE = "LAKEFEED_INCOMPLETE_ROW"
 
 INCOMPLETE_COPY = "LAKEFEED_INCOMPLETE_COPY"
 """The same, of a change that happened while the table was copied: the copied rows cannot complete it."""
+
+UNSENT = "LAKEFEED_UNSENT_VALUE"
+"""Raised by our own SQL: the rule of a table needs a value that the source did not send and the table does not have."""
 
 NO_SUCH_ROW = "LAKEFEED_NO_SUCH_ROW"
 """Raised by our own SQL: a delete whose row the table does not have."""
@@ -81,8 +88,11 @@ def is_conflict(error: BaseException) -> bool:
     return isinstance(error, ConcurrentModification) or any(one.kinds & _CONFLICTS for one in thrown(error))
 
 
-def explained(error: BaseException, table: TableId) -> LakefeedError:
-    """Our error for one that a commit raised. The caller has found that the commit did not happen."""
+def explained(error: BaseException, table: TableId, source: TableId | None = None) -> LakefeedError:
+    """Our error for one that a commit raised. The caller has found that the commit did not happen.
+
+    ``source`` is the source table, where its name may be another than the lake table's.
+    """
     if isinstance(error, LakefeedError):
         return error
     if _is_of_dead_jvm(error):
@@ -102,6 +112,14 @@ def explained(error: BaseException, table: TableId) -> LakefeedError:
             table=str(table),
             cause=RebuildCause.COPY,
         )
+    if UNSENT in raised:
+        return TableStoppedError(
+            f"table {table}: its rule needs a large value that an update did not send, and that the lake table does "
+            "not have: the row was left out, or only another form of the value is kept",
+            remedy=f"Have PostgreSQL send whole rows: ALTER TABLE {source or table} REPLICA IDENTITY FULL. Then copy "
+            f"the table again: lakefeed rebuild FILE {table} --from-source.",
+            table=str(table),
+        )
     if NO_SUCH_ROW in raised:
         return TableStoppedError(
             f"table {table}, which has no key: a row was deleted that the lake table does not have",
@@ -112,6 +130,13 @@ def explained(error: BaseException, table: TableId) -> LakefeedError:
         return TableStoppedError(
             f"table {table}: {first_line(error)}",
             remedy="Somebody changed the lake table; undo that, or remove it and start the pipeline again.",
+            table=str(table),
+        )
+    if any(one.kinds & _VALUES for one in found):
+        return TableStoppedError(
+            f"table {table}: an expression of its rule fails on a row: {first_line(error)}",
+            remedy="Write it so that it takes every value, with try_cast or try_divide for example; then copy the "
+            f"table again: lakefeed rebuild FILE {table} --from-source.",
             table=str(table),
         )
     if any(_CONSTRAINT in one.kinds for one in found):

@@ -8,8 +8,10 @@ class path are decided by chance.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import pwd
 import re
 import subprocess
 import time
@@ -21,12 +23,27 @@ from lakefeed.lake.formats import FORMATS
 from lakefeed.lake.spark.java import cache_directory, find_java
 
 _RESOLVE_SECONDS = 300.0
+_LONGEST_NAME = 150
 _VERSION = re.compile(r"-\d[\w.\-]*\.jar$")
 
 
-def coordinates_of(formats: Sequence[str] = ("delta",)) -> str:
+_SDK = "2.29.52"
+STORES = {
+    "s3": (
+        "org.apache.hadoop:hadoop-aws:3.4.2",
+        *(f"software.amazon.awssdk:{module}:{_SDK}" for module in ("s3", "s3-transfer-manager", "sts")),
+    )
+}
+"""What a session needs to write to an object store, by the scheme: Hadoop's connector, of the Hadoop that Spark has,
+and those modules of Amazon's library that it uses."""
+STORE_EXCLUDES = "software.amazon.awssdk:bundle"
+"""All of Amazon's library, 642 MB, which the connector names; the modules above are 15 MB with all that they need."""
+
+
+def coordinates_of(formats: Sequence[str] = ("delta",), stores: Sequence[str] = ()) -> str:
     """As ``spark.jars.packages`` has them."""
-    return ",".join(FORMATS[name].coordinates for name in sorted(set(formats)))
+    own = [FORMATS[name].coordinates for name in sorted(set(formats))]
+    return ",".join([*own, *(one for store in sorted(set(stores)) for one in STORES[store])])
 
 
 def remembered_jars(coordinates: str = FORMATS["delta"].coordinates) -> tuple[str, ...]:
@@ -43,7 +60,7 @@ def remembered_jars(coordinates: str = FORMATS["delta"].coordinates) -> tuple[st
 def missing_jars(coordinates: str) -> str | None:
     """Why Spark would not get the jars: they are not here, and its resolver cannot fetch them. None if all is well."""
     group, artifact, version = coordinates.split(":")
-    cached = Path.home().glob(f".ivy2*/jars/{group}_{artifact}-{version}.jar")  # where Spark's resolver keeps them
+    cached = (jar for place in _resolver_places() for jar in place.glob(f"jars/{group}_{artifact}-{version}.jar"))
     if remembered_jars(coordinates) or any(cached):
         return None
     try:
@@ -67,12 +84,18 @@ def fetch_jars(coordinates: str, place: Path | None = None) -> list[Path]:
         capture_output=True, text=True, timeout=_RESOLVE_SECONDS, check=False,
     )  # fmt: skip
     group, artifact, version = coordinates.split(":")
-    folders = [place] if place is not None else list(Path.home().glob(".ivy2*"))
+    folders = [place] if place is not None else _resolver_places()
     found = [jar for folder in folders for jar in folder.glob(f"jars/{group}_{artifact}-{version}.jar")]
     if not found:
         said = [line.strip() for line in done.stderr.splitlines() if "not found" in line or "failed" in line]
         raise OSError(f"Spark's resolver says: {said[0] if said else done.returncode}")
     return found
+
+
+def _resolver_places() -> list[Path]:
+    """Where Spark's resolver keeps jars. A JVM's home is that of the password file, whatever HOME says."""
+    homes = dict.fromkeys((Path.home(), Path(pwd.getpwuid(os.getuid()).pw_dir)))
+    return [place for home in homes for place in sorted(home.glob(".ivy2*"))]
 
 
 @contextmanager
@@ -120,4 +143,7 @@ def remember_jars(resolved: Iterable[str], coordinates: str = FORMATS["delta"].c
 
 
 def _memory(coordinates: str) -> Path:
-    return cache_directory() / f"jars-{coordinates.replace(':', '_')}.json"
+    name = coordinates.replace(":", "_")
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[:_LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+    return cache_directory() / f"jars-{name}.json"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
+U = TypeVar("U")
 _POLL_SECONDS = 0.02
 
 
@@ -59,3 +60,30 @@ def run_job(session: SparkSession, name: str, action: Callable[[], T], *, failpo
     if errors:
         raise errors[0]
     return results[0]
+
+
+def both(one: Callable[[], T], other: Callable[[], U]) -> tuple[T, U]:
+    """Do two actions at once, each of one Spark job or more: planning a small job takes longer than the job.
+
+    Both have ended when it returns, or raises what the first of them raised.
+    """
+    from pyspark import InheritableThread
+
+    results: list[U] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(other())
+        except BaseException as error:  # noqa: BLE001  # handed to the caller below
+            errors.append(error)
+
+    thread = InheritableThread(target=work, daemon=True)
+    thread.start()
+    try:
+        result = one()
+    finally:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return result, results[0]

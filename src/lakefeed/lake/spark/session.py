@@ -11,13 +11,14 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lakefeed.errors import SparkSetupError
 from lakefeed.lake.formats import FORMATS
-from lakefeed.lake.spark.jars import coordinates_of, remember_jars, resolving
+from lakefeed.lake.spark.files import use_local_files
+from lakefeed.lake.spark.jars import STORE_EXCLUDES, coordinates_of, remember_jars, resolving
 from lakefeed.lake.spark.java import cache_directory, find_java
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SPARK_VERSION = "4.1"
+
+_SAME_EVERYWHERE = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"}
+"""What the value of a rule's expression depends on beside the row."""
 
 _GIB = 1024**3
 _KEPT_LOGS = 10
@@ -37,11 +41,16 @@ def spark_session(
     log_dir: Path | None = None,
     settings: Mapping[str, str] | None = None,
     formats: Sequence[str] = ("delta",),
+    stores: Sequence[str] = (),
+    master: str | None = None,
+    packages: bool = True,
 ) -> SparkSession:
     """The session of this process: the active one if there is one (then checked), else a new one.
 
-    ``formats`` are the table formats that it can write, ``delta`` and ``iceberg``. ``settings`` stand above Lakefeed's
-    own. SparkSetupError says in one sentence what is missing (Java, jars) and what repairs it.
+    ``formats`` are the table formats that it can write, ``delta`` and ``iceberg``; ``stores`` object stores: ``s3``.
+    ``master`` is a cluster's, or none for this machine; what its executors need is checked by one small job.
+    ``packages=False``: the cluster has the jars. ``settings`` stand above Lakefeed's own. SparkSetupError says in one
+    sentence what is missing (Java, jars) and what repairs it.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -50,22 +59,77 @@ def spark_session(
         if SparkContext._active_spark_context is not None:
             return checked_session(SparkSession.builder.getOrCreate(), formats)
         os.environ["JAVA_HOME"] = str(find_java().home)
-        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        os.environ["PYSPARK_PYTHON"] = (settings or {}).get("spark.pyspark.python", sys.executable)
         directory = log_dir or cache_directory() / "logs"
         directory.mkdir(parents=True, exist_ok=True)
         for old in sorted(directory.glob("spark-*.log"), key=lambda path: path.stat().st_mtime)[:-_KEPT_LOGS]:
             old.unlink(missing_ok=True)
         log = directory / f"spark-{os.getpid()}.log"
-        packages = coordinates_of(formats)
-        with resolving(packages) as jars:
-            conf = session_conf(app_name, jars, log.parent, formats).setAll(list((settings or {}).items()))
-            session = _start(conf, log, packages)
-            if not jars and conf.get("spark.jars.packages") == packages:
-                remember_jars(session.sparkContext.getConf().get("spark.jars", "").split(","), packages)
+        wanted = coordinates_of(formats, stores)
+        with resolving(wanted) if packages else nullcontext(()) as jars:
+            conf = session_conf(app_name, jars, log.parent, formats, stores)
+            if not packages:
+                conf = _without(conf, "spark.jars.packages", "spark.jars.excludes")
+            if master is not None:
+                conf = _on_cluster(conf, master, jars)
+            session = _start(conf.setAll(list((settings or {}).items())), log, wanted)
+            if not jars and conf.get("spark.jars.packages", "") == wanted:
+                remember_jars(session.sparkContext.getConf().get("spark.jars", "").split(","), wanted)
+        if master is not None and not master.startswith("local"):
+            check_executors(session)
         return session
 
 
-def session_conf(app_name: str, jars: tuple[str, ...], scratch: Path, formats: Sequence[str] = ("delta",)) -> SparkConf:
+def _without(conf: SparkConf, *names: str) -> SparkConf:
+    from pyspark import SparkConf
+
+    return SparkConf(loadDefaults=False).setAll([(name, value) for name, value in conf.getAll() if name not in names])
+
+
+def _on_cluster(conf: SparkConf, master: str, jars: tuple[str, ...]) -> SparkConf:
+    """The same for another master: its workers get the jars, and find the driver by the address that it has there."""
+    conf = conf.setMaster(master)
+    if master.startswith("local"):
+        return conf
+    conf = _without(conf, "spark.driver.host", "spark.driver.bindAddress", "spark.sql.adaptive.enabled")
+    return conf.set("spark.jars", ",".join(jars)) if jars else conf
+
+
+def check_executors(session: SparkSession) -> None:
+    """One small job: do the executors run, with a Python that has this version of Lakefeed? SparkSetupError if not."""
+    from importlib.metadata import version
+
+    try:
+        found = set(session.sparkContext.parallelize(range(8), 8).map(_installed).collect())
+    except Exception as error:
+        raise SparkSetupError(
+            f"a first job on {session.sparkContext.master} failed: {str(error).strip().splitlines()[0]}",
+            remedy="Install lakefeed for the same Python on every worker; spark.pyspark.python names it.",
+        ) from error
+    mine = (version("lakefeed"), sys.version_info[:2])
+    if wrong := sorted(map(str, found - {mine})):
+        raise SparkSetupError(
+            f"the executors have lakefeed and Python {wrong[0]}, this process has {mine}",
+            remedy="Install the same version with the same Python on every worker.",
+        )
+
+
+def _installed(_: int) -> tuple[str, tuple[int, ...]]:
+    from importlib.metadata import version
+
+    import lakefeed.lake.loader  # noqa: F401  # what tasks of a copy need: pyarrow and the package itself
+
+    return version("lakefeed"), sys.version_info[:2]
+
+
+def session_conf(
+    app_name: str,
+    jars: tuple[str, ...],
+    scratch: Path,
+    formats: Sequence[str] = ("delta",),
+    stores: Sequence[str] = (),
+) -> SparkConf:
     """The settings of a built session. Each number has its reason here."""
     from pyspark import SparkConf
 
@@ -79,6 +143,8 @@ def session_conf(app_name: str, jars: tuple[str, ...], scratch: Path, formats: S
         "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:-UsePerfData",
         "spark.log.level": "ERROR",
         "spark.ui.enabled": "false",
+        # Spark's own rule, and the key of a REST catalog's secret: neither a UI nor an event log shows such values.
+        "spark.redaction.regex": "(?i)secret|password|passwd|token|credential|access[.]?key",
         "spark.ui.showConsoleProgress": "false",
         # What a UI would show is kept in memory even without one: a process that runs for months needs little of it.
         "spark.ui.retainedJobs": "20",
@@ -90,13 +156,19 @@ def session_conf(app_name: str, jars: tuple[str, ...], scratch: Path, formats: S
         "spark.sql.shuffle.partitions": str(cores),
         # With so few partitions there is nothing for it to coalesce, and re-planning between stages takes time.
         "spark.sql.adaptive.enabled": "false",
+        # Up to so many files Spark lists by itself; more, in a job of its own, which here is the same machine. A window
+        # has a file for each change set.
+        "spark.sql.sources.parallelPartitionDiscovery.threshold": "2000",
+        # Generated code that is kept: each table has a dozen pieces, and compiling one takes longer than using it.
+        "spark.sql.codegen.cache.maxEntries": "2000",
         "spark.databricks.delta.snapshotPartitions": str(min(cores, 2)),
         **_format_settings(formats),
     }
     if jars:
         settings["spark.driver.extraClassPath"] = os.pathsep.join(jars)
     else:
-        settings["spark.jars.packages"] = coordinates_of(formats)
+        settings["spark.jars.packages"] = coordinates_of(formats, stores)
+        settings |= {"spark.jars.excludes": STORE_EXCLUDES} if stores else {}
     return SparkConf().setAll(list(settings.items()))
 
 
@@ -136,6 +208,8 @@ def _start(conf: SparkConf, log: Path, packages: str) -> SparkSession:
                 ) from error
             raise SparkSetupError("Spark's JVM did not start", remedy=f"The reason is in {log}.") from error
     context = SparkContext(conf=conf, gateway=gateway)
+    if str(context.master).startswith("local"):
+        use_local_files(context)
     return SparkSession(context)
 
 
@@ -188,6 +262,6 @@ class Sessions:
             if self._parent is None:
                 self._parent = self._spark()
             session = self._parent.newSession()
-        for name, value in self._settings.items():
+        for name, value in {**_SAME_EVERYWHERE, **self._settings}.items():
             session.conf.set(name, value)
         return session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -23,8 +24,7 @@ _SCALARS: dict[pa.DataType, str] = {
     pa.timestamp("us"): "timestamp_ntz",
     pa.timestamp("us", tz="UTC"): "timestamp",
 }
-_HOSTILE = " ,;{}()\n\t="
-"""Delta refuses column names with these unless column mapping is on, which some readers do not know."""
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 
 
 def spark_type(kind: pa.DataType) -> str | None:
@@ -35,6 +35,27 @@ def spark_type(kind: pa.DataType) -> str | None:
         item = spark_type(kind.value_type)
         return f"array<{item}>" if item else None
     return _SCALARS.get(kind)
+
+
+def arrow_type(name: str) -> pa.DataType | None:
+    """The type that Spark SQL calls so; None if Lakefeed stores no such type. The inverse of ``spark_type``."""
+    if found := _DECIMAL.fullmatch(name):
+        return pa.decimal128(int(found[1]), int(found[2]))
+    if name.startswith("array<"):
+        item = arrow_type(name.removeprefix("array<").removesuffix(">"))
+        return pa.list_(item) if item is not None else None
+    return next((kind for kind, text in _SCALARS.items() if text == name), None)
+
+
+def text_literal(value: str) -> str:
+    """A text in Spark SQL: through hexadecimal, so that no quoting rule of any Spark setting can change it."""
+    return f"decode(X'{value.encode().hex()}', 'UTF-8')"
+
+
+def text_literal_quoted(value: str) -> str:
+    """A text in Spark SQL where only a literal may stand, such as a property or a comment."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def quoted(name: str) -> str:
@@ -62,7 +83,8 @@ def refuse_unstorable(schema: TableSchema, *, added: Sequence[Column] = (), rese
     if problem:
         raise TableStoppedError(
             f"table {schema.table}: {problem}",
-            remedy=f"Rename or change the column in the source, or leave {schema.table} out of the table patterns.",
+            remedy="Give the column another name in the lake (rename, or naming), another type (transform), or leave "
+            f"it out (columns), all in a rule for {schema.table} in lake.tables.",
             table=str(schema.table),
         )
 
@@ -72,8 +94,6 @@ def _problem(schema: TableSchema, added: set[str]) -> str | None:
     for column in schema.columns:
         if spark_type(column.type) is None:
             return f"column '{column.name}' is {column.type}, which Delta has no type for"
-        if any(char in _HOSTILE for char in column.name):
-            return f"Delta refuses a column named '{column.name}'"
         if column.name.lower().startswith("_lakefeed_") and column.name not in added:
             return f"column '{column.name}' has a name that Lakefeed uses for itself"
         if twin := seen.get(column.name.lower()):

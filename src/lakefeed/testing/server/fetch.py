@@ -35,7 +35,10 @@ from lakefeed.lake.spark.java import cache_directory
 _WAIT_SECONDS, _FETCH_SECONDS = 60.0, 600.0
 _LIBRARIES = ("usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu", "usr/lib64", "lib64")
 _LOADER = "ld-linux-x86-64.so.2"
-_NO_LIBRARIES = re.compile(r"perl.*|debconf.*|.*-common|passwd|adduser|psmisc|rsync|socat|lsof|gawk|iproute2|galera.*")
+_NO_LIBRARIES = re.compile(
+    r"perl.*|.*-perl|debconf.*|.*-common|passwd|adduser|psmisc|procps|rsync|socat|lsof|gawk|iproute2|galera.*"
+    r"|mariadb-client.*"
+)
 """What packages depend on and a server in a temporary directory does not."""
 
 

@@ -1,0 +1,215 @@
+"""What a lake wants of the tables of a source: which columns, as which types, and what becomes of a value that its
+column cannot hold. Pure values, picklable: copies carry them to other processes.
+
+Rules stand in ``lake.tables``. Of several that say something about a table, one that names it counts before one with a
+pattern, and a later one before an earlier one; inside a rule, a column's name counts before a glob. A capture is told
+once (``ChangeCapture.represent``) and gives the same for a copy, the stream and polling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import TypeVar
+
+import pyarrow as pa
+
+from lakefeed.change.table import Column, OutOfRange, TableId, TableSchema, type_from_text
+from lakefeed.errors import ConfigError
+
+STRING, LIST, VARIANT, MICROSECONDS = "string", "list", "variant", "microseconds"
+_V = TypeVar("_V")
+_RULE = b"lakefeed.out_of_range"
+
+
+@dataclass(frozen=True, slots=True)
+class TableChoice:
+    """What the rules say of one table. ``columns`` are globs, see ``takes``. ``types`` and ``out_of_range`` are by
+    column, a name or a glob; those in ``optional`` come from rules for many tables, so that this one need not have such
+    a column. ``inserts_only``: a table without a key is followed by its inserts."""
+
+    columns: tuple[str, ...] = ()
+    types: Mapping[str, str] = field(default_factory=dict)
+    out_of_range: Mapping[str, OutOfRange] = field(default_factory=dict)
+    inserts_only: bool = False
+    optional: frozenset[str] = frozenset()
+
+    def takes(self, name: str) -> bool:
+        """A column is taken if a glob matches it and none with ``!`` does; a list of nothing but ``!`` takes all
+        others. The key is always taken, which is not asked here."""
+        wanted = [glob for glob in self.columns if not glob.startswith("!")]
+        unwanted = [glob.removeprefix("!") for glob in self.columns if glob.startswith("!")]
+        is_wanted = not wanted or any(fnmatchcase(name, glob) for glob in wanted)
+        return is_wanted and not any(fnmatchcase(name, glob) for glob in unwanted)
+
+    def type_of(self, name: str) -> str | None:
+        """The type that a rule gives a column; None: what the source gives it."""
+        return _of_column(self.types, name)
+
+    def rule_of(self, name: str) -> OutOfRange | None:
+        return _of_column(self.out_of_range, name)
+
+    def decimal_of(self, name: str) -> pa.Decimal128Type | None:
+        """The decimal that a rule gives a column."""
+        chosen = self.type_of(name)
+        kind = type_from_text(decimal_text(chosen)) if chosen is not None and chosen.startswith("decimal") else None
+        return kind if isinstance(kind, pa.Decimal128Type) else None
+
+    def unfit_type(self, schema: TableSchema) -> tuple[str, str] | None:
+        """What ``types`` says that does not fit the table, and what to do. ``schema`` is what the source made of it."""
+        for glob, chosen in self.types.items():
+            columns = [one for one in schema.columns if fnmatchcase(one.name, glob)]
+            if not columns:
+                if glob in self.optional:
+                    continue
+                names = ", ".join(schema.names)
+                return f"types has '{glob}', which matches no column", f"The columns are {names}."
+            if chosen == VARIANT:
+                why = "Spark alone can write and read one, and copies and verify work without it"
+                return f"types gives {columns[0].name} the type variant, which is not there: {why}", _VARIANT
+            for one in columns:
+                if self.type_of(one.name) == chosen and not _is_so(one, chosen):
+                    is_key = " and is part of the key" if one.name in schema.key else ""
+                    problem = f"types gives {one.name} the type {chosen}, but it is {one.source_type}{is_key}"
+                    return problem, "Choose string, which every column can be, or take the column out of types."
+        return None
+
+    def unfit(self, schema: TableSchema) -> tuple[str, str] | None:
+        """As ``unfit_type``, and what ``out_of_range`` says."""
+        if (found := self.unfit_type(schema)) is not None:
+            return found
+        for glob, rule in self.out_of_range.items():
+            columns = [one for one in schema.columns if fnmatchcase(one.name, glob)]
+            if not columns:
+                if glob in self.optional:
+                    continue
+                names = ", ".join(schema.names)
+                return f"out_of_range has '{glob}', which matches no column", f"The columns are {names}."
+            is_taken = rule in (OutOfRange.STOP, OutOfRange.TEXT) or columns[0].out_of_range is rule
+            if is_literal(glob) and not is_taken:
+                problem = f"out_of_range of {glob} is {rule}, but it is {columns[0].source_type}"
+                is_key = " and is part of the key" if glob in schema.key else ""
+                return f"{problem}{is_key}, which has no such rule", "Take the column out of out_of_range."
+        return None
+
+
+_VARIANT = "Choose string, and read it with parse_json (Spark) or json functions."
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The rules of one lake. ``default`` is for columns that no rule names; None: the source's own. ``text_columns``
+    are patterns over ``schema.table.column`` of columns that are text, whatever else is said. ``kept`` are tables as
+    they were delivered last: what is text there by an older default stays text until the table is rebuilt."""
+
+    rules: tuple[tuple[str, TableChoice], ...] = ()
+    default: OutOfRange | None = None
+    text_columns: tuple[str, ...] = ()
+    kept: Mapping[TableId, tuple[Column, ...]] = field(default_factory=dict)
+    _made: dict[TableId, TableChoice] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def of(self, table: TableId) -> TableChoice:
+        """What the rules say of a table together. Asked for every column, so it is remembered."""
+        if (known := self._made.get(table)) is not None:
+            return known
+        matching = sorted((one for one in self.rules if matches(one[0], table)), key=lambda one: is_literal(one[0]))
+        made = TableChoice()
+        for pattern, rule in matching:
+            stated = {*rule.types, *rule.out_of_range}
+            made = TableChoice(
+                rule.columns or made.columns,
+                {**made.types, **rule.types},
+                {**made.out_of_range, **rule.out_of_range},
+                made.inserts_only or rule.inserts_only,
+                made.optional - stated if is_literal(pattern) else made.optional | stated,
+            )
+        self._made[table] = made
+        return made
+
+    def is_text(self, table: TableId, column: str) -> bool:
+        """Whether a column is text because the configuration says so."""
+        if self.text_columns and any(fnmatchcase(f"{table}.{column}", pattern) for pattern in self.text_columns):
+            return True
+        return self.of(table).type_of(column) == STRING
+
+    def rule(self, table: TableId, column: str, otherwise: OutOfRange = OutOfRange.STOP) -> OutOfRange:
+        return self.of(table).rule_of(column) or self.default or otherwise
+
+    def was_text(self, table: TableId, id_: str, source_type: str) -> bool:
+        """Whether a column, known by its lasting id, was delivered as text before, of the same declared type."""
+        was = [one for one in self.kept.get(table, ()) if (one.id, one.source_type) == (id_, source_type)]
+        return any(pa.types.is_string(one.type) for one in was)
+
+    def keeping(self, schemas: Sequence[TableSchema]) -> Choices:
+        return replace(self, kept={schema.table: schema.columns for schema in schemas})
+
+
+NOTHING_CHOSEN = Choices()
+
+
+def field_of(column: Column, *, exact: bool = False) -> pa.Field[pa.DataType]:
+    """A column as a session is asked for it: with its type and its rule. ``exact``: rows are ordered by it."""
+    is_free = column.out_of_range is not OutOfRange.STOP and not exact
+    return pa.field(column.name, column.type, metadata={_RULE: str(column.out_of_range)} if is_free else None)
+
+
+def rule_of(field: pa.Field[pa.DataType]) -> OutOfRange:
+    """The rule that ``field_of`` has given a field."""
+    return OutOfRange((field.metadata or {}).get(_RULE, b"stop").decode())
+
+
+def matches(pattern: str, table: TableId) -> bool:
+    """Whether the pattern of a rule, over ``schema.table`` or ``table``, matches a table."""
+    return fnmatchcase(str(table) if "." in pattern else table.name, pattern)
+
+
+def is_literal(pattern: str) -> bool:
+    """Whether a pattern names one thing and no other: it was written on purpose, so its absence needs a reason."""
+    return not any(mark in pattern for mark in "*?[")
+
+
+def checked_type(text: str) -> str:
+    """A type as a configuration may choose it. ConfigError for any other."""
+    if text in (STRING, LIST, VARIANT, MICROSECONDS):
+        return text
+    try:
+        kind = type_from_text(decimal_text(text))
+    except (ConfigError, ValueError):
+        kind = None
+    if not isinstance(kind, pa.Decimal128Type) or not 0 <= kind.scale <= kind.precision:
+        raise ConfigError(
+            f"types: '{text}' is not a type that a column can be given",
+            remedy="Choose one of: string, list, microseconds, decimal(p,s) with at most 38 digits, variant.",
+        )
+    return text
+
+
+def checked_rule(text: str) -> OutOfRange:
+    """ConfigError for a rule that there is not."""
+    if text not in set(OutOfRange):
+        raise ConfigError(f"out_of_range: '{text}' is not a rule", remedy=f"Choose one of: {', '.join(OutOfRange)}.")
+    return OutOfRange(text)
+
+
+def decimal_text(text: str) -> str:
+    """``decimal(10,2)`` as Arrow prints it."""
+    return text.replace(" ", "").replace("decimal(", "decimal128(").replace(",", ", ")
+
+
+def _of_column(given: Mapping[str, _V], name: str) -> _V | None:
+    if not given or name in given:
+        return given.get(name)
+    found = [value for glob, value in given.items() if fnmatchcase(name, glob)]
+    return found[-1] if found else None
+
+
+def _is_so(column: Column, chosen: str) -> bool:
+    """Whether the source has given a column the chosen type."""
+    if chosen == STRING:
+        return pa.types.is_string(column.type)
+    if chosen == LIST:
+        return pa.types.is_list(column.type)
+    if chosen == MICROSECONDS:
+        return pa.types.is_int64(column.type) and column.source_type.startswith("time")
+    return str(column.type) == decimal_text(chosen)

@@ -1,0 +1,288 @@
+"""Marking rows of a Delta table as deleted, in commits of our own: deltalake has no word for a deletion vector.
+
+A file whose rows are marked gets a new entry in the log, in place of its old one: the same file, with another vector.
+The entry must say all that the old one said, so the log is read here as it is written (``LiveFiles``).
+Vectors of one commit are in one file, ``deletion_vector_<uuid>.bin``.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import pyarrow.parquet as pq
+from pyarrow import fs
+from pyroaring import BitMap
+
+from lakefeed.errors import LakeError
+from lakefeed.lake.loader import DataFile
+from lakefeed.lake.location import filesystem, spark_path
+from lakefeed.lake.spark.error import ConcurrentModification
+from lakefeed.lake.vector import FILE, ROW, decoded, encoded, united, unpacked
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Entry = dict[str, Any]
+"""What the log says of one file: the fields of an ``add`` action."""
+
+_COMMIT = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
+_TIGHT = re.compile(r'"tightBounds"\s*:\s*true')
+_OF_REMOVED = ("path", "partitionValues", "size", "tags", "deletionVector")
+_FORMAT_VERSION = b"\x01"
+# Z85, which Delta writes identifiers and inline vectors in, has the digits of Python's base 85 under other characters.
+_B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+_Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_UUID_CHARACTERS = 20
+
+
+class LiveFiles:
+    """The entries of the files that a table has, by their paths as the log writes them, and the rows marked in them.
+
+    Entries that were read once are kept: from one version to the next only the newer commits are read. One thread at a
+    time.
+    """
+
+    def __init__(self, location: str) -> None:
+        self._location = location
+        self._version: int | None = None
+        self._entries: dict[str, Entry] = {}
+        self._counts: dict[str, int | None] = {}
+        self._marks: dict[str, tuple[Entry, BitMap]] = {}  # by path: of which vector
+
+    def at(self, version: int) -> Mapping[str, Entry]:
+        """At one version of the table. LakeError if the log does not have what leads there."""
+        if self._version is None or version < self._version:
+            self._begin(version)
+        while self._version != version:
+            actions = self._commit((self._version if self._version is not None else -1) + 1)
+            if actions is None:  # another process has removed it behind a checkpoint
+                self._begin(version)
+                continue
+            for removed in (one["remove"] for one in actions if "remove" in one):
+                self._entries.pop(removed["path"], None)
+                self._counts.pop(removed["path"], None)
+            for added in (one["add"] for one in actions if "add" in one):
+                self._add(added)
+            self._version = (self._version if self._version is not None else -1) + 1
+        return self._entries
+
+    def marks(self, paths: Iterable[str]) -> dict[str, BitMap]:
+        """The rows that are marked as deleted in those files that have such rows."""
+        found: dict[str, BitMap] = {}
+        for path in paths:
+            vector = self._entries[path].get("deletionVector")
+            if vector is None:
+                self._marks.pop(path, None)
+                continue
+            known = self._marks.get(path)
+            if known is None or known[0] != vector:
+                known = self._marks[path] = (vector, read_vector(self._location, vector))
+            found[path] = known[1]
+        return found
+
+    @property
+    def rows(self) -> int | None:
+        """How many the table has; None if a file's statistics do not say it."""
+        counts = self._counts.values()
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    def _add(self, entry: Entry) -> None:
+        entry = {name: value for name, value in entry.items() if value is not None}
+        count, vector = row_count(entry), entry.get("deletionVector")
+        self._entries[entry["path"]] = entry
+        self._counts[entry["path"]] = count - (vector["cardinality"] if vector else 0) if count is not None else None
+
+    def _begin(self, version: int) -> None:
+        """At the newest checkpoint that is not behind ``version``; at the beginning, if there is none."""
+        files, log = filesystem(f"{self._location}/_delta_log")
+        parts: dict[int, dict[str, int]] = {}
+        listed = files.get_file_info(fs.FileSelector(log))
+        for info in listed:
+            match = _CHECKPOINT.fullmatch(info.base_name)
+            if match is not None and int(match[1]) <= version:
+                parts.setdefault(int(match[1]), {})[info.path] = int(match[3] or 1)
+        whole = [one for one, names in parts.items() if all(len(names) >= wanted for wanted in names.values())]
+        newest = max(whole, default=None)
+        commits = {int(match[1]) for info in listed if (match := _COMMIT.fullmatch(info.base_name))}
+        missing = set(range((newest if newest is not None else -1) + 1, version + 1)) - commits
+        if missing:
+            raise LakeError(
+                f"the log of {self._location} lacks version {min(missing)}, so that its files are not known"
+            )
+        self._version, self._entries, self._counts, self._marks = newest, {}, {}, {}
+        for path in parts.get(newest, {}) if newest is not None else ():
+            rows = pq.read_table(path, columns=["add"], filesystem=files).column("add").to_pylist()
+            for row in rows:
+                if row is not None and row.get("path") is not None:
+                    entry = dict(row)
+                    for name in ("partitionValues", "tags"):  # maps, which come as pairs
+                        entry[name] = dict(entry[name]) if entry.get(name) is not None else None
+                    vector = entry.get("deletionVector") or {}
+                    known = {key: value for key, value in vector.items() if value is not None}
+                    entry["deletionVector"] = known if "storageType" in known else None
+                    self._add(entry)
+
+    def _commit(self, version: int) -> list[dict[str, Any]] | None:
+        files, path = filesystem(f"{self._location}/_delta_log/{version:020d}.json")
+        try:
+            with files.open_input_stream(path) as stream:
+                return [json.loads(line) for line in stream.read().splitlines() if line.strip()]
+        except FileNotFoundError:
+            return None
+
+
+def row_count(entry: Entry) -> int | None:
+    """Of a file, those that are marked as deleted among them; None if its statistics do not say it."""
+    statistics = json.loads(entry["stats"]) if entry.get("stats") else {}
+    count = statistics.get("numRecords")
+    return int(count) if count is not None else None
+
+
+def read_vector(location: str, vector: Mapping[str, Any]) -> BitMap:
+    """The rows of the vector that an entry of the log describes."""
+    kind, text = vector["storageType"], vector["pathOrInlineDv"]
+    if kind == "i":
+        body = base64.b85decode(text.encode().translate(bytes.maketrans(_Z85, _B85)))
+        return unpacked(body[: vector["sizeInBytes"]], f"the log of {location}")
+    if kind == "u":
+        prefix, encoded_id = text[:-_UUID_CHARACTERS], text[-_UUID_CHARACTERS:]
+        number = uuid.UUID(bytes=base64.b85decode(encoded_id.encode().translate(bytes.maketrans(_Z85, _B85))))
+        path = "/".join([location, *([prefix] if prefix else []), f"deletion_vector_{number}.bin"])
+    else:
+        path = unquote(text.removeprefix("file://")) if text.startswith("file:") else text
+    files, place = filesystem(path)
+    with files.open_input_file(place) as stream:
+        stream.seek(vector["offset"])
+        return decoded(stream.read(vector["sizeInBytes"] + 8), path)
+
+
+def write_vectors(location: str, marks: Mapping[str, BitMap]) -> dict[str, Entry]:
+    """Into one file; returns what describes each file's vector in the log."""
+    if not marks:
+        return {}
+    number = uuid.uuid4()
+    name = base64.b85encode(number.bytes).translate(bytes.maketrans(_B85, _Z85)).decode()
+    content, described = bytearray(_FORMAT_VERSION), dict[str, Entry]()
+    for path, rows in marks.items():
+        vector = encoded(rows)
+        described[path] = {
+            "storageType": "u",
+            "pathOrInlineDv": name,
+            "offset": len(content),
+            "sizeInBytes": len(vector) - 8,
+            "cardinality": len(rows),
+        }
+        content += vector
+    files, place = filesystem(f"{location}/deletion_vector_{number}.bin")
+    with files.open_output_stream(place) as stream:
+        stream.write(bytes(content))
+    return described
+
+
+def located_files(
+    session: SparkSession, schema: Any, location: str, files: Sequence[str], columns: Sequence[str]
+) -> DataFrame:
+    """Columns of the rows of some files, with FILE and ROW; rows that are marked as deleted are among them."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    from lakefeed.lake.spark.type import quoted
+
+    rows = session.read.schema(schema).parquet(*(spark_path(f"{location}/{path}", as_glob=True) for path in files))
+    where = (F.col("_metadata.file_path").alias(FILE), F.col("_metadata.row_index").alias(ROW))
+    return rows.select(*map(quoted, columns), *where)
+
+
+def paths_of(addresses: Iterable[str], location: str, paths: Iterable[str]) -> dict[str, str]:
+    """The paths that the log has for the addresses that Spark gives files."""
+
+    def plain(address: str) -> str:
+        return unquote(address.removeprefix("file:")).lstrip("/")
+
+    known = {plain(spark_path(f"{location}/{path}")): path for path in paths}
+    return {address: known[plain(address)] for address in addresses}
+
+
+def marking(
+    location: str, entries: Mapping[str, Entry], old: Mapping[str, BitMap], new: Mapping[str, BitMap]
+) -> list[dict[str, Entry]]:
+    """The actions that mark ``new`` rows beside the ``old`` ones. The vectors are written; no commit names them yet.
+
+    A file that has no other row left goes.
+    """
+    marks, now = united(old, new), int(time.time() * 1000)
+    empty = {path for path, rows in marks.items() if len(rows) == row_count(entries[path])}
+    vectors = write_vectors(location, {path: rows for path, rows in marks.items() if path not in empty})
+    actions: list[dict[str, Entry]] = []
+    for path in marks:
+        entry = entries[path]
+        removed: Entry = {name: entry[name] for name in _OF_REMOVED if name in entry}
+        removed |= {"deletionTimestamp": now, "dataChange": True, "extendedFileMetadata": True}
+        actions.append({"remove": removed})
+        if path in vectors:
+            # Bounds and counts stay those of all rows, which they say ("not tight").
+            text = str(entry["stats"]).rstrip()
+            loose = _TIGHT.sub('"tightBounds":false', text)
+            if loose == text and '"tightBounds"' not in text:
+                loose = f'{text.removesuffix("}")},"tightBounds":false}}'
+            added: Entry = {**entry, "dataChange": True, "stats": loose, "deletionVector": vectors[path]}
+            actions.append({"add": added})
+    return actions
+
+
+def adding(files: Iterable[DataFile]) -> list[dict[str, Entry]]:
+    return [
+        {
+            "add": {
+                "path": one.name,
+                "partitionValues": {},
+                "size": one.bytes,
+                "modificationTime": one.written_ms,
+                "dataChange": True,
+                "stats": one.statistics,
+            }
+        }
+        for one in files
+    ]
+
+
+def put_commit(
+    location: str, version: int, actions: Sequence[Mapping[str, Any]], transactions: Mapping[str, int], note: str
+) -> None:
+    """Make ``version`` of the table; ConcurrentModification if somebody has made it. Local disks only.
+
+    The entry appears whole or not at all: it is written under another name, and linked to its own, which fails if it
+    is there.
+    """
+    now = int(time.time() * 1000)
+    information = {
+        "timestamp": now,
+        "operation": "MERGE",
+        "operationParameters": {},
+        "isBlindAppend": False,
+        "engineInfo": "lakefeed",
+        "userMetadata": note,
+    }
+    recorded = [{"txn": {"appId": app, "version": number, "lastUpdated": now}} for app, number in transactions.items()]
+    lines = [{"commitInfo": information}, *recorded, *actions]
+    entry = Path(location, "_delta_log", f"{version:020d}.json")
+    temporary = entry.with_name(f"_commit_{uuid.uuid4()}.json.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write("\n".join(json.dumps(line, ensure_ascii=False) for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, entry)
+    except FileExistsError as error:
+        raise ConcurrentModification(f"version {version} of {location} is another commit's") from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,98 @@
+"""Layout: how a lake table lies on disk, and what it is given when it is made. Pure values.
+
+A partition is a column, or a function of one: ``days(created_at)``, ``months``, ``years``, ``hours``, ``bucket(16,
+id)`` or ``truncate(4, code)``. Iceberg has them all as partition fields. Delta partitions by columns alone: there a
+function is a column of the lake table, called ``created_at_day`` and so on, which the table's rule makes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lakefeed.errors import ConfigError
+
+_FUNCTION = re.compile(r"(\w+)\((?:(\d+)\s*,\s*)?(.+)\)")
+_TIMES = {"years": "year", "months": "month", "days": "day", "hours": "hour"}
+_COUNTED = ("bucket", "truncate")
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """``kind`` is ``identity`` or a function's name; ``number`` the buckets, or the width that values are cut to."""
+
+    column: str
+    kind: str = "identity"
+    number: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Partition:
+        """ConfigError for a function that neither format has."""
+        found = _FUNCTION.fullmatch(text.strip())
+        if found is None:
+            return cls(text)
+        kind, number, column = found[1].lower(), found[2], found[3].strip()
+        kind = kind if kind in (*_TIMES, *_COUNTED) else f"{kind}s"
+        if kind not in (*_TIMES, *_COUNTED) or (kind in _COUNTED) != (number is not None):
+            raise ConfigError(
+                f"partition_by: '{text}' is not a partition",
+                remedy="Write a column, years(c), months(c), days(c), hours(c), bucket(16, c) or truncate(4, c).",
+            )
+        return cls(column, kind, int(number) if number is not None else None)
+
+    @property
+    def name(self) -> str:
+        """The column that has the values where a format partitions by columns."""
+        return self.column if self.kind == "identity" else f"{self.column}_{_TIMES.get(self.kind, self.kind)}"
+
+    def sql(self, value: str, *, is_instant: bool) -> str:
+        """The values of that column, of a column's ``value`` in Spark SQL. Instants count in UTC."""
+        if self.kind == "bucket":
+            return f"CAST(pmod(xxhash64({value}), {self.number}) AS INT)"
+        if self.kind == "truncate":
+            return f"left(CAST({value} AS STRING), {self.number})"
+        if is_instant:
+            value = f"to_timestamp_ntz(date_format({value}, 'yyyy-MM-dd HH:mm:ss'))"
+        if self.kind == "days":
+            return f"CAST({value} AS DATE)"
+        form = {"years": "yyyy", "months": "yyyy-MM", "hours": "yyyy-MM-dd-HH"}[self.kind]
+        return f"date_format({value}, '{form}')"
+
+    def __str__(self) -> str:
+        if self.kind == "identity":
+            return self.column
+        return f"{self.kind}({f'{self.number}, ' if self.number is not None else ''}{self.column})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """None: nothing is said. ``properties`` are the table format's own. Columns have their names in the lake."""
+
+    partition_by: tuple[str, ...] | None = None
+    cluster_by: tuple[str, ...] | None = None
+    properties: tuple[tuple[str, str], ...] = ()
+    file_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for text in self.partition_by or ():
+            Partition.parse(text)
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The partitions that are no columns of the source's."""
+        return tuple(str(one) for one in self.partitions if one.kind != "identity")
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        return tuple(map(Partition.parse, self.partition_by or ()))
+
+    def onto(self, other: Layout) -> Layout:
+        """``other``, with what this one says instead."""
+        properties: Mapping[str, str] = {**dict(other.properties), **dict(self.properties)}
+        return Layout(
+            partition_by=other.partition_by if self.partition_by is None else self.partition_by,
+            cluster_by=other.cluster_by if self.cluster_by is None else self.cluster_by,
+            properties=tuple(properties.items()),
+            file_bytes=self.file_bytes or other.file_bytes,
+        )

@@ -1,0 +1,236 @@
+"""A rule on a window: changes in the source's terms as changes of the lake table's rows. Spark expressions only.
+
+  1 values that a change did not carry (unchanged TOAST) and that the rule needs are taken from the key's changes before
+    it in the window, or from the table, where it has them as the source has them
+  2 does the condition hold after the change? If none of the columns that it reads was sent, it holds if it held before
+  3 an insert or update for which it does not hold is a delete: the row leaves the table, or was never in it. One that
+    comes in is an update that finds no row, which every mode takes for an insert
+  4 values, masks and names
+
+What nobody can know stops the table (``UNSENT``) instead of becoming NULL. In a table without a key a row is all its
+values, deletes carry them, and every change for which the condition does not hold is passed over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+
+from lakefeed.change.batch import ABSENT, OP, SEQ, Operation
+from lakefeed.change.segment import Window
+from lakefeed.lake.location import filesystem
+from lakefeed.lake.rule.resolve import Resolved, RuledColumn
+from lakefeed.lake.schema.projection import lineage, steps
+from lakefeed.lake.spark.error import INCOMPLETE_COPY, UNSENT
+from lakefeed.lake.spark.type import quoted, spark_type
+from lakefeed.lake.window import RuledWindow, absent_names, incomplete_columns, read_changes
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+LEFT_OUT = "where: rows left out"
+EARLY = "mask before the journal"
+
+_HELD = "_lakefeed_holds"  # does the condition hold after this event?
+_STORED = "_lakefeed_of_table"  # is it the table's row, and no change?
+_GONE = (int(Operation.DELETE), int(Operation.TRUNCATE))
+_MADE = (int(Operation.INSERT), int(Operation.READ))
+
+
+def ruled_window(window: Window, ruled: Resolved) -> RuledWindow:
+    """The same changes for a lake table that a rule makes; ``window.target`` is the schema that the rule is on."""
+    given = {one.name: getattr(window, one.name) for one in fields(Window)}
+    return RuledWindow(**{**given, "target": ruled.schema}, inner=window, ruled=ruled)
+
+
+Moved = Callable[["DataFrame", Window, Callable[[], "DataFrame"], Sequence[str]], "DataFrame"]
+"""As ``mode.moved.with_moved_values``, which modes bring along."""
+
+
+def ruled_changes(
+    changes: DataFrame,
+    window: RuledWindow,
+    stored: Callable[[], DataFrame] | None,
+    moved: Moved | None,
+    *,
+    is_log: bool,
+) -> DataFrame:
+    """``changes`` of ``window.inner``, as ``read_changes`` gives them, as changes of the lake table's rows.
+
+    ``stored`` gives the table's rows as they are before the window, one for each key. ``is_log``: every change becomes
+    a row, so that one that was never in the table makes none.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    ruled, flags = window.ruled, incomplete_columns(window.inner)
+    is_keyed = bool(window.inner.target.key)
+    used = {name for one in ruled.columns if one.sql is not None for name in one.inputs} | set(ruled.where_inputs)
+    lacking = [name for name in flags if name in used or ruled.where is not None]
+    fillable = [name for name in lacking if name in ruled.plain]
+    if fillable and stored is not None and ruled.key_is_plain:  # 1
+        rows = source_rows(stored(), ruled, (*window.inner.target.key, *fillable))
+        changes = moved(changes, window.inner, lambda: rows, fillable) if moved is not None else changes
+        changes = _completed(changes, window, rows, fillable)
+    holds = _holds(changes, window) if ruled.where is not None else F.lit(True)  # 2
+    if ruled.where is not None:
+        changes = changes.withColumn(_HELD, holds)
+    if _STORED in changes.columns:
+        changes = changes.where(~F.col(_STORED)).drop(_STORED)
+
+    is_live = ~F.col(OP).isin(*_GONE)
+    if ruled.where is not None:  # 3
+        passed_over = F.col(OP).isin(*_MADE, int(Operation.BEFORE)) if is_log else F.col(OP) == int(Operation.BEFORE)
+        passed_over = passed_over if is_keyed else F.col(OP) != int(Operation.TRUNCATE)
+        changes = changes.where(F.col(_HELD) | ~passed_over)
+        is_live = is_live & F.col(_HELD) if is_keyed else is_live
+    gone = F.when(F.col(OP) == int(Operation.TRUNCATE), F.col(OP)).otherwise(
+        F.lit(int(Operation.DELETE)).cast("tinyint")
+    )
+    own_flags = incomplete_columns(window)
+    values = []  # 4
+    for one in ruled.columns:
+        value = _value(one, flags, window)
+        if is_keyed and one.column.name not in window.target.key:
+            value = F.when(is_live, value)
+        values.append(value.alias(one.column.name))
+    carried = {name: _all(flags[given] for given in _inputs(window, name) if given in flags) for name in own_flags}
+    rest = [name for name in changes.columns if name.startswith("_lakefeed_") and name not in (OP, _HELD, ABSENT)]
+    rest = [name for name in rest if name not in flags.values()]
+    extra = [absent_names(carried).alias(ABSENT)] if ABSENT in changes.columns else []
+    op = F.when(is_live, F.col(OP)).otherwise(gone) if is_keyed else F.col(OP)
+    return changes.select(
+        *values,
+        op.alias(OP),
+        *map(F.col, rest),
+        *extra,
+        *(carried[name].alias(flag) for name, flag in own_flags.items()),
+    )
+
+
+def source_rows(rows: DataFrame, ruled: Resolved, names: Sequence[str]) -> DataFrame:
+    """Of the lake table's rows, columns that are as in the source, under the source's names."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return rows.select(*(F.col(quoted(ruled.plain[name])).alias(name) for name in dict.fromkeys(names)))
+
+
+def ruled_keys(changes: DataFrame, window: RuledWindow) -> DataFrame:
+    """The keys of the changes of ``window.inner``, as the lake table has them."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    known = {one.column.name: one for one in window.ruled.columns}
+    return changes.select(*(F.expr(known[name].value).alias(name) for name in window.target.key))
+
+
+def _completed(changes: DataFrame, window: RuledWindow, stored: DataFrame, names: Sequence[str]) -> DataFrame:
+    """With the table's rows of the same keys as events before all changes; updates have what they did not carry.
+
+    A value from before the key's last insert or delete is no value of the row.
+    """
+    from pyspark.sql import Window as Over
+    from pyspark.sql import functions as F  # noqa: N812
+
+    flags, key = incomplete_columns(window.inner), window.inner.target.key
+    keys = changes.select(*map(quoted, key)).distinct()
+    rows = stored.join(keys, list(key), "left_semi").select(
+        "*",
+        F.lit(int(Operation.READ)).cast("tinyint").alias(OP),
+        F.lit(-1).cast("bigint").alias(SEQ),
+        F.lit(True).alias(_STORED),
+        *(F.lit(name in names).alias(flag) for name, flag in flags.items()),
+    )
+    events = changes.withColumn(_STORED, F.lit(False)).unionByName(rows, allowMissingColumns=True)
+    so_far = Over.partitionBy(*map(quoted, key)).orderBy(SEQ).rowsBetween(Over.unboundedPreceding, Over.currentRow)
+    resets = F.max(F.when(F.col(OP).isin(*_MADE, int(Operation.DELETE)), F.col(SEQ))).over(so_far)
+    filled: dict[str, Column] = {}
+    for name in names:
+        flag = F.col(flags[name])
+        sent = F.when(flag & ~F.col(OP).isin(*_GONE), F.struct(F.col(quoted(name)).alias("v"), F.col(SEQ).alias("seq")))
+        newest = F.last(sent, ignorenulls=True).over(so_far)
+        is_known = (newest.getField("seq") >= F.coalesce(resets, F.lit(-2))) & (F.col(OP) == int(Operation.UPDATE))
+        filled[name] = F.when(flag, F.col(quoted(name))).otherwise(newest.getField("v"))
+        filled[flags[name]] = flag | F.coalesce(is_known, F.lit(False))
+    return events.withColumns(filled)
+
+
+def _holds(changes: DataFrame, window: RuledWindow) -> Column:
+    """Does the condition hold after a change? Of a delete and a truncate nothing is asked."""
+    from pyspark.sql import Window as Over
+    from pyspark.sql import functions as F  # noqa: N812
+
+    ruled, flags = window.ruled, incomplete_columns(window.inner)
+    condition = F.coalesce(F.expr(str(ruled.where)), F.lit(False))
+    if not window.inner.target.key:
+        return F.when(F.col(OP) == int(Operation.TRUNCATE), F.lit(True)).otherwise(condition)
+    is_gone = F.col(OP).isin(*_GONE)
+    lacking = [flags[name] for name in ruled.where_inputs if name in flags]
+    if not lacking:
+        return F.when(is_gone, F.lit(False)).otherwise(condition)
+    is_known = _all(lacking)
+    unknown = F.expr(f"CAST(raise_error('{UNSENT if window.exact else INCOMPLETE_COPY}') AS BOOLEAN)")
+    if _STORED not in changes.columns or len(lacking) < len(ruled.where_inputs):
+        return F.when(is_gone, F.lit(False)).when(is_known, condition).otherwise(unknown)
+    # All that the condition reads may be unsent: then it holds if it did before, which the table's row says.
+    state = F.when(F.col(_STORED), F.lit(True)).when(is_gone, F.lit(False)).when(is_known, condition)
+    before = Over.partitionBy(*map(quoted, window.inner.target.key)).orderBy(SEQ)
+    before = before.rowsBetween(Over.unboundedPreceding, -1)
+    held = F.coalesce(F.last(state, ignorenulls=True).over(before), F.lit(False))
+    nothing_sent = ~reduce(lambda one, other: one | other, map(F.col, lacking)) & (F.col(OP) == int(Operation.UPDATE))
+    return F.when(F.col(_STORED) | is_gone | is_known, state).when(nothing_sent, held).otherwise(unknown)
+
+
+def _value(one: RuledColumn, flags: dict[str, str], window: RuledWindow) -> Column:
+    """The column's value; what was carried in part cannot be known."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    lacking = [flags[name] for name in one.inputs if name in flags]
+    if one.sql is None or not lacking:
+        return F.expr(one.value)
+    error = UNSENT if window.exact else INCOMPLETE_COPY
+    unknown = F.expr(f"CAST(raise_error('{error}') AS {spark_type(one.column.type)})")
+    if len(lacking) == len(one.inputs):  # nothing was sent: the value is what it was
+        nothing = ~reduce(lambda first, other: first | other, map(F.col, lacking))
+        return F.when(_all(lacking), F.expr(one.sql)).when(~nothing, unknown)
+    return F.when(_all(lacking), F.expr(one.sql)).otherwise(unknown)
+
+
+def _inputs(window: RuledWindow, name: str) -> tuple[str, ...]:
+    return next(one.inputs for one in window.ruled.columns if one.column.name == name)
+
+
+def _all(flags: Any) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return reduce(lambda one, other: one & other, map(F.col, flags), F.lit(True))
+
+
+def touched_by_window(session: SparkSession, window: Window, early: Iterable[str]) -> Counter[str]:
+    """How many values of a window each rule has touched, by the footers of its files, and for how many rows the
+    condition did not hold: that takes a small job. ``early`` are the columns that were masked before the journal."""
+    inner, ruled = (window.inner, window.ruled) if isinstance(window, RuledWindow) else (window, None)
+    made = [one for one in ruled.columns if one.rule is not None] if ruled is not None else []
+    by = {str(one.rule): one.inputs[0] if one.inputs else None for one in made}
+    by |= {f"{EARLY} {name}": name for name in early if name in inner.target.names}
+    rows, nulls = sum(segment.rows for segment in window.segments), Counter[str | None]()
+    for segment in window.segments if by else ():
+        origin = lineage(steps(inner.schemas, segment.schema_version, inner.target.version))
+        files, place = filesystem(segment.path)
+        footer = pq.read_metadata(place, filesystem=files)
+        leaves: list[Any] = [footer.schema.column(index) for index in range(len(footer.schema))]
+        at = {leaf.name: index for index, leaf in enumerate(leaves) if leaf.path == leaf.name}
+        groups: list[Any] = [footer.row_group(number) for number in range(footer.num_row_groups)]
+        for name in {one for one in by.values() if one is not None}:
+            index = at.get(origin[name] or "")
+            known = [one.column(index).statistics for one in groups] if index is not None else []
+            nulls[name] += sum(one.null_count for one in known if one is not None) if known else segment.rows
+    found = Counter({what: rows - nulls[name] for what, name in by.items()})
+    if ruled is not None and ruled.where is not None:
+        live = ", ".join(map(str, (*_MADE, int(Operation.UPDATE))))
+        outside = f"{OP} IN ({live}) AND NOT coalesce(({ruled.where}), false)"
+        found[LEFT_OUT] = read_changes(session, inner).where(outside).count()
+    return found

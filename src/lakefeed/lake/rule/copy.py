@@ -1,0 +1,228 @@
+"""The copy of a table that a rule makes: chunks of the source become chunks of the lake table's rows.
+
+Where only names differ, a chunk is read under the other names (``RenamedChunk``): the copy takes no other way. Where
+Spark evaluates the rule, a group of chunks takes three steps, all of which a restart does again:
+  1 Spark tasks read the source's chunks, each into a staged file
+  2 Spark evaluates condition and expressions, into staged files of the lake table's columns
+  3 those are the chunks that the copy goes on with: it writes the table's own files, and commits them
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from lakefeed.change.position import Position, highest
+from lakefeed.change.table import TableId
+from lakefeed.lake.base import ChunkSource
+from lakefeed.lake.loader import ChunkFile, attempt_chunk, written_chunks
+from lakefeed.lake.location import filesystem, spark_path
+from lakefeed.lake.rule.changes import EARLY, LEFT_OUT
+from lakefeed.lake.rule.resolve import Resolved
+from lakefeed.lake.spark.error import explained
+from lakefeed.lake.spark.type import lake_arrow
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+_PART = "_lakefeed_part_"
+_PARQUET = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RenamedChunk:
+    """A chunk under other column names. Picklable; its own reader."""
+
+    chunk: ChunkSource
+    names: tuple[str, ...]
+
+    @property
+    def table(self) -> TableId:
+        return self.chunk.table
+
+    @contextmanager
+    def open(self) -> Iterator[_RenamedRows]:
+        with self.chunk.open() as reader:
+            yield _RenamedRows(reader, self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class _RenamedRows:
+    reader: Any
+    names: tuple[str, ...]
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return (batch.rename_columns(list(self.names)) for batch in self.reader)
+
+    @property
+    def high(self) -> Position:
+        high: Position = self.reader.high
+        return high
+
+
+@dataclass(frozen=True, slots=True)
+class StagedChunk:
+    """Staged files as a chunk: rows of the lake table's own columns, all of one ``partition``. Picklable; its own
+    reader."""
+
+    table: TableId
+    files: tuple[str, ...]
+    schema: pa.Schema
+    high: Position | None
+    partition: tuple[str, ...] = ()
+
+    @contextmanager
+    def open(self) -> Iterator[Self]:
+        yield self
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for path in self.files:
+            files, place = filesystem(path)
+            with pq.ParquetFile(place, filesystem=files) as file:
+                for batch in file.iter_batches():
+                    columns = [batch.column(one.name).cast(one.type) for one in self.schema]
+                    yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+class StagedGroups:
+    """Called with a group of the source's chunks, gives chunks of the lake table's rows: see the module.
+
+    ``directory`` is one that every Spark task reaches, and of this table alone. ``count`` gets what the rule touched.
+    ``parts``: see ``TableStore.parts``.
+    """
+
+    def __init__(
+        self,
+        ruled: Resolved,
+        directory: str,
+        session: Callable[[], SparkSession],
+        count: Callable[[Mapping[str, int]], None],
+        parts: Sequence[str] = (),
+    ) -> None:
+        self._parts = tuple(parts)
+        self._ruled = ruled
+        self._directory = directory
+        self._session = session
+        self._count = count
+
+    def __call__(self, chunks: Sequence[ChunkSource]) -> list[ChunkSource]:
+        table, place = self._ruled.source.table, f"{self._directory}/{uuid.uuid4().hex}"
+        self.clear()  # what the group before has left, or a process that died
+        given = lake_arrow(self._ruled.source)
+        write = partial(attempt_chunk, directory=f"{place}/source", schema=given)
+        written = written_chunks(chunks, write, table, lambda: self._session().sparkContext)  # 1
+        high: Position | None = None
+        for one in written:
+            high = highest(high, one.high)
+        staged = [f"{place}/source/{one.file.name}" for one in written if one.file is not None]
+        made: list[_Written] = []
+        if staged:
+            made = write_ruled(self._session(), self._ruled, staged, f"{place}/lake", self._parts)  # 2
+        self._count(touched_by_copy(self._ruled, written, sum(one.rows for one in made)))
+        schema = lake_arrow(self._ruled.schema)
+        chunks = [StagedChunk(table, (one.path,), schema, high, one.partition) for one in made]
+        return [*chunks] or [StagedChunk(table, (), schema, high)]  # 3: one at least, which says how new the rows are
+
+    def clear(self) -> None:
+        files, root = filesystem(self._directory)
+        if files.get_file_info(root).type is fs.FileType.Directory:
+            files.delete_dir(root)
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    path: str
+    rows: int
+    partition: tuple[str, ...]
+
+
+def write_ruled(
+    session: SparkSession, ruled: Resolved, staged: Sequence[str], place: str, parts: Sequence[str] = ()
+) -> list[_Written]:
+    """Rows of the source in Parquet files as rows of the lake table in others; with ``parts``, in one for each of
+    their values."""
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    columns = from_arrow_schema(lake_arrow(ruled.source), prefer_timestamp_ntz=True)
+    for name, value in _PARQUET.items():
+        session.conf.set(name, value)
+    names = [f"{_PART}{index}" for index in range(len(parts))]
+    try:
+        read = session.read.schema(columns).parquet(*(spark_path(one, as_glob=True) for one in staged))
+        rows = ruled_rows(read, ruled)
+        if parts:
+            values = {name: F.expr(sql).cast("string") for name, sql in zip(names, parts, strict=True)}
+            rows = rows.withColumns(values).repartition(*names)
+        rows.write.option("compression", "zstd").partitionBy(*names).parquet(spark_path(place))
+    except Exception as error:
+        raise explained(error, ruled.table) from error
+    files, root = filesystem(place)
+    found = files.get_file_info(fs.FileSelector(root, allow_not_found=True, recursive=True))
+    written = []
+    for path in sorted(info.path for info in found if info.base_name.endswith(".parquet")):
+        folders = path.removeprefix(root).strip("/").split("/")[:-1]
+        partition = tuple(unquote(folder.partition("=")[2]) for folder in folders)
+        written.append(_Written(path, pq.read_metadata(path, filesystem=files).num_rows, partition))
+    return written
+
+
+def ruled_rows(rows: DataFrame, ruled: Resolved) -> DataFrame:
+    """Whole rows of the source as rows of the lake table."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    kept = rows.where(F.coalesce(F.expr(ruled.where), F.lit(False))) if ruled.where is not None else rows
+    return kept.select(*(F.expr(one.value).alias(one.column.name) for one in ruled.columns))
+
+
+def touched_by_copy(ruled: Resolved, written: Sequence[ChunkFile], left: int) -> Counter[str]:
+    """How many values each rule has touched, and how many rows the condition has left out. By the files' statistics."""
+    rows, nulls = sum(one.rows for one in written), Counter[str]()
+    for one in written:
+        if one.file is not None:
+            nulls.update(json.loads(one.file.statistics)["nullCount"])
+    found = Counter({LEFT_OUT: rows - left} if ruled.where is not None else {})
+    for made in ruled.columns:
+        if made.rule is not None:
+            found[made.rule] = rows - (nulls[made.inputs[0]] if made.inputs else 0)
+    return found
+
+
+def touched_early(columns: Mapping[str, str], written: Sequence[ChunkFile]) -> Counter[str]:
+    """How many copied values were masked before they came here; ``columns``: the lake's names, and the source's."""
+    found = Counter[str]()
+    for one in written:
+        if one.file is not None:
+            nulls = json.loads(one.file.statistics)["nullCount"]
+            found.update({f"{EARLY} {name}": one.rows - nulls.get(lake, 0) for lake, name in columns.items()})
+    return found
+
+
+def ruled_batches(
+    session: Callable[[], SparkSession], ruled: Resolved, rows: Iterator[pa.RecordBatch], directory: Path
+) -> Iterator[pa.RecordBatch]:
+    """Whole rows of the source as rows of the lake table, for a comparison. Through files: memory is bounded."""
+    given, made = lake_arrow(ruled.source), lake_arrow(ruled.schema)
+    clear, place = directory / "clear.parquet", directory / "made"
+    with pq.ParquetWriter(clear, given, compression="zstd", store_schema=False) as writer:
+        for batch in rows:
+            writer.write_batch(batch.cast(given))
+    written = write_ruled(session(), ruled, [str(clear)], str(place))
+    clear.unlink()
+    yield from StagedChunk(ruled.source.table, tuple(one.path for one in written), made, None)

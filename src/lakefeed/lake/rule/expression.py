@@ -1,0 +1,92 @@
+"""Spark SQL of masks and partitions, and what an expression of a rule is made of, by Spark's own analysis.
+
+An expression is refused if it does not parse, names a column that is not there, or would give another value when it is
+evaluated again: a restart applies the same changes a second time, and both must come to the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from lakefeed.change.mask import HIDDEN, REDACTED, SHOWN
+from lakefeed.change.table import TableSchema
+from lakefeed.lake.spark.error import first_line
+from lakefeed.lake.spark.type import arrow_type, quoted, spark_type, text_literal
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_CHANGING = ("Current", "Now", "LocalTimestamp", "Uuid", "PythonUD")
+"""How the classes of Spark's expressions begin that depend on more than the row."""
+_NESTED = ("ScalarSubquery", "Exists", "ListQuery", "InSubquery", "LateralSubquery")
+
+
+@dataclass(frozen=True, slots=True)
+class Analyzed:
+    """What Spark says of an expression: its type, and the columns that it reads, by their names in the schema."""
+
+    type: pa.DataType
+    inputs: tuple[str, ...]
+
+
+def mask_sql(name: str, kind: pa.DataType, mask: str, salt: str) -> str:
+    """A column under a mask: the same as ``change.mask.masked``."""
+    column, secret = quoted(name), text_literal(salt)
+    text = f"CAST({column} AS STRING)"
+    hashed = f"sha2(concat({secret}, {text}), 256)"
+    if mask == "hash":
+        return hashed
+    if mask == "tokenize":
+        return f"left(sha2(concat({secret}, {hashed}), 256), 32)"
+    if mask == "partial":
+        shown = f"WHEN length({text}) > {HIDDEN} THEN concat(left({text}, {SHOWN}), '{REDACTED}')"
+        return f"CASE {shown} WHEN {column} IS NOT NULL THEN '{REDACTED}' END"
+    if mask == "redact":
+        return f"CASE WHEN {column} IS NOT NULL THEN '{REDACTED}' END"
+    return f"CAST(NULL AS {spark_type(kind)})"
+
+
+def analyzed(session: SparkSession, schema: TableSchema, sql: str) -> Analyzed | str:
+    """What an expression over a schema's columns is; a sentence if it cannot be part of a rule."""
+    from pyspark.errors import AnalysisException, ParseException
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    own = pa.schema([pa.field(column.name, column.type) for column in schema.columns])
+    empty = session.createDataFrame([], from_arrow_schema(own, prefer_timestamp_ntz=True))
+    try:
+        frame = empty.select(F.expr(sql).alias("value"))
+    except ParseException as error:
+        return f"does not parse: {first_line(error)}"
+    except AnalysisException as error:
+        listed = ", ".join(schema.names)
+        return f"does not fit the table's columns ({listed}): {first_line(error)}"
+    kind = arrow_type(frame.schema.fields[0].dataType.simpleString())
+    if kind is None:
+        return f"has the type {frame.schema.fields[0].dataType.simpleString()}, which lake tables do not hold: CAST it"
+    plan: Any = frame._jdf.queryExecution().analyzed()
+    if plan.getClass().getSimpleName() != "Project":
+        return "is not about one row: it aggregates, or makes several rows"
+    expression = plan.projectList().apply(0)
+    if not expression.deterministic():
+        return "gives another value each time it is evaluated"
+    inputs: set[str] = set()
+    lower = {name.lower(): name for name in schema.names}
+    for node in _nodes(expression):
+        kind_name = str(node.getClass().getSimpleName())
+        if kind_name.startswith(_CHANGING) or kind_name in _NESTED:
+            return f"depends on more than the row: {node.prettyName()}"
+        if kind_name == "AttributeReference":
+            inputs.add(lower[str(node.name()).lower()])
+    return Analyzed(kind, tuple(name for name in schema.names if name in inputs))
+
+
+def _nodes(expression: Any) -> Iterator[Any]:
+    yield expression
+    children = expression.children()
+    for index in range(children.size()):
+        yield from _nodes(children.apply(index))

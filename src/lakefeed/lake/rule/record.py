@@ -1,0 +1,132 @@
+"""The rule that a lake table was made by, and how many values it has touched. Durable, one small file for each table.
+
+A rule is no part of the table: the file says by which one the rows of a generation were made, so that a changed rule is
+noticed, and so that whoever reads the table with the journal's changes on top can apply the same. A table without a
+rule has no file. Secrets are not in it: of a rule with some, only the fingerprint is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lakefeed.change.mask import KEYED
+from lakefeed.change.table import TableId
+from lakefeed.durable import make_directory, replace_file
+from lakefeed.errors import LakeError, TableStoppedError
+from lakefeed.lake.location import table_path
+from lakefeed.lake.rule.rows import RowRule
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What the file says. ``rule`` is None where it has secrets; ``touched`` are values, and rows left out."""
+
+    generation: int
+    fingerprint: str
+    described: str
+    rule: RowRule | None
+    touched: Mapping[str, int]
+
+
+def rule_file(root: str, pipeline: str, table: TableId) -> Path:
+    """Where the rule of one lake table is: with the rest of the pipeline's state."""
+    return Path(table_path(f"{root}/_lakefeed/{pipeline}/rules", table) + ".json")
+
+
+def read_recorded(place: Path) -> Recorded | None:
+    try:
+        body: dict[str, Any] = json.loads(place.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise LakeError(
+            f"the file {place}, which says by which rule a lake table was made, is damaged: {error}",
+            remedy="Restore it, or copy the table again with lakefeed rebuild FILE TABLE --from-source.",
+        ) from error
+    rule = RowRule.from_json(body["rule"]) if body["rule"] is not None else None
+    return Recorded(body["generation"], body["fingerprint"], body["described"], rule, body["touched"])
+
+
+class TableRule:
+    """The rule of one lake table by the configuration, beside the one on record. ``place`` is the table's file."""
+
+    def __init__(self, rule: RowRule, table: TableId, place: Path | None = None) -> None:
+        self.rule = rule
+        self._table = table
+        self._place = place
+        self._known: Recorded | None = None
+        self._is_read = False
+        self.required: int | None = None
+        """The generation whose rows were found to be made by the rule: it needs no second look."""
+
+    def newest(self) -> Recorded | None:
+        """What is on record of the table's newest life; None: its rows are the source's."""
+        if not self._is_read and self._place is not None:
+            self._known, self._is_read = read_recorded(self._place), True
+        return self._known
+
+    def recorded(self, generation: int) -> Recorded | None:
+        """The same of one life of the table."""
+        known = self.newest()
+        return known if known is not None and known.generation == generation else None
+
+    def begin(self, generation: int) -> None:
+        """The rows of this generation are about to be made by the rule. Idempotent; durable."""
+        if self._place is None:
+            return
+        if self.rule.is_nothing:
+            self._place.unlink(missing_ok=True)
+            self._known, self._is_read = None, True
+        elif self.recorded(generation) is not None:
+            self.require(generation)
+        else:
+            self._save(generation, {})
+
+    def require(self, generation: int) -> None:
+        """TableStoppedError if the rows were made by another rule than the configuration has now."""
+        known = self.recorded(generation)
+        made_by = known.fingerprint if known is not None else RowRule().fingerprint
+        mine = RowRule().fingerprint if self.rule.is_nothing else self.rule.fingerprint
+        if self._place is not None and made_by != mine:
+            was = known.described if known is not None else RowRule().describe()
+            now = self.rule.describe()
+            change = f"from '{was}' to '{now}'" if was != now else f"in what is not shown of '{now}', such as the salt"
+            raise TableStoppedError(
+                f"table {self._table}: its rule has changed since it was copied, {change}",
+                remedy=f"Put the rule back, or copy the table again: lakefeed rebuild FILE {self._table} --from-source",
+                table=str(self._table),
+            )
+        self.required = generation
+
+    def add(self, generation: int, touched: Mapping[str, int]) -> None:
+        """Count what a commit touched. Without fsync: a crash may cost the count of one commit, and no row."""
+        known = self.recorded(generation)
+        if known is not None and touched:
+            self._save(generation, Counter(known.touched) + Counter(touched), fsync=False)
+
+    def touched(self, generation: int) -> Mapping[str, int]:
+        """Read anew: another process may be the one that counts."""
+        self._is_read = False
+        known = self.recorded(generation)
+        return known.touched if known is not None else {}
+
+    def _save(self, generation: int, touched: Mapping[str, int], *, fsync: bool = True) -> None:
+        if self._place is None:
+            return
+        rule = self.rule
+        is_secret = rule.has_secrets or any(kind in KEYED for _, kind in rule.mask)
+        body = {
+            "generation": generation,
+            "fingerprint": rule.fingerprint,
+            "described": rule.describe(),
+            "rule": None if is_secret else rule.to_json(),
+            "touched": dict(touched),
+        }
+        make_directory(self._place.parent)
+        replace_file(self._place, json.dumps(body, ensure_ascii=False, indent=1).encode(), fsync=fsync)
+        self._known, self._is_read = read_recorded(self._place), True

@@ -1,0 +1,66 @@
+"""Local files without a process for each: Hadoop's local file system as it is, but for how it sets permissions.
+
+Without its native library, which pyspark does not bring, Hadoop starts the program ``chmod`` for every file and
+directory that it makes: seven times for one small commit to a Delta table (docs/decisions/0013-small-windows.md). The
+class below says the same to the kernel directly. It is compiled by the compiler that Spark brings for its own
+generated code, and takes the place of Hadoop's in the JVM of a local session that Lakefeed builds; sessions of a
+cluster or of the user's are left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+log = logging.getLogger(__name__)
+
+_SOURCE = """
+package lakefeed;
+
+public class LocalFiles extends org.apache.hadoop.fs.LocalFileSystem {
+  public LocalFiles() { super(new Raw()); }
+
+  public static class Raw extends org.apache.hadoop.fs.RawLocalFileSystem {
+    public void setPermission(org.apache.hadoop.fs.Path path, org.apache.hadoop.fs.permission.FsPermission permission)
+        throws java.io.IOException {
+      if (permission.getStickyBit()) { super.setPermission(path, permission); return; }
+      java.nio.file.Files.setPosixFilePermissions(
+          pathToFile(path).toPath(), java.nio.file.attribute.PosixFilePermissions.fromString(permission.toString()));
+    }
+  }
+}
+"""
+
+
+def use_local_files(context: SparkContext) -> bool:
+    """Before anything is written. Returns whether it is so: a JVM that lacks a part of this works as it did."""
+    jvm: Any = context._jvm
+    gateway: Any = context._gateway
+    try:
+        compiler = jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
+        compiler.cook(_SOURCE)
+        hadoop, uri = context._jsc.hadoopConfiguration(), jvm.java.net.URI.create("file:///")
+        files = (
+            compiler.getClassLoader()
+            .loadClass("lakefeed.LocalFiles")
+            .getDeclaredConstructors()[0]
+            .newInstance(gateway.new_array(jvm.java.lang.Object, 0))
+        )
+        files.initialize(uri, hadoop)
+        # Hadoop gives one instance to all who ask; this puts it there.
+        base = jvm.java.lang.Class.forName("org.apache.hadoop.fs.FileSystem")
+        kinds = gateway.new_array(jvm.java.lang.Class, 3)
+        kinds[0], kinds[1], kinds[2] = uri.getClass(), hadoop.getClass(), base
+        given = gateway.new_array(jvm.java.lang.Object, 3)
+        given[0], given[1], given[2] = uri, hadoop, files
+        add = base.getDeclaredMethod("addFileSystemForTesting", kinds)
+        add.setAccessible(True)
+        add.invoke(None, given)
+    except Exception as error:  # noqa: BLE001  # whatever it is, nothing has changed
+        log.info("Hadoop sets permissions of local files by chmod: %s", error)
+        return False
+    return True

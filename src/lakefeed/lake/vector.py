@@ -1,0 +1,91 @@
+"""Deletion vectors: which rows of which files go, from Spark's tasks to one bitmap for each file.
+
+Delta and Iceberg have the same bytes for one file's vector (docs/decisions/0012-deletion-vectors.md): the length of
+what follows, a magic number, a roaring bitmap in its portable form for 64 bits, and a CRC-32. Where these bytes lie,
+and what names them, is the format's own.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from array import array
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pyroaring import BitMap
+
+from lakefeed.errors import LakeError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+FILE, ROW = "_lakefeed_file", "_lakefeed_row"
+"""Where a row of the table lies: the file as Spark names it, and the row's number in it, from 0."""
+
+_MAGIC = 1681511377
+_BUCKET_ROWS = 32_768  # of Spark's own bitmaps
+_MOST_LISTED = 1_000_000
+"""Rows, up to which their numbers are sent to the driver; of more, a bit for each row of the files that have them."""
+_LARGEST = 1 << 32
+
+
+def positions(gone: DataFrame, count: int) -> dict[str, BitMap]:
+    """The rows of ``gone``, which has FILE and ROW, by file; ``count`` is about how many. Tasks group them."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    found: dict[str, BitMap] = {}
+    if count <= _MOST_LISTED:
+        listed = gone.groupBy(FILE).agg(F.collect_list(ROW).alias(ROW)).toArrow()
+        for file, rows in zip(listed.column(FILE).to_pylist(), listed.column(ROW), strict=True):
+            found[str(file)] = bitmap_of(rows.values.to_numpy())
+        return found
+    number = F.col(ROW) + 1  # Spark's functions count values from 1
+    bucket = F.bitmap_bucket_number(number).alias("bucket")
+    bits = F.bitmap_construct_agg(F.bitmap_bit_position(number)).alias("bits")
+    grouped = gone.groupBy(FILE, bucket).agg(bits).toArrow()
+    for part in grouped.to_pylist():
+        rows = np.flatnonzero(np.unpackbits(np.frombuffer(part["bits"], np.uint8), bitorder="little"))
+        found.setdefault(part[FILE], BitMap()).update(bitmap_of(rows + (part["bucket"] - 1) * _BUCKET_ROWS))
+    return found
+
+
+def bitmap_of(rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> BitMap:
+    if len(rows) and int(rows.max()) >= _LARGEST:
+        raise LakeError("a file has more than four billion rows, which deletion vectors are not written for")
+    return BitMap(array("I", rows.astype(np.uint32).tobytes()))
+
+
+def encoded(rows: BitMap) -> bytes:
+    """One file's vector, as both formats store it."""
+    rows.run_optimize()
+    body = struct.pack("<I", _MAGIC) + struct.pack("<QI", 1, 0) + rows.serialize()
+    return struct.pack(">I", len(body)) + body + struct.pack(">I", zlib.crc32(body))
+
+
+def decoded(stored: bytes, where: str) -> BitMap:
+    """The rows of one file's vector. LakeError if it is damaged, or not one that is known here."""
+    body = stored[4:-4]
+    size, checksum = struct.unpack(">I", stored[:4])[0], struct.unpack(">I", stored[-4:])[0]
+    if size != len(body) or zlib.crc32(body) != checksum:
+        raise LakeError(f"the deletion vector in {where} is damaged: its length or checksum is not what it says")
+    return unpacked(body, where)
+
+
+def unpacked(body: bytes, where: str) -> BitMap:
+    """The same without length and checksum, as Delta writes small ones into its log."""
+    magic, parts = struct.unpack_from("<IQ", body)
+    if magic != _MAGIC:
+        raise LakeError(f"the deletion vector in {where} begins with {magic}, not with {_MAGIC}")
+    if parts == 0:
+        return BitMap()
+    if parts > 1 or struct.unpack_from("<I", body, 12)[0] != 0:
+        raise LakeError(f"the deletion vector in {where} is of a file with more than four billion rows")
+    return BitMap.deserialize(body[16:])
+
+
+def united(old: Mapping[str, BitMap], new: Mapping[str, BitMap]) -> dict[str, BitMap]:
+    """For each file of ``new`` that gets more marked rows than it has in ``old``: all of them."""
+    both = {file: old.get(file, BitMap()) | rows for file, rows in new.items()}
+    return {file: rows for file, rows in both.items() if len(rows) > len(old.get(file, ()))}

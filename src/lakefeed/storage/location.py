@@ -1,0 +1,77 @@
+"""Which storage an address means: a local path, a ``file:`` URL, or a URL of an object store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from lakefeed.errors import ConfigError
+from lakefeed.storage.base import Storage
+from lakefeed.storage.local import LocalStorage
+
+# Two letters at least, so that a Windows drive is no scheme; one slash, because Path folds two of them into one.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+SCHEMES = ("s3", "s3a", "gs", "abfs", "abfss", "az")
+"""Of object stores. Each is what the users of that cloud write; ``object_store`` knows them all."""
+
+
+def is_remote(address: Path | str) -> bool:
+    """Is this the URL of an object store?"""
+    match = _URL.match(str(address))
+    return match is not None and match[1].lower() in SCHEMES and "://" in str(address)
+
+
+_given: dict[str, dict[str, str]] = {}
+"""Options by bucket. What was given for an address once holds for all of its bucket, in this process."""
+
+
+def give_options(address: str, options: Mapping[str, str]) -> None:
+    """The options of an object store, for every reader and writer of this process: obstore, pyarrow, deltalake."""
+    if options and is_remote(address):
+        _given[_bucket(address)] = dict(options)
+
+
+def options_of(address: str) -> dict[str, str]:
+    """What was given for an address; without any, everything comes from the environment."""
+    return dict(_given.get(_bucket(address), {})) if is_remote(address) else {}
+
+
+def _bucket(address: str) -> str:
+    parts = urlsplit(address)
+    return f"{'s3' if parts.scheme.lower() == 's3a' else parts.scheme.lower()}://{parts.netloc}"
+
+
+def local_root(root: Path | str) -> Path:
+    """The absolute directory that ``root`` names: a path or a ``file:`` URL. ConfigError for any other URL."""
+    text = str(root)
+    match = _URL.match(text)
+    if match is None:
+        return Path(root).absolute()
+    if match[1].lower() != "file":
+        raise ConfigError(f"the journal cannot be at '{text}': only local paths and file: URLs are supported")
+    return Path(unquote(urlsplit(text).path)).absolute()
+
+
+def storage_at(root: Path | str | Storage, options: Mapping[str, str] | None = None) -> Storage:
+    """The storage at an address; a storage is itself. ConfigError for a URL of something else.
+
+    ``options`` are for object stores: see ``object_store``.
+    """
+    if isinstance(root, Storage):
+        return root
+    text = str(root)
+    match = _URL.match(text)
+    if match is None or match[1].lower() == "file":
+        return LocalStorage(local_root(root))
+    if not is_remote(text):
+        scheme = match[1].lower()
+        raise ConfigError(
+            f"the journal cannot be at '{text}': no storage is known for {scheme}:",
+            remedy=f"Use a path of this machine, or a URL of {', '.join(f'{one}://' for one in SCHEMES)}.",
+        )
+    from lakefeed.storage.object_store import ObjectStorage
+
+    give_options(text, options or {})
+    return ObjectStorage.open(text, options or options_of(text))

@@ -1,0 +1,116 @@
+"""A pipeline on a real standalone cluster: master and two workers as processes of their own. Run by make cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from lakefeed.testing.server.spark_cluster import SparkCluster
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+pipeline: shop
+source: {{kind: sqlite, path: shop.db}}
+lake: {{path: ./lake}}
+spark:
+  master: {master}
+  app_name: shop
+  conf:
+    spark.driver.host: 127.0.0.1
+    spark.executor.memory: 600m
+    spark.cores.max: "2"
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SparkCluster]:
+    with SparkCluster.start(workers=2) as started:
+        yield started
+
+
+class Shop:
+    def __init__(self, directory: Path, master: str) -> None:
+        self.directory = directory
+        (directory / "shop.yaml").write_text(CONFIG.format(master=master))
+        self.sql("CREATE TABLE account (id INTEGER PRIMARY KEY, balance INTEGER)")
+
+    def sql(self, statement: str) -> None:
+        with closing(sqlite3.connect(self.directory / "shop.db", isolation_level=None)) as connection:
+            connection.execute(statement)
+
+    def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "lakefeed", *command], cwd=self.directory, env={**os.environ, **environment},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def lakefeed(self, *command: str, expected: int = 0, **environment: str) -> str:
+        process = self.start(*command, **environment)
+        said, _ = process.communicate(timeout=280)
+        assert process.returncode == expected, said
+        return said
+
+    def require_equal(self) -> None:
+        with closing(sqlite3.connect(self.directory / "shop.db")) as connection:
+            source = connection.execute("SELECT id, balance FROM account ORDER BY id").fetchall()
+        rows = DeltaTable(str(self.directory / "lake" / "main" / "account")).to_pyarrow_table().to_pylist()
+        assert sorted((row["id"], row["balance"]) for row in rows) == source
+
+
+MANY = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows}) {what}"
+
+
+def test_copies_and_merges_run_on_the_workers(cluster: SparkCluster, tmp_path: Path) -> None:
+    shop = Shop(tmp_path, cluster.master)
+    shop.sql(MANY.format(rows=600_000, what="INSERT INTO account SELECT i, i FROM n"))  # three chunks
+    shop.lakefeed("sync", "shop.yaml")
+    shop.require_equal()
+    shop.sql("UPDATE account SET balance = -balance WHERE id % 1000 = 0")
+    shop.sql("DELETE FROM account WHERE id % 1777 = 0")
+    shop.lakefeed("sync", "shop.yaml")
+    shop.require_equal()
+    shop.lakefeed("verify", "shop.yaml")
+
+
+def test_a_worker_that_is_killed_in_a_copy_costs_time_and_no_row(cluster: SparkCluster, tmp_path: Path) -> None:
+    shop = Shop(tmp_path, cluster.master)
+    shop.sql(MANY.format(rows=600_000, what="INSERT INTO account SELECT i, i FROM n"))
+    process = shop.start("sync", "shop.yaml")
+    until = time.monotonic() + 120
+    while not (tmp_path / "lake" / "_lakefeed" / "shop" / "tables").exists():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    time.sleep(2)
+    victim = cluster.processes[-1]
+    os.killpg(victim.pid, signal.SIGKILL)
+    cluster.add_worker()
+    process.communicate(timeout=280)
+    if process.returncode != 0:
+        shop.lakefeed("sync", "shop.yaml")
+    shop.require_equal()
+    cluster.wait_for_workers(2)
+
+
+def test_executors_without_lakefeed_are_named_before_anything_is_copied(cluster: SparkCluster, tmp_path: Path) -> None:
+    shop = Shop(tmp_path, cluster.master)
+    text = (
+        (tmp_path / "shop.yaml")
+        .read_text()
+        .replace("  conf:\n", "  conf:\n    spark.pyspark.python: /usr/bin/python3\n")
+    )
+    (tmp_path / "shop.yaml").write_text(text)
+    shop.sql(MANY.format(rows=600_000, what="INSERT INTO account SELECT i, i FROM n"))
+    said = shop.lakefeed("sync", "shop.yaml", expected=3)
+    assert "a first job on spark://" in said or "the executors have lakefeed" in said
+    assert "Remedy: Install" in said

@@ -1,0 +1,55 @@
+"""The warm-up merges by the code that merges, in a place of its own, and ends when it is not needed."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lakefeed import Delta, Iceberg, Mirror, Temporal
+from lakefeed.flow import warm_up as warm_up_module
+from lakefeed.flow.warm_up import warm_up
+from lakefeed.lake.mode import Mode
+from lakefeed.lake.table import SparkTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from lakefeed.change.segment import Window
+    from lakefeed.lake.base import Applied
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize(("kind", "modes"), [(Delta, [Mirror(), Temporal()]), (Iceberg, [Mirror()])])
+def test_a_table_of_each_mode_gets_its_changes_and_nothing_of_the_lake_is_touched(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: type[Delta] | type[Iceberg],
+    modes: list[Mode],
+) -> None:
+    applied: list[int] = []
+    apply = SparkTable.apply
+
+    def noted(table: SparkTable, window: Window, generation: int) -> Applied:
+        result = apply(table, window, generation)
+        applied.append(result.number)
+        return result
+
+    monkeypatch.setattr(SparkTable, "apply", noted)
+    monkeypatch.setattr(warm_up_module, "_ROUNDS", 3)
+    caplog.set_level(logging.INFO, "lakefeed.flow.warm_up")
+    tables = kind(spark, tmp_path / "lake").bind("p")
+    warm_up(tables, modes, lambda: False)
+    assert not caplog.records, caplog.text
+    assert applied == [1, 2, 3] * len(modes)
+    assert not (tmp_path / "lake").exists()
+
+
+def test_it_is_over_before_it_begins_where_a_merge_came_first(spark: SparkSession, tmp_path: Path) -> None:
+    warm_up(Delta(spark, tmp_path / "lake").bind("p"), [Mirror()], lambda: True)
+    assert not (tmp_path / "lake").exists()

@@ -1,0 +1,74 @@
+"""A small window over a small table is one job of one task, and leaves what a merge would leave."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from deltalake import DeltaTable
+from tests.lake.on_delta import read_delta
+
+from lakefeed import Delta, Pipeline, Sqlite
+from lakefeed.lake.mode import small
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+def job_number(spark: SparkSession) -> int:
+    """Run one job and return its number: Spark counts all jobs of a context."""
+    context = spark.sparkContext
+    context.setJobGroup("small-window", "counts jobs")
+    try:
+        context.parallelize([1], 1).count()
+        return int(max(context.statusTracker().getJobIdsForGroup("small-window")))
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]  # None unsets it
+
+
+def test_random_changes_by_one_job_each_are_what_the_source_has(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of two columns that change and come back, in one window and over several; then the same by the usual way."""
+    database = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
+    database.execute("CREATE TABLE t (a INTEGER, b TEXT, v REAL, `odd-name` BLOB, PRIMARY KEY (a, b)) WITHOUT ROWID")
+    chance, place = random.Random(3), tmp_path / "lake" / "main" / "t"
+
+    def change(count: int) -> None:
+        database.execute("BEGIN")
+        for _ in range(count):
+            a, b, v = chance.randrange(12), chance.choice("xyz"), chance.choice([None, 0.5, -1.0])
+            statement = chance.choice(
+                ["INSERT OR REPLACE INTO t VALUES (?1, ?2, ?3, x'00ff')", "UPDATE t SET v = ?3 WHERE a = ?1",
+                 "UPDATE OR REPLACE t SET b = ?2 WHERE a = ?1 AND v IS ?3",
+                 "DELETE FROM t WHERE a = ?1 AND b = ?2 AND ?3 IS ?3"]
+            )  # fmt: skip
+            database.execute(statement, (a, b, v))
+        database.execute("COMMIT")
+
+    def in_source() -> list[tuple[object, ...]]:
+        return sorted(database.execute("SELECT * FROM t").fetchall(), key=repr)
+
+    def in_lake() -> list[tuple[object, ...]]:
+        return sorted((tuple(row.values()) for row in read_delta(str(place))), key=repr)
+
+    change(60)
+    with Pipeline(Sqlite(tmp_path / "s.db", before_images=True), Delta(spark, tmp_path / "lake"), name="p") as pipeline:
+        pipeline.sync_once()
+        for _ in range(4):
+            change(25)
+            before = job_number(spark)
+            assert not any(result.error for result in pipeline.sync_once().tables.values())
+            assert job_number(spark) - before - 1 == 1
+            assert in_lake() == in_source()
+            assert len(DeltaTable(place).file_uris()) == 1
+        monkeypatch.setattr(small, "_MOST_CHANGES", 0)
+        change(25)
+        pipeline.sync_once()
+        assert in_lake() == in_source()
+    database.close()

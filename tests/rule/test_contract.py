@@ -1,0 +1,64 @@
+"""Tables that Spark makes by a rule keep every contract of tables without one: the rule here changes nothing, and every
+row of copy and stream goes through it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.lake.iceberg_reader import read_iceberg
+from tests.lake.on_delta import read_delta
+
+from lakefeed.change.table import TableId
+from lakefeed.lake.base import TableFormat
+from lakefeed.lake.delta import Delta
+from lakefeed.lake.iceberg import Iceberg
+from lakefeed.lake.mode import Mirror, Mode
+from lakefeed.lake.route import Rule
+from lakefeed.lake.rule.rows import RowOptions
+from lakefeed.testing.format_contract import TableFormatContract
+from lakefeed.testing.mode_contract import ModeContract
+from lakefeed.testing.temporal_contract import TemporalContract
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+RULES = (Rule("*", rows=RowOptions(where="coalesce(1 = 1, false)")),)
+
+
+class _OnDelta:
+    @pytest.fixture(autouse=True)
+    def _spark(self, spark: SparkSession) -> None:
+        self.spark = spark
+
+    def make_format(self, root: Path, mode: Mode = Mirror()) -> TableFormat:  # noqa: B008  # immutable
+        return Delta(self.spark, root, mode=mode, rules=RULES).bind("contract")
+
+    def read_rows(self, tables: TableFormat, table: TableId) -> list[dict[str, Any]]:
+        return read_delta(tables.table(tables.routes(table)[0]).location)
+
+
+class _OnIceberg(_OnDelta):
+    def make_format(self, root: Path, mode: Mode = Mirror()) -> TableFormat:  # noqa: B008
+        return Iceberg(self.spark, root, mode=mode, rules=RULES).bind("contract")
+
+    def read_rows(self, tables: TableFormat, table: TableId) -> list[dict[str, Any]]:
+        return read_iceberg(tables.table(tables.routes(table)[0]).location)
+
+
+class TestRuledDelta(_OnDelta, TableFormatContract):
+    pass
+
+
+class TestRuledIceberg(_OnIceberg, TableFormatContract):
+    pass
+
+
+class TestRuledDeltaModes(_OnDelta, ModeContract):
+    pass
+
+
+class TestRuledDeltaTemporal(_OnDelta, TemporalContract):
+    pass
