@@ -21,7 +21,7 @@ from unittest import mock
 
 from tests.faults.world import EQUAL_SECONDS, PostgresWorld, World
 
-from lakefeed import durable, failpoint
+from lakefeed import failpoint
 from lakefeed.errors import LakefeedError
 
 Act = Callable[[World, random.Random], bool]
@@ -163,7 +163,7 @@ def slow_disk(world: World, chance: random.Random) -> bool:
         time.sleep(seconds)
         synced(descriptor)
 
-    with mock.patch.object(durable.os, "fsync", slow):
+    with mock.patch("os.fsync", slow):
         world.write(chance, 20)
         time.sleep(chance.uniform(0.1, 1.0))
     return True

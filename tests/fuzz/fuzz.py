@@ -209,7 +209,8 @@ def main(arguments: Sequence[str]) -> int:
         for done in range(0, given.inputs * share // 100, _PART)
     ]
     random.Random(given.seed).shuffle(parts)  # so that all have had a share where time is short
-    counts, ends, until = collections.Counter[str](), collections.defaultdict(Ends), time.monotonic() + given.seconds
+    counts, until = collections.Counter[str](), time.monotonic() + given.seconds
+    ends: collections.defaultdict[str, Ends] = collections.defaultdict(Ends)
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for name, rounds, found in pool.map(_part, [(*one, until) for one in parts]):
             counts[name] += rounds

@@ -143,7 +143,7 @@ def inserts(lake: MemoryLake) -> Counter[int]:
     for segment in journal.window(T, 0, journal.head).segments:
         table = pq.read_table(segment.path, columns=[OP, "id"])
         for operation, number in zip(table[OP].to_pylist(), table["id"].to_pylist(), strict=True):
-            found[number] += operation == Operation.INSERT
+            found[int(number or 0)] += operation == Operation.INSERT
     return found
 
 

@@ -217,7 +217,7 @@ class Origin:
     predecessors: tuple[Predecessor, ...] = ()
 
     def save(self, root: Storage, name: str) -> None:
-        body = {
+        body: dict[str, Any] = {
             "trimmed": self.trimmed,
             "identity": self.identity,
             "versions": {str(table): version for table, version in sorted(self.versions.items())},
