@@ -13,7 +13,7 @@ from tests.postgres.rows import opened
 
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.table import TableId
-from lakefeed.errors import PositionLostError, SourceChangedError
+from lakefeed.errors import PositionLostError, SourceChangedError, SourceUnavailableError
 from lakefeed.flow.pipeline import Pipeline
 from lakefeed.testing.memory_lake import MemoryLake
 from lakefeed.testing.server.postgres import PostgresServer, find_binaries
@@ -92,3 +92,16 @@ def test_another_server_of_the_same_name_is_not_taken_for_the_pipelines_own(
             capture.prepare([T])
         with Pipeline(Postgres(other.dsn), lake, name="shop") as pipeline, pytest.raises(SourceChangedError):
             pipeline.sync_once()
+
+
+def test_a_stream_never_comes_from_another_server_than_the_one_that_was_examined(own_server: PostgresServer) -> None:
+    """Several servers may answer to one connection string, and a promotion can come between two connections."""
+    with opened(Postgres(own_server.dsn), "shop") as capture:
+        start = capture.prepare([T])
+        assert "timeline 1," in str(capture.identity())
+        begin_new_timeline(own_server)
+        with pytest.raises(SourceUnavailableError, match=r"timeline 2, .* now, and not system \d+, timeline 1, "):
+            next(capture.live(start, wait_seconds=0))
+        assert "timeline 2," in str(capture.identity())
+        assert capture.take_over(f"{capture.identity()}".replace("timeline 2", "timeline 1"), start) == start
+        assert next(capture.live(start, wait_seconds=0)).rows == 0

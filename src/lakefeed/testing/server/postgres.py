@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -68,13 +68,15 @@ class PostgresServer(Server):
         self.settings = dict(settings or {})
 
     @classmethod
-    def start(cls, binaries: Path, settings: Mapping[str, str] | None = None) -> PostgresServer:
-        """Make a new cluster and start it."""
+    def start(
+        cls, binaries: Path, settings: Mapping[str, str] | None = None, *, initdb: Sequence[str] = ()
+    ) -> PostgresServer:
+        """Make a new cluster and start it. ``initdb`` are more words for that program."""
         directory = Path(tempfile.mkdtemp(prefix="lakefeed-pg-"))
         server = cls(binaries, directory, free_port(), {**_SETTINGS, **(settings or {})})
         if is_root():
             shutil.chown(directory, _USER)
-        initdb = [
+        command = [
             str(binaries / "initdb"),
             "-D",
             str(directory / "data"),
@@ -85,7 +87,9 @@ class PostgresServer(Server):
             "-E",
             "UTF8",
         ]
-        done = subprocess.run([*initdb, "--locale=C", "--no-sync"], capture_output=True, cwd=directory, **dropped())
+        done = subprocess.run(
+            [*command, "--locale=C", "--no-sync", *initdb], capture_output=True, cwd=directory, **dropped()
+        )
         assert done.returncode == 0, done.stderr.decode(errors="replace")
         server.begin()
         return server
