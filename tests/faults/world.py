@@ -220,8 +220,8 @@ class World(ABC):
                 if (now := self.difference()) is None:
                     return None
                 found = now
-            except (OSError, psycopg.Error, pymysql.err.Error) as error:  # a file of before, a server that starts
-                found = str(error)
+            except Exception as error:  # noqa: BLE001  # a file of before, a server that starts: asked again
+                found = f"{type(error).__name__}: {error}"
             time.sleep(0.03)
         return found if self.is_running else f"the pipeline has ended: {self.errors}; {found}"
 
