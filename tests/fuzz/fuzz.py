@@ -187,11 +187,11 @@ def _count(ends: Ends, read: Callable[[], object]) -> None:
 
 
 FUZZERS: dict[str, tuple[Callable[[int, int], Ends], int]] = {
-    "pgoutput": (try_mutated, 30),
-    "binlog": (try_damaged, 30),
-    "configuration": (try_configurations, 5),
-    "positions": (try_positions, 20),
-    "state files": (try_state, 15),
+    "pgoutput": (try_mutated, 45),
+    "binlog": (try_damaged, 25),
+    "configuration": (try_configurations, 1),
+    "positions": (try_positions, 19),
+    "state files": (try_state, 10),
 }
 """Which share of a hundred inputs each has."""
 _PART = 5_000
