@@ -403,4 +403,5 @@ def test_an_option_that_the_mode_does_not_have_is_refused_with_those_it_has(tmp_
 def test_a_choice_in_a_mapping_of_the_users_own_names_is_named_with_what_there_is(tmp_path: Path) -> None:
     text = MINIMAL + "  tables: [{match: t, out_of_range: {amount: rebuild}}]\n"
     told = mistake(tmp_path, text)
-    assert "lake.tables[0].out_of_range.amount: 'rebuild' is not a choice; available: stop, null, clamp, text" in told
+    assert "lake.tables.0.out_of_range.amount: 'rebuild' is not a choice; available: stop, null, clamp, text" in told
+    assert "mistakes" not in told, "that it is no single choice either is not said"

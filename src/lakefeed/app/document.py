@@ -157,6 +157,7 @@ _EXPECTATIONS = {
 def complaints(error: ValidationError, document: Document, model: type[BaseModel]) -> tuple[str, list[str]]:
     """One sentence for one problem, a list for several, in the order of the file; and the keys in question."""
     found: set[tuple[int, str, str]] = set()
+    sections = set[str]()
     for problem in error.errors(include_url=False, include_input=False, include_context=True):
         at, kind, context = tuple(problem["loc"]), problem["type"], dict(problem.get("ctx", {}))
         if kind in ("union_tag_invalid", "union_tag_not_found"):
@@ -185,7 +186,12 @@ def complaints(error: ValidationError, document: Document, model: type[BaseModel
             text = f"{key}: {value} {_EXPECTATIONS[kind].format(**context)}"
         else:
             text = f"{key}: {value} is not valid: {problem['msg']}"
+        if kind == "literal_error" and at not in document.raw and len(at) > 1:
+            sections.add(key)
         found.add((document.line(at), text, key))
+    # Of a section that might have been a single value, what is wrong inside it is the mistake.
+    inner = {key for _, _, key in found}
+    found = {one for one in found if one[2] not in sections or not any(key.startswith(f"{one[2]}.") for key in inner)}
     keys = list(dict.fromkeys(key for _, _, key in sorted(found)))
     if len(found) == 1:
         ((line, text, _),) = found
