@@ -123,3 +123,19 @@ storm: setup ## Random DDL and DML beside kills and restarts (SOURCE=postgres SE
 	@$(BIN)/python -m tests.storm --source $(SOURCE) --seconds $(or $(SECONDS),300) $(if $(SEED),--seed $(SEED)) --profile $(PROFILE) \
 	  --format $(FORMAT) --kills $(KILLS) --restarts $(RESTARTS) $(if $(POSTGRES),--postgres $(POSTGRES))
 endif
+
+ifneq ($(wildcard tests/faults),)
+.PHONY: faults soak fuzz
+SOURCES_OF_FAULTS ?= postgres,sqlite,mysql
+FORMATS ?= delta,iceberg
+INPUTS ?= 1000000
+faults: setup ## Faults drawn by a seed, counted, the lake compared after each (SECONDS=3600 or HOURS=2 SEED=… FORMATS=delta)
+	@$(BIN)/python -m tests.faults --seconds $(if $(HOURS),$(shell echo $$(($(HOURS) * 3600))),$(or $(SECONDS),300)) \
+	  $(if $(SEED),--seed $(SEED)) --sources $(SOURCES_OF_FAULTS) --formats $(FORMATS)
+
+soak: setup ## Follow a busy database, and sample memory, handles, files and lag (SECONDS=3600 SOURCE=postgres FORMAT=delta)
+	@$(BIN)/python -m tests.faults.soak --seconds $(or $(SECONDS),3600) --source $(or $(SOURCE),postgres) --format $(or $(FORMAT),delta)
+
+fuzz: setup ## Damaged inputs for decoders, configuration, positions and state files (INPUTS=1000000 SEED=…)
+	@$(BIN)/python -m tests.fuzz $(INPUTS) $(if $(SEED),--seed $(SEED))
+endif

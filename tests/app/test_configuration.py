@@ -292,6 +292,9 @@ def test_a_key_given_twice_names_both_lines(tmp_path: Path) -> None:
         ("just text", "and is a single value"),
         ("a:\n\tb: 1\n", "line 2: this line has a tab, and YAML takes spaces only"),
         ("a: \x01", "is not YAML"),
+        ("pipeline: {shop\n", "line 2: this is not YAML"),  # where the file has ended
+        ("a: 2026-13-45", "is not YAML: month must be in 1..12"),
+        ("a: &b [*b]", "is not YAML"),
         ("a: !!python/object:os.system x", "is not YAML"),
     ],
 )
@@ -395,3 +398,10 @@ def test_an_option_that_the_mode_does_not_have_is_refused_with_those_it_has(tmp_
     with pytest.raises(ConfigError, match="mode temporal has no option 'tracks'") as refused:
         rules(config.lake)
     assert "track_except" in refused.value.remedy
+
+
+def test_a_choice_in_a_mapping_of_the_users_own_names_is_named_with_what_there_is(tmp_path: Path) -> None:
+    text = MINIMAL + "  tables: [{match: t, out_of_range: {amount: rebuild}}]\n"
+    told = mistake(tmp_path, text)
+    assert "lake.tables.0.out_of_range.amount: 'rebuild' is not a choice; available: stop, null, clamp, text" in told
+    assert "mistakes" not in told, "that it is no single choice either is not said"

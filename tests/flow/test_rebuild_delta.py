@@ -74,7 +74,7 @@ def test_a_state_with_deletion_vectors_is_no_donor_and_deleted_rows_stay_deleted
         lake_table = tables.table(tables.routes(T)[0])
         place = f"delta.`{tmp_path / 'lake' / 'main' / 't'}`"
         spark.sql(f"ALTER TABLE {place} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'FALSE')")
-        recorded = json.loads(next((tmp_path / "lake/_lakefeed/p/tables").glob("*.json")).read_text())
+        recorded = json.loads(next((tmp_path / "lake/_lakefeed/p/tables").glob("*.json")).read_text())["body"]
         masked = lake_table.states(_generation(recorded))[-1]
         with pytest.raises(LakeError, match="has deletion vectors"):
             lake_table.chunks(masked, table("main.t", {"id": pa.int64(), "v": pa.int64()}, key=("id",)))

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from lakefeed.durable import pack
-from lakefeed.errors import JournalDamagedError, JournalError
+from lakefeed.errors import JournalDamagedError, JournalError, SourceChangedError
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.options import JournalOptions
 from lakefeed.testing.builders import at, batch, change_set, table
@@ -156,4 +156,23 @@ def test_a_commit_of_a_later_format_is_not_guessed_at(root: Path) -> None:
     path = commit_file(root, 4)
     path.write_bytes(pack(json.loads(path.read_text())["body"] | {"format": 2}))
     with pytest.raises(JournalError, match="has the format 2; this version reads 1"):
+        Journal.open(root, options=FAST)
+
+
+def test_a_server_that_succeeds_another_is_recorded_for_good(root: Path) -> None:
+    with Journal.open(root, identity="a", options=FAST) as journal:
+        with pytest.raises(SourceChangedError):
+            journal.adopt("c", succeeds="b")
+        journal.adopt("b", succeeds="a")
+        journal.append(change_set(4, 5, batch(T, [("insert", {"id": 9})])))
+        journal.trim(4)
+    with Journal.open(root, identity="b", options=FAST) as journal:
+        (before,) = journal.predecessors
+        assert (before.identity, before.change_set, before.position) == ("a", 4, str(at(4)))
+        assert journal.commit(5).identity == journal.identity == "b"
+
+
+def test_a_commit_file_whose_content_is_none_is_damaged_whatever_its_checksum_says(root: Path) -> None:
+    commit_file(root, 4).write_bytes(pack({"format": 1, "number": 4, "tables": []}))
+    with pytest.raises(JournalDamagedError, match="it is not a commit file"):
         Journal.open(root, options=FAST)

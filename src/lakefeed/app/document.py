@@ -77,7 +77,7 @@ def read_document(path: Path, environment: Mapping[str, str] | None = None) -> D
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        wrong = text.splitlines()[min(line, text.count("\n") + 1) - 1]
+        wrong = "".join(text.splitlines()[line - 1 : line])  # the end of the file may be the place
         if "\t" in wrong:
             raise ConfigError(
                 f"{path}, line {line}: this line has a tab, and YAML takes spaces only",
@@ -85,7 +85,7 @@ def read_document(path: Path, environment: Mapping[str, str] | None = None) -> D
             ) from error
         remedy = f"Correct line {line} of {path}" + ('; put ${…} in quotes: "${NAME}".' if "${" in wrong else ".")
         raise ConfigError(f"{path}, line {line}: this is not YAML: {error.problem}", remedy=remedy) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that no calendar has, an anchor in itself
         raise ConfigError(f"{path} is not YAML: {error}", remedy=f"Correct {path}.") from error
     if not isinstance(data, dict):
         shape = "empty" if data is None else f"a {'list' if isinstance(data, list) else 'single value'}"
@@ -132,6 +132,7 @@ class _Reader:
         return _VARIABLE.sub(lambda match: self._environment[match[1]], value)
 
 
+_KIND = re.compile(r"\w[\w-]*\[.*\]")
 _EXPECTATIONS = {
     "greater_than": "must be more than {gt:g}",
     "greater_than_equal": "must be at least {ge}",
@@ -156,6 +157,7 @@ _EXPECTATIONS = {
 def complaints(error: ValidationError, document: Document, model: type[BaseModel]) -> tuple[str, list[str]]:
     """One sentence for one problem, a list for several, in the order of the file; and the keys in question."""
     found: set[tuple[int, str, str]] = set()
+    sections = set[str]()
     for problem in error.errors(include_url=False, include_input=False, include_context=True):
         at, kind, context = tuple(problem["loc"]), problem["type"], dict(problem.get("ctx", {}))
         if kind in ("union_tag_invalid", "union_tag_not_found"):
@@ -163,13 +165,17 @@ def complaints(error: ValidationError, document: Document, model: type[BaseModel
             kind = "literal_error" if kind == "union_tag_invalid" else "missing"
         elif len(at) > 1 and str(at[0]) in model.model_fields and _variants(model.model_fields[str(at[0])]):
             at = (at[0], *at[2:])  # pydantic puts the section's kind second, and the file does not have it there
+        # Where a value may be of several kinds pydantic names each: literal['stop', …], dict[…]. No file has that.
+        at = tuple(part for part in at if not _KIND.fullmatch(str(part)))
         key, value = _dotted(at), f"'{document.raw[at]}'" if at in document.raw else "this"
         if kind == "extra_forbidden":
             text = _unknown_key(at, document, model)
         elif kind == "missing":
             text = f"{key} is missing{_missing_hint(at, document, model)}"
         elif kind == "literal_error":
-            raw, available = document.raw.get(at, ""), _choices(model, at, document)
+            raw, available = document.raw.get(at, ""), tuple(re.findall("'([^']*)'", str(context.get("expected"))))
+            if len(at) == 1 or _is_of_section(model, at[:-1], document):
+                available = _choices(model, at, document)
             close = get_close_matches(raw, available, n=1)
             if raw in _NOT_YET.get(at, ()):
                 text = f"{key}: {value} is not there yet; available now: {', '.join(available)}"
@@ -180,7 +186,12 @@ def complaints(error: ValidationError, document: Document, model: type[BaseModel
             text = f"{key}: {value} {_EXPECTATIONS[kind].format(**context)}"
         else:
             text = f"{key}: {value} is not valid: {problem['msg']}"
+        if kind == "literal_error" and at not in document.raw and len(at) > 1:
+            sections.add(key)
         found.add((document.line(at), text, key))
+    # Of a section that might have been a single value, what is wrong inside it is the mistake.
+    inner = {key for _, _, key in found}
+    found = {one for one in found if one[2] not in sections or not any(key.startswith(f"{one[2]}.") for key in inner)}
     keys = list(dict.fromkeys(key for _, _, key in sorted(found)))
     if len(found) == 1:
         ((line, text, _),) = found
@@ -251,6 +262,15 @@ def _section(model: type[BaseModel], at: KeyPath, document: Document) -> type[Ba
             kinds = (field.annotation, *get_args(field.annotation))
             model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
     return model
+
+
+def _is_of_section(model: type[BaseModel], at: KeyPath, document: Document) -> bool:
+    """Whether there is a section, and not a mapping of the user's own names, at ``at``."""
+    try:
+        _section(model, at, document)
+    except (KeyError, StopIteration):
+        return False
+    return True
 
 
 def _inside(data: Any, part: str | int) -> Any:

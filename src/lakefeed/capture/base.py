@@ -192,6 +192,13 @@ class ChangeCapture(ABC):
         """Names this very database (system identifier, server uuid, file id). None before ``prepare`` made one."""
         return self.kind
 
+    def take_over(self, known: str, position: Position) -> Position:  # noqa: ARG002
+        """Asked where ``identity`` is not ``known``, the one of the journal, which ends at ``position``. Returns where
+        capture goes on if this database demonstrably continues that history (a promoted standby): ``position``, or a
+        later one where nothing lies between. PositionLostError or SourceChangedError says what is missing. Read-only:
+        ``continuity`` follows, at the position that this returned."""
+        raise SourceChangedError(f"the journal belongs to {known}, not to {self.identity()}")
+
     def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:  # noqa: ARG002
         """Can live capture of ``tables`` go on strictly after ``position``? FRESH: nothing was prepared, or the source
         has forgotten that it was. PositionLostError if the source has moved back, lost its log or is behind it: never a

@@ -19,7 +19,7 @@ from lakefeed.change.change_set import TableNotice
 from lakefeed.change.choice import Choices
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.errors import SourceSetupError
+from lakefeed.errors import SourceChangedError, SourceSetupError
 from lakefeed.storage.base import Storage
 
 P = TypeVar("P", bound=Position)
@@ -141,6 +141,10 @@ class ResumePoint(ABC, Generic[P, Piece]):
     @abstractmethod
     def identity(self) -> str:
         """Names this very database. Asked only where ``find`` has found something."""
+
+    def take_over(self, known: str, position: P) -> P:  # noqa: ARG002
+        """See ``ChangeCapture.take_over``."""
+        raise SourceChangedError(f"the journal belongs to {known}, not to {self.identity()}")
 
     @abstractmethod
     def create(self, tables: Sequence[TableId]) -> P:

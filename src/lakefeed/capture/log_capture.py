@@ -113,6 +113,10 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         opened(self._session)
         return None if self._resume.find() is None else self._resume.identity()
 
+    def take_over(self, known: str, position: Position) -> Position:
+        opened(self._session)
+        return self._resume.take_over(known, of_kind(position, *self._positions))
+
     def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:
         opened(self._session)
         found = self._resume.find()

@@ -2,7 +2,8 @@
 
 Belongs to one thread, the stream's. The order at the start is the one of ``ChangeCapture``; between any two steps the
 process may die, and the next start goes on from what is durable:
-  1. open, identity   another database than the journal's is refused before anything is changed in it
+  1. open, identity   another database than the journal's is refused before anything is changed in it, unless it
+                      shows that it continues the journal's: see ``ChangeCapture.take_over``
   2. continuity       a position that the source has lost stops the pipeline, loudly
   3. stage            tables that the lake does not have get a copy, before the source is touched
   4. prepare          only if there is no resume point yet: a source without one has no stream. Otherwise tables are
@@ -95,6 +96,7 @@ class CaptureSide:
         self._capture.open()
         identity = self._capture.identity()
         if identity is not None:
+            self._take_over(identity)
             self._journal.adopt(identity)
         followed = self._states.in_phase(Phase.COPYING, Phase.LIVE)
         continuity = self._capture.continuity(self._journal.end, sorted({state.source for state in followed}))
@@ -118,6 +120,18 @@ class CaptureSide:
             identity = self._capture.identity()
             if identity is not None:
                 self._journal.adopt(identity)
+
+    def _take_over(self, identity: str) -> None:
+        """After a fail-over the source has another identity. Where it shows that it goes on from where the journal
+        ends, the journal belongs to it from now on; a crash in here leaves what is judged in the same way again."""
+        known, end = self._journal.identity, self._journal.end
+        if known in (None, identity) or end is None:
+            return
+        position = self._capture.take_over(known, end)
+        if position > end:
+            self._journal.append(ChangeSet(end, position))  # nothing lies between
+        self._journal.adopt(identity, succeeds=known)
+        log.warning("%s took over from %s; capture goes on at %s without a copy", identity, known, position)
 
     def close(self) -> None:
         """What was not confirmed is delivered again after the next ``open``. May be called from any thread.

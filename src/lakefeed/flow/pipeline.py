@@ -400,11 +400,13 @@ class Pipeline:
             return None
         journal = Journal.read(self.state)
         try:
-            known, identity = journal.identity, self._capture.identity()
-            if None not in (known, identity) and known != identity:
-                return SourceChangedError(f"the journal {self.state} belongs to {known}, not to {identity}")
+            known, identity, end = journal.identity, self._capture.identity(), journal.end
+            if known is not None and identity is not None and known != identity:
+                if end is None:
+                    return SourceChangedError(f"the journal {self.state} belongs to {known}, not to {identity}")
+                end = self._capture.take_over(known, end)
             sources = {state.source for state in TableStates(self.state).in_phase(Phase.COPYING, Phase.LIVE)}
-            continuity = self._capture.continuity(journal.end, sorted(sources))
+            continuity = self._capture.continuity(end, sorted(sources))
             return source_forgot(journal.end) if continuity is Continuity.FRESH and journal.head > 0 else None
         except LakefeedError as error:
             return error

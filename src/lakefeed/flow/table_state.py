@@ -28,7 +28,8 @@ from urllib.parse import quote
 from lakefeed.change.change_set import TableBlocked, TableDropped
 from lakefeed.change.position import Position, decode_position
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.errors import JournalDamagedError, StateError
+from lakefeed.durable import pack, unpack
+from lakefeed.errors import JournalDamagedError, LakefeedError, StateError
 from lakefeed.journal.commit import Commit
 from lakefeed.lake.mode import Mode, mode_from_json
 from lakefeed.lake.route import Route
@@ -136,12 +137,15 @@ class TableStates:
         names = [name for name in self._files.names() if name.endswith(".json") and "/" not in name]
         for name, data in zip(names, self._files.read_all(names), strict=True):
             try:
-                state = TableState.from_json(json.loads(data))
-            except (ValueError, KeyError, TypeError) as error:
+                body = json.loads(data)
+                if "sha256" in body:  # files of earlier versions have none
+                    body = unpack(data, self._files.place(name))
+                state = TableState.from_json(body)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError, LakefeedError) as error:
                 path = self._files.place(name)
                 command = "aws s3 rm" if path.startswith("s3:") else "rm"
                 raise JournalDamagedError(
-                    f"the table state {path} cannot be read: {error}",
+                    f"the table state {path} cannot be read: {getattr(error, 'message', error)}",
                     remedy="Restore it from a backup, or remove it, and the next start copies this one table again: "
                     f"{command} {shlex.quote(path)}",
                 ) from error
@@ -171,8 +175,7 @@ class TableStates:
         with self.lock:
             if self._closed:
                 raise StateError(f"the pipeline is closed, so the state of {state.table} is not written any more")
-            body = json.dumps(state.to_json(), indent=1, ensure_ascii=False).encode()
-            self._files.replace(f"{quote(str(state.table), safe=' ')}.json", body)
+            self._files.replace(f"{quote(str(state.table), safe=' ')}.json", pack(state.to_json()))
             self._states[state.table] = state
         return state
 

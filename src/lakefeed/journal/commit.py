@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableDropped, TableNotice
 from lakefeed.change.position import Position, decode_position
 from lakefeed.change.segment import Counts, Segment
 from lakefeed.change.table import TableId
 from lakefeed.durable import pack, unpack
-from lakefeed.errors import CheckpointError, JournalDamagedError
+from lakefeed.errors import CheckpointError, ConfigError, JournalDamagedError
 from lakefeed.storage.base import Storage
 
 _FORMAT = 1
@@ -132,6 +132,14 @@ def parse_commit(data: bytes, name: str, root: Storage) -> Commit:
     """One commit file's content. JournalDamagedError, naming it, unless it is exactly what ``dump_commit`` wrote."""
     path = root.place(name)
     body = unpack(data, path)
+    try:
+        return _parse(body, data, name, root)
+    except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
+        raise JournalDamagedError(f"{path} is damaged: it is not a commit file ({error!r})") from error
+
+
+def _parse(body: Mapping[str, Any], data: bytes, name: str, root: Storage) -> Commit:
+    path = root.place(name)
     if body.get("format") != _FORMAT:
         raise JournalDamagedError(f"{path} has the format {body.get('format')}; this version reads {_FORMAT}")
     if not name.endswith(f"{body['number']:020d}.json"):
@@ -184,24 +192,38 @@ def parse_commit(data: bytes, name: str, root: Storage) -> Commit:
     )
 
 
+class Predecessor(NamedTuple):
+    """A server that the source was before a fail-over: its identity, the last change set and position that were taken
+    from it, and when (ISO 8601) the next server took over."""
+
+    identity: str
+    change_set: int
+    position: str
+    until: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """Written before anything is trimmed.
 
     The number up to which change sets may be gone, the schema version that every table had there, and the identity of
-    the source. A change set above that number which is missing is a loss, not a trim.
+    the source. A change set above that number which is missing is a loss, not a trim. ``predecessors`` are the
+    identities that the source had before fail-overs, oldest first.
     """
 
     trimmed: int = 0
     identity: str | None = None
     versions: Mapping[TableId, int] = field(default_factory=dict)
+    predecessors: tuple[Predecessor, ...] = ()
 
     def save(self, root: Storage, name: str) -> None:
-        body = {
+        body: dict[str, Any] = {
             "trimmed": self.trimmed,
             "identity": self.identity,
             "versions": {str(table): version for table, version in sorted(self.versions.items())},
         }
+        if self.predecessors:
+            body["predecessors"] = [list(one) for one in self.predecessors]
         root.replace(name, pack(body))
 
     @classmethod
@@ -211,6 +233,7 @@ class Origin:
         body = unpack(root.read(name), path)
         try:
             versions = {TableId.parse(name): int(version) for name, version in body["versions"].items()}
-            return cls(trimmed=int(body["trimmed"]), identity=body["identity"], versions=versions)
+            before = tuple(Predecessor(str(a), int(b), str(c), str(d)) for a, b, c, d in body.get("predecessors", ()))
+            return cls(trimmed=int(body["trimmed"]), identity=body["identity"], versions=versions, predecessors=before)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise JournalDamagedError(f"{path} is damaged: it is not a journal's origin ({error!r})") from error

@@ -19,7 +19,7 @@ from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import JournalError, LeaseError, LeaseLostError, SourceChangedError, StateError
 from lakefeed.failpoint import hit
-from lakefeed.journal.commit import Commit, TableCommit, dump_commit
+from lakefeed.journal.commit import Commit, Predecessor, TableCommit, dump_commit
 from lakefeed.journal.layout import Layout
 from lakefeed.journal.lease import Lease, acquire_lease
 from lakefeed.journal.options import JournalOptions
@@ -116,16 +116,21 @@ class Journal(JournalView):
         with self._lock:
             self._index = index
 
-    def adopt(self, identity: str) -> None:
-        """Name the source that the journal belongs to, for ever. SourceChangedError if it is another's."""
+    def adopt(self, identity: str, *, succeeds: str | None = None) -> None:
+        """Name the source that the journal belongs to. SourceChangedError if it is another's; not if that one is the
+        one that ``identity`` ``succeeds``, as a promoted standby does: a record of that is kept."""
         with self._writing, self._trimming:
             self._require_lease()
             known = self._index.origin.identity
             if known == identity:
                 return
-            if known is not None:
+            if known not in (None, succeeds):
                 raise SourceChangedError(f"the journal {self._layout.root} belongs to {known}, not to {identity}")
             origin = replace(self._index.origin, identity=identity)
+            if known is not None:
+                now = datetime.now(UTC).isoformat(timespec="seconds")
+                last = Predecessor(known, self.head, str(self.end), now)
+                origin = replace(origin, predecessors=(*origin.predecessors, last))
             origin.save(self._layout.root, self._layout.origin)
             with self._lock:
                 self._index.origin = origin

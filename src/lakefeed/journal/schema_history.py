@@ -19,7 +19,7 @@ from typing import Any
 from lakefeed.change.position import Position, decode_position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.durable import pack, unpack
-from lakefeed.errors import JournalDamagedError
+from lakefeed.errors import CheckpointError, ConfigError, JournalDamagedError
 from lakefeed.journal.layout import folder_name
 from lakefeed.storage.base import Storage
 
@@ -153,7 +153,7 @@ def _parse(data: bytes, path: str) -> tuple[TableId, TableHistory]:
         beginnings = tuple(Beginning(number, version) for number, version in body["marks"])
         history = TableHistory({version.schema.version: version for version in versions}, beginnings)
         return TableId.parse(body["table"]), history
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, CheckpointError, ConfigError) as error:
         raise JournalDamagedError(f"{path} is damaged: it is not a schema history ({error!r})") from error
 
 

@@ -13,7 +13,7 @@ from lakefeed.change.position import Position
 from lakefeed.change.segment import Segment, StaleReason, Window
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import JournalDamagedError, JournalError
-from lakefeed.journal.commit import Commit, Origin, TableCommit
+from lakefeed.journal.commit import Commit, Origin, Predecessor, TableCommit
 from lakefeed.journal.layout import Layout
 from lakefeed.journal.schema_history import SchemaHistory
 from lakefeed.journal.segment_file import check_segment, check_size, newest_time
@@ -180,6 +180,12 @@ class JournalView:
         """The source that the journal belongs to; None as long as nobody has named it."""
         with self._lock:
             return self._index.origin.identity
+
+    @property
+    def predecessors(self) -> tuple[Predecessor, ...]:
+        """The servers that the source was before fail-overs, oldest first."""
+        with self._lock:
+            return self._index.origin.predecessors
 
     def commits(self, after: int = 0, upto: int | None = None) -> Iterator[Commit]:
         """The retained commits in (after, upto], in order; trimmed ones are left out. ``upto`` None: to the head."""

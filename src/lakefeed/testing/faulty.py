@@ -142,6 +142,9 @@ class FaultyCapture(ChangeCapture):
     def continuity(self, position: Position | None, tables: Sequence[TableId]) -> Continuity:
         return self._faults.run("continuity", lambda: self._capture.continuity(position, tables))
 
+    def take_over(self, known: str, position: Position) -> Position:
+        return self._faults.run("take_over", lambda: self._capture.take_over(known, position))
+
     def represent(self, choices: Choices) -> None:
         self._capture.represent(choices)
 

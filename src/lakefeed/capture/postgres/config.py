@@ -32,6 +32,7 @@ source:
     first_key: ClassVar[str] = "dsn"
     only_for: ClassVar[dict[str, tuple[str, ...]]] = {
         **SourceConfig.only_for, "provision": ("log",), "before_images": ("log",), "column_lists": ("log",),
+        "upgraded_from": ("log",),
     }  # fmt: skip
 
     kind: Literal["postgres"] = Field(description="Which database.")
@@ -52,6 +53,11 @@ source:
         description="capture: log. Publish only the columns that are taken, so that others never leave the server. "
         "PostgreSQL then refuses to drop one of them without CASCADE.",
     )
+    upgraded_from: Text | None = Field(
+        default=None,
+        description="capture: log. System identifier of the server that pg_upgrade made this one of, with its "
+        "replication slots. An error asks for it.",
+    )
     before_images: BeforeImages = False
 
     def source(self) -> Source:
@@ -65,6 +71,7 @@ source:
         return Postgres(
             self.dsn, tables=self.tables, text_columns=self.text_columns, provision=self.provision,
             before_images=self.before_images, capture=self.capture, column_lists=self.column_lists,
+            upgraded_from=self.upgraded_from,
         )  # fmt: skip
 
     def dialect(self) -> PostgresDialect:

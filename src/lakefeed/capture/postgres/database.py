@@ -140,6 +140,8 @@ class Database:
     """Where the database is. Picklable: chunks carry it to other processes."""
 
     dsn: str = field(repr=False)
+    is_primary: bool = False
+    """A standby is refused until it is promoted: only a primary has a log to follow."""
 
     def __post_init__(self) -> None:
         """ConfigError for a connection string that libpq cannot read. Without libpq's message, which may quote it."""
@@ -171,6 +173,12 @@ class Database:
         with self.errors():
             connection = Connection.connect(make_conninfo(**wanted), autocommit=True)
             try:
+                if self.is_primary and connection.info.parameter_status("in_hot_standby") == "on":
+                    raise SourceUnavailableError(
+                        f"{self}: the server at {connection.info.host}:{connection.info.port} is a standby",
+                        remedy="It is asked again until it is promoted. To follow whichever server is the primary, "
+                        "name all of them in source.dsn: host=a,b port=5432,5432 target_session_attrs=primary",
+                    )
                 connection.database, connection.answer_seconds = self, timeouts.answer
                 names = _LIMITS if connection.info.server_version >= _TRANSACTION_TIMEOUT else _LIMITS[:-1]
                 limits = [f"SET {one} = '{most * 1000:.0f}ms'" for one, most in zip(names, timeouts, strict=False)]

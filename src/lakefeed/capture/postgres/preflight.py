@@ -22,7 +22,10 @@ SELECT current_user::text, (SELECT rolreplication OR rolsuper FROM pg_roles WHER
        pg_is_in_recovery(), current_setting('wal_level'), current_setting('max_slot_wal_keep_size'),
        current_setting('server_encoding'), (SELECT count(*) FROM pg_replication_slots),
        current_setting('max_replication_slots')::int4, (SELECT count(*) FROM pg_stat_replication),
-       current_setting('max_wal_senders')::int4"""
+       current_setting('max_wal_senders')::int4,
+       (SELECT coalesce(string_agg(slot_name, ', ' ORDER BY slot_name), '') FROM pg_replication_slots
+         WHERE slot_type = 'physical' AND active AND NOT temporary),
+       coalesce(current_setting('synchronized_standby_slots', true), 'not there')"""
 
 _RIGHTS = """
 SELECT has_database_privilege(current_database(), 'CREATE'), current_database()::text,
@@ -60,7 +63,8 @@ def check_source(
             return (*found, *_findings([(True, _ERROR, error.message, error.remedy)]))
         there |= {table.id: table for table in tables}
         published = read_publications(connection, wanted, there)
-        found += _findings(_of_publication(published, slot, tables, provision=provision))
+        version = connection.info.server_version
+        found += _findings(_of_publication(published, slot, tables, version, provision=provision))
         (user,) = connection.one("SELECT current_user::text")
         unpublished = [table.oid for table in tables if published.member(table) is None]
         if provision and unpublished:
@@ -91,7 +95,9 @@ def _findings(found: Sequence[_Found], table: TableId | None = None) -> list[Fin
 
 
 def _of_server(database: Database, connection: Connection, names: Names, slot: Slot | None) -> list[_Found]:
-    (user, replicates, in_recovery, wal_level, keep_size, encoding, *in_use) = connection.one(_SERVER)
+    (user, replicates, in_recovery, wal_level, keep_size, encoding, *in_use, standbys, awaited) = connection.one(
+        _SERVER
+    )
     version, needed = connection.info.server_version, 1 if slot is not None else 2  # a temporary one for a copy, too
     host, mode = connection.info.host or "/", database.parameters.get("sslmode", "prefer")
     # T27: ``prefer``, the default, falls back to plain text without a word.
@@ -112,6 +118,12 @@ def _of_server(database: Database, connection: Connection, names: Names, slot: S
          "max_slot_wal_keep_size is unlimited: a pipeline that is stopped for long can fill the server's disk",
          Statement("ALTER SYSTEM SET max_slot_wal_keep_size = '100GB'; SELECT pg_reload_conf();")),
         (is_open, _WARNING, f"sslmode={mode} does not insist on encryption", "Add sslmode=verify-full to source.dsn."),
+        (bool(standbys) and not awaited, _WARNING,
+         "synchronized_standby_slots is empty: a promoted standby may lack what was captured, and all is copied again",
+         Statement(f"ALTER SYSTEM SET synchronized_standby_slots = '{standbys}'; SELECT pg_reload_conf();")),
+        (slot is not None and slot.report.get("failover") is False, _WARNING,
+         f"the slot {names.slot} is not kept for a fail-over",
+         "Start the pipeline with source.provision, which sets that: lakefeed sync FILE"),
         (lost is not None, _ERROR, f"the slot {names.slot} was invalidated: {lost}",
          "Begin again, which copies every table: lakefeed uninstall FILE, then lakefeed sync FILE"),
         (status == "unreserved", _WARNING, f"the slot {names.slot} is about to lose its log",
@@ -146,7 +158,7 @@ def _of_columns(table: SourceTable, published: Publications) -> list[_Found]:
 
 
 def _of_publication(
-    published: Publications, slot: Slot | None, tables: Sequence[SourceTable], *, provision: bool
+    published: Publications, slot: Slot | None, tables: Sequence[SourceTable], version: int, *, provision: bool
 ) -> list[_Found]:
     """What ``prepare`` will make; without ``provision`` somebody else has to, so each statement is an error."""
     coverage, names = published.main, published.wanted.names
@@ -160,7 +172,7 @@ def _of_publication(
          f"the publication {names.publication} was dropped, so that changes are in no stream since then",
          "Start the pipeline: it is made again, and every table is copied again: lakefeed sync FILE"),
         (not provision and slot is None, _ERROR, "there is no replication slot, and source.provision is off",
-         Statement(f"{slot_statement(names.slot)};")),
+         Statement(f"{slot_statement(names.slot, version)};")),
     ]  # fmt: skip
 
 

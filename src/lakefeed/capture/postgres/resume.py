@@ -5,10 +5,11 @@ in that order, so that the slot's first change finds its table published. Nothin
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -16,7 +17,7 @@ from lakefeed.capture.base import Lag
 from lakefeed.capture.log import ResumePoint
 from lakefeed.capture.postgres import slot as slots
 from lakefeed.capture.postgres.catalog import SourceTable, read_tables, with_columns
-from lakefeed.capture.postgres.database import Connection, Connections, Names, quoted, wait_while
+from lakefeed.capture.postgres.database import Connection, Connections, Names, quoted, run, wait_while
 from lakefeed.capture.postgres.pgoutput import WalPiece
 from lakefeed.capture.postgres.publication import Publications, Wanted, at_once, make_inserts, read_publications
 from lakefeed.capture.postgres.slot import head, inserted, read_slot, usable_slot
@@ -24,11 +25,20 @@ from lakefeed.capture.postgres.walsender import Walsender
 from lakefeed.capture.reader import BackgroundReader
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
-from lakefeed.errors import ConfigError, PositionLostError, SourceSetupError, StateError
+from lakefeed.errors import (
+    IN_CONFIGURATION,
+    ConfigError,
+    PositionLostError,
+    SourceChangedError,
+    SourceSetupError,
+    SourceUnavailableError,
+    StateError,
+)
 
 log = logging.getLogger(__name__)
 
 WRITERS_SECONDS = 5.0  # for transactions from before a table was published, if its copy has no exported snapshot
+_AGAIN = "lakefeed uninstall FILE, then lakefeed sync FILE."
 _YET = "The next sync tries again by itself: the stream passes the creation of the publication first."
 _MISSED = (
     " Changes made meanwhile were not published. A table that is not copied by itself needs "
@@ -43,17 +53,56 @@ SELECT l.virtualtransaction, l.pid FROM pg_locks l
    AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"""
 
 
+_HISTORY = re.compile(r"^\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)", re.MULTILINE)
+
+
+class Server(NamedTuple):
+    """Which cluster, which of its histories, and which database in it."""
+
+    system: str
+    timeline: int
+    database: str
+
+    @property
+    def text(self) -> str:
+        return f"system {self.system}, timeline {self.timeline}, database {self.database}"
+
+    @classmethod
+    def parse(cls, text: str) -> Server:
+        found = re.fullmatch(r"system (\d+), timeline (\d+), database (.*)", text, re.DOTALL)
+        if found is None:
+            raise SourceChangedError(f"the journal belongs to {text}, which is no PostgreSQL database")
+        return cls(found[1], int(found[2]), found[3])
+
+
+def identify(connection: Connection) -> Server:
+    """Of a replication connection."""
+    system, timeline, _, name = connection.one("IDENTIFY_SYSTEM")
+    return Server(str(system), int(timeline), str(name))
+
+
+def read_history(connection: Connection, timeline: int) -> dict[int, PostgresLsn]:
+    """Ancestors of a timeline → where each was left. The first timeline has none. Of a replication connection."""
+    if timeline == 1:
+        return {}
+    content = run(connection, f"TIMELINE_HISTORY {timeline}").get_value(0, 1) or b""
+    return {int(parent): PostgresLsn.parse(at) for parent, at in _HISTORY.findall(content.decode(errors="replace"))}
+
+
 class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
     """See ``ResumePoint``. Each call has a connection of its own."""
 
     def __init__(
-        self, connections: Connections, names: Names, *, provision: bool, wanted: Callable[[], Wanted] | None = None
-    ) -> None:
+        self, connections: Connections, names: Names, *, provision: bool, wanted: Callable[[], Wanted] | None = None,
+        upgraded_from: str | None = None,
+    ) -> None:  # fmt: skip
         self._connections, self._database, self._names = connections, connections.database, names
         self._provision, self.slot, self._closed = provision, names.slot, threading.Event()
         self._wanted = wanted or (lambda: Wanted(names))
         self._short_until: PostgresLsn | None = None  # a stream that began before lacks the second publication
         self._exported = slots.ExportedSnapshots(self._database, names, self._closed)
+        self._upgraded_from = upgraded_from
+        self._server: Server | None = None  # whose identity was asked for: the stream is to come from that very one
         self._since: dict[TableId, tuple[int, PostgresLsn]] = {}
 
     def open(self) -> None:
@@ -70,10 +119,77 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         return None if slot is None or slot.lost is not None else slot.confirmed
 
     def identity(self) -> str:
-        """It has the timeline: a failover or a restore to a point in time begins a new one, and the pipeline stops."""
+        """It has the timeline: a promotion or a restore to a point in time begins a new one. See ``take_over``."""
         with self._database.connection(self._names.slot, replication=True) as connection:
-            system, timeline, _, name = connection.one("IDENTIFY_SYSTEM")
-        return f"system {system}, timeline {timeline}, database {name}"
+            self._server = identify(connection)
+        return self._server.text
+
+    def take_over(self, known: str, position: PostgresLsn) -> PostgresLsn:
+        """A server continues the history of another if its timeline descends from that one's and branched off at or
+        behind the position, so that what was captured is in it and all that it has more comes after; and if the slot is
+        there and has not gone past the position."""
+        before = Server.parse(known)
+        with self._database.connection(self._names.slot, replication=True) as connection:
+            now = identify(connection)
+            history = read_history(connection, now.timeline) if before.system == now.system else {}
+        if before.database != now.database:
+            raise SourceChangedError(f"the journal belongs to {known}, not to {now.text}")
+        if before.system != now.system:
+            return self._upgraded(before, now, position)
+        if before.timeline == now.timeline:
+            return position
+        self._require_descent(before, now, history, position)
+        self.require(position)
+        began = history[before.timeline]
+        log.warning(
+            "%s is on timeline %d, which left timeline %d at %s: it was promoted. The pipeline is at %s, before that, "
+            "and goes on without a copy", self._database, now.timeline, before.timeline, began, position,
+        )  # fmt: skip
+        return position
+
+    def _require_descent(
+        self, before: Server, now: Server, history: Mapping[int, PostgresLsn], position: PostgresLsn
+    ) -> None:
+        old, new = before.timeline, now.timeline
+        if old not in history:
+            reason = "it is a primary from before a fail-over" if new < old else "it branched off before that one began"
+            raise PositionLostError(
+                f"{self._database} is on timeline {new}, which does not descend from timeline {old}, where the pipeline"
+                f" is at {position}: {reason}",
+                remedy=f"Point source.dsn at the server with timeline {old} or one that was promoted from it, for "
+                "example with host=a,b target_session_attrs=primary; or begin again, which copies every table: "
+                f"{_AGAIN}",
+            )
+        if position > (left := history[old]):
+            raise PositionLostError(
+                f"{self._database} is on timeline {new}, which left timeline {old} at {left}, but the pipeline has "
+                f"captured up to {position}: the last {position.value - left.value} bytes of log that it has read were "
+                "never on this server. It is a standby that was promoted before it had them, or a backup restored to "
+                "an earlier moment",
+                remedy=f"Point source.dsn at the server with timeline {old}, if it is still there; or begin again, "
+                f"which copies every table: {_AGAIN} So that this cannot happen at the next promotion: ALTER SYSTEM "
+                "SET synchronized_standby_slots = 'the slot of the standby'; SELECT pg_reload_conf(); (PostgreSQL 17)",
+            )
+
+    def _upgraded(self, before: Server, now: Server, position: PostgresLsn) -> PostgresLsn:
+        """pg_upgrade makes a cluster with another system identifier, where the log goes on at a later position. From 17
+        on it takes slots along, and only those that have been sent the whole log. Nothing in the new cluster tells
+        such a slot from one that somebody made later, so the operator has to."""
+        with self._connections.connection() as connection:
+            slot = usable_slot(connection, self._names.slot)
+        if self._upgraded_from != before.system or slot is None or slot.confirmed < position:
+            raise SourceChangedError(
+                f"the journal belongs to {before.text}, and {self._database} is {now.text}: another cluster",
+                remedy="Point source.dsn at the cluster it belongs to. If pg_upgrade made this one of that, from "
+                f"PostgreSQL 17 or newer, with the slot {self._names.slot} taken along, go on without a copy: add "
+                f'upgraded_from: "{before.system}" below source {IN_CONFIGURATION}. Else begin again, which copies '
+                f"every table: {_AGAIN}",
+            )
+        self.require(slot.confirmed)
+        log.warning(
+            "%s was made by pg_upgrade of %s; the pipeline goes on at %s", now.text, before.text, slot.confirmed
+        )
+        return slot.confirmed
 
     def create(self, tables: Sequence[TableId]) -> PostgresLsn:
         """1. the publications, 2. the slot. Exported snapshots are given up before anything waits for a lock: a CREATE
@@ -101,7 +217,8 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
                 if self._provision:
                     self._publish(connection, published, sources)
                 else:  # somebody else makes both; a table that is not published is its own problem
-                    statements = (*published.statements(sources), *([] if slot else [slots.slot_statement(names.slot)]))
+                    make = slots.slot_statement(names.slot, connection.info.server_version)
+                    statements = (*published.statements(sources), *([] if slot else [make]))
                     kind = SourceSetupError if published.main.members is not None and slot else ConfigError
                     if missing := "; ".join(statements):
                         problem = "source.provision is off, and the publication or the slot is not ready"
@@ -159,6 +276,7 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
             slot, reached = usable_slot(connection, name), head(connection)
         if slot is None:
             problem = f"the replication slot {name} is gone; what was written after {position} cannot be read any more"
+            problem += self._promoted_without_slot()
         elif slot.lost is not None:
             problem = f"the replication slot {name} was invalidated: {slot.lost}"
         elif position < slot.confirmed:
@@ -168,17 +286,40 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
             problem = f"the pipeline is at {position}, but the server has written no further than {reached}: it was"
             problem += " restored or rewound, or it is another server"
         if problem is not None:
-            again = "Begin again, which copies every table: lakefeed uninstall FILE, then lakefeed sync FILE"
-            raise PositionLostError(problem, remedy=f"{again}; or restore the source's log.")
+            raise PositionLostError(problem, remedy=f"Begin again, which copies every table: {_AGAIN}")
+
+    def _promoted_without_slot(self) -> str:
+        """That the server was promoted or restored, which is why it has no slot; nothing if it was not."""
+        with self._database.connection(self._names.slot, replication=True) as connection:
+            timeline = identify(connection).timeline
+            history = read_history(connection, timeline)
+        if not history:
+            return ""
+        return (
+            f". The server is on timeline {timeline}, which began at {max(history.values())}: it is a standby that was "
+            "promoted, or a backup that was restored, without the slot. A standby has it with sync_replication_slots "
+            "and hot_standby_feedback on and a database name in primary_conninfo (PostgreSQL 17)"
+        )
 
     def start(self, after: PostgresLsn) -> BackgroundReader[PostgresLsn, WalPiece]:
         names = [self._names.publication]
         with self._connections.connection() as connection:
             inserts = read_publications(connection, self._wanted(), {}).inserts
+            slot = read_slot(connection, self._names.slot)
+        if self._provision and slot is not None and slot.report.get("failover") is False:
+            slots.enable_failover(self._database, self._names.slot)
         self._short_until = inserts.since if inserts.since is not None and after < inserts.since else None
         if inserts.members is not None and self._short_until is None and not inserts.is_pending:
             names.append(inserts.name)
-        return BackgroundReader(str(self._database), Walsender(self._database, self._names, after, names))
+        return BackgroundReader(
+            str(self._database), Walsender(self._database, self._names, after, names, self._is_same)
+        )
+
+    def _is_same(self, connection: Connection) -> None:
+        """Several servers may answer to one connection string: the stream must be the one's that was asked."""
+        if self._server is not None and (found := identify(connection)) != self._server:
+            problem = f"{self._database} is {found.text} now, and not {self._server.text} any more"
+            raise SourceUnavailableError(problem, remedy="Nothing: whether the pipeline can go on there is found out.")
 
     def is_short(self, position: PostgresLsn) -> bool:
         """Whether the stream that is at ``position`` has to begin again, with the second publication. True once."""
@@ -214,7 +355,13 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
             seconds = slot.seconds_behind if behind else 0.0
         if behind and confirmed_at is not None:  # this process follows the stream and knows better
             seconds = max(0.0, time.time() - confirmed_at)
-        shown = ("active_pid", "confirmed_flush_lsn", "wal_status", "safe_wal_size")  # by PostgreSQL's own names
+        shown = (
+            "active_pid",
+            "confirmed_flush_lsn",
+            "wal_status",
+            "safe_wal_size",
+            "failover",
+        )  # by PostgreSQL's own names
         health = {"slot": slot.report["slot_name"], **{name: slot.report.get(name) for name in shown}}
         restart = slot.report.get("restart_lsn")  # None once the server has removed the log
         return Lag(

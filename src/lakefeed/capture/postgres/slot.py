@@ -23,7 +23,7 @@ import psycopg
 from psycopg import errors, sql
 
 from lakefeed.capture.postgres.catalog import sql_name, wait_for_commits
-from lakefeed.capture.postgres.database import BEGIN, KEEPING, SLOT, Connection, Database, Names, finish, quoted
+from lakefeed.capture.postgres.database import BEGIN, KEEPING, SLOT, Connection, Database, Names, finish, quoted, run
 from lakefeed.capture.postgres.wire import wait_ready
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableId
@@ -32,6 +32,7 @@ from lakefeed.errors import LakefeedError, SourceSetupError, SourceUnavailableEr
 log = logging.getLogger(__name__)
 
 PLUGIN = "pgoutput"
+FAILOVER = 170_000  # slots that standbys keep, from this version of the server on
 SLOT_SECONDS = 600.0  # for the pipeline's own: who begins again waits for everything that has begun since
 WAIT_SECONDS = 5.0  # how long making a snapshot may wait for transactions; without one a copy is read with brackets
 IDLE_SECONDS = 300.0  # how long a snapshot is kept while nobody reads from it: that process may be dead
@@ -98,8 +99,19 @@ def inserted(connection: Connection) -> PostgresLsn:
     return PostgresLsn.parse(connection.one("SELECT pg_current_wal_insert_lsn()::text")[0])
 
 
-def slot_statement(name: str) -> str:
-    return f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}')"
+def slot_statement(name: str, version: int) -> str:
+    """With ``failover`` a standby that synchronises slots has it, too, so that its promotion needs no copy."""
+    failover = ", failover => true" if version >= FAILOVER else ""
+    return f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}'{failover})"
+
+
+def enable_failover(database: Database, name: str) -> None:
+    """For a slot that was made without. One that somebody reads from is left as it is until the next start."""
+    with database.connection(name, replication=True) as connection:
+        try:
+            run(connection, f"ALTER_REPLICATION_SLOT {quoted(name)} (FAILOVER true)")
+        except (errors.ObjectInUse, errors.ObjectNotInPrerequisiteState, errors.InsufficientPrivilege) as error:
+            log.warning("the slot %s is not kept for a fail-over: %s", name, error)
 
 
 def create_slot(
@@ -113,8 +125,10 @@ def create_slot(
     try:
         with database.errors():
             kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
+            failover = ", FAILOVER" if not temporary and connection.info.server_version >= FAILOVER else ""
+            command = f"CREATE_REPLICATION_SLOT {quoted(name)} {kind} {PLUGIN} (SNAPSHOT 'export'{failover})"
             pgconn = connection.pgconn
-            pgconn.send_query(f"CREATE_REPLICATION_SLOT {quoted(name)} {kind} {PLUGIN} (SNAPSHOT 'export')".encode())
+            pgconn.send_query(command.encode())
             began = reported_at = time.monotonic()
             while pgconn.flush() or pgconn.is_busy():
                 wait_ready((pgconn.socket,), 0.5)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
+from psycopg.conninfo import make_conninfo
+
 from lakefeed.capture.base import Capabilities, ChangeCapture
 from lakefeed.capture.builder import Limits
 from lakefeed.capture.log_capture import LogCapture
@@ -34,7 +36,8 @@ class Postgres:
     With ``before_images`` rows are delivered as they were before each update and delete, too, of tables with REPLICA
     IDENTITY FULL. With ``column_lists`` the publication has only the columns that the lake takes, so that the others
     never leave the server; PostgreSQL then refuses to drop one of them without CASCADE. Without ``provision``,
-    publication and slot must be there already: ``check`` prints the statements.
+    publication and slot must be there already: ``check`` prints the statements. ``upgraded_from`` is the system
+    identifier of the server that pg_upgrade made this one of, with its slots: an error asks for it.
     """
 
     dsn: str = field(repr=False)
@@ -45,6 +48,7 @@ class Postgres:
     text_columns: Sequence[str] = ()
     before_images: bool = False
     column_lists: bool = False
+    upgraded_from: str | None = None
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -60,10 +64,13 @@ class Postgres:
             raise ConfigError("source.tables: must be a list of patterns with at least one")
 
     def bind(self, pipeline: str) -> ChangeCapture:
-        database, names = Database(self.dsn), Names(pipeline)
+        dsn = _primary_of(self.dsn)
+        database, names = Database(dsn, is_primary=True), Names(pipeline)
         connections, text_columns = Connections(database, names.slot), tuple(self.text_columns)
         facts = TableFacts(connections, names, text_columns, provision=self.provision, column_lists=self.column_lists)
-        resume = PostgresResumePoint(connections, names, provision=self.provision, wanted=facts.wanted)
+        resume = PostgresResumePoint(
+            connections, names, provision=self.provision, wanted=facts.wanted, upgraded_from=self.upgraded_from
+        )
         facts.is_short = resume.is_short
         return LogCapture(
             PostgresLsn,
@@ -71,12 +78,20 @@ class Postgres:
                 before_images=self.before_images, schema_changes=True, exact_snapshot=True, snapshot_resume=True
             ),
             tables=self.tables,
-            dialect=PostgresDialect(self.dsn, text_columns, application_name=names.readers),
+            dialect=PostgresDialect(dsn, text_columns, application_name=names.readers),
             resume=resume,
             decoder=partial(PgoutputDecoder, facts.resolve, before_images=self.before_images),
             facts=facts,
             check=partial(
-                check_source, database, facts.wanted, provision=self.provision, before_images=self.before_images
+                check_source, Database(dsn), facts.wanted, provision=self.provision, before_images=self.before_images
             ),
             limits=self.limits,
         )
+
+
+def _primary_of(dsn: str) -> str:
+    """Of several servers the primary is meant, unless the connection string says something else."""
+    parameters = Database(dsn).parameters
+    if "," not in str(parameters.get("host", parameters.get("hostaddr", ""))) or "target_session_attrs" in parameters:
+        return dsn
+    return make_conninfo(dsn, target_session_attrs="primary")

@@ -12,7 +12,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ import psycopg
 
 from lakefeed.capture.log import LogReader
 from lakefeed.capture.postgres.catalog import read_facts, wait_for_commits
-from lakefeed.capture.postgres.database import STREAM, Database, Names, quoted
+from lakefeed.capture.postgres.database import STREAM, Connection, Database, Names, quoted
 from lakefeed.capture.postgres.pgoutput import CHANGES, PIECE_BYTES, WalPiece, committed, described, without
 from lakefeed.capture.postgres.slices import Messages, join
 from lakefeed.capture.postgres.slot import head, read_slot
@@ -48,7 +48,16 @@ SELECT wait_event ILIKE 'WalSenderWaitForWal', (extract(epoch FROM clock_timesta
 class Walsender(LogReader[PostgresLsn, WalPiece]):
     """See ``LogReader``: the messages strictly after ``after``. ``confirm`` is the only thing that moves the slot."""
 
-    def __init__(self, database: Database, names: Names, after: PostgresLsn, publications: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        database: Database,
+        names: Names,
+        after: PostgresLsn,
+        publications: Sequence[str] = (),
+        examine: Callable[[Connection], None] = lambda _: None,
+    ) -> None:
+        """``examine`` is given each connection before it streams, and raises if it leads to another server."""
+        self._examine = examine
         self._database, self._names, self._busy = database, names, threading.Lock()
         self._publications = tuple(publications) or (names.publication,)
         self._asked = self._failed = self._is_settled = self._is_closed = False
@@ -140,6 +149,8 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
         self._stream.close()
         connection = self._database.connect(self._names.slot, STREAM, replication=True)
         self._connection = self._stream.enter_context(closing(connection))
+        with self._database.errors():
+            self._examine(connection)
         self._wire = self._stream.enter_context(closing(open_wire(connection)))
         self._gulps = not (connection.info.host or "/").startswith("/")
         publications = ",".join(map(quoted, self._publications)).replace("'", "''")

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from lakefeed.change.segment import StaleReason
 from lakefeed.change.table import TableId, TableSchema
-from lakefeed.errors import LakeError
+from lakefeed.durable import pack, unpack
+from lakefeed.errors import JournalDamagedError, LakeError
 from lakefeed.lake.location import table_path
 from lakefeed.lake.schema.evolve import evolved, unsettled
 from lakefeed.lake.schema.mapping import ColumnMapping, MappedColumn
@@ -76,9 +77,10 @@ class Decisions:
         self._known[target.version] = after
         if self._place is None:
             raise LakeError(f"table {self._policy.table}: there is no file to keep what its columns are")
-        versions = {version: [one.to_json() for one in mapping.columns] for version, mapping in self._known.items()}
-        data = json.dumps({"generation": generation, "versions": versions}, ensure_ascii=False, indent=1)
-        self._place.replace(data.encode())
+        versions = {
+            str(version): [one.to_json() for one in mapping.columns] for version, mapping in self._known.items()
+        }
+        self._place.replace(pack({"generation": generation, "versions": versions}))
 
         # What a person may miss in the lake table from here on, and did not before.
         ignored, came_from = before.ignored(path[0]), lineage(path)
@@ -103,12 +105,14 @@ class Decisions:
             return
         try:
             body = json.loads(data)
+            if "sha256" in body:  # files of earlier versions have none
+                body = unpack(data, str(self._place))
             if body["generation"] == generation:
                 self._known = {
                     int(version): ColumnMapping(int(version), tuple(MappedColumn.from_json(one) for one in columns))
                     for version, columns in body["versions"].items()
                 }
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, JournalDamagedError) as error:
             raise LakeError(
                 f"the file {self._place}, which says what the columns of {self._policy.table} are, is damaged: {error}",
                 remedy="Restore it, or copy the table again: "

@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import psycopg
 from lakefeed.testing.server.base import Server, free_port, is_root
 
 _USER = "nobody"
+_SYNCHRONISED = 17  # from this version on standbys keep slots
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "wal_level": "logical",
@@ -67,13 +68,15 @@ class PostgresServer(Server):
         self.settings = dict(settings or {})
 
     @classmethod
-    def start(cls, binaries: Path, settings: Mapping[str, str] | None = None) -> PostgresServer:
-        """Make a new cluster and start it."""
+    def start(
+        cls, binaries: Path, settings: Mapping[str, str] | None = None, *, initdb: Sequence[str] = ()
+    ) -> PostgresServer:
+        """Make a new cluster and start it. ``initdb`` are more words for that program."""
         directory = Path(tempfile.mkdtemp(prefix="lakefeed-pg-"))
         server = cls(binaries, directory, free_port(), {**_SETTINGS, **(settings or {})})
         if is_root():
             shutil.chown(directory, _USER)
-        initdb = [
+        command = [
             str(binaries / "initdb"),
             "-D",
             str(directory / "data"),
@@ -84,10 +87,51 @@ class PostgresServer(Server):
             "-E",
             "UTF8",
         ]
-        done = subprocess.run([*initdb, "--locale=C", "--no-sync"], capture_output=True, cwd=directory, **dropped())
+        done = subprocess.run(
+            [*command, "--locale=C", "--no-sync", *initdb], capture_output=True, cwd=directory, **dropped()
+        )
         assert done.returncode == 0, done.stderr.decode(errors="replace")
         server.begin()
         return server
+
+    def standby(self, settings: Mapping[str, str] | None = None, *, port: int | None = None) -> PostgresServer:
+        """A running physical standby of this server, by a base backup. From PostgreSQL 17 on it keeps the slots with
+        ``failover``, and no such slot is sent what the standby does not have."""
+        directory = Path(tempfile.mkdtemp(prefix="lakefeed-pg-"))
+        if is_root():
+            shutil.chown(directory, _USER)
+        at = f"host=127.0.0.1 port={self.port} user=postgres"
+        is_synchronised = _major(self.binaries) >= _SYNCHRONISED
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            there = connection.execute("SELECT FROM pg_replication_slots WHERE slot_name = 'standby'").fetchone()
+            if there is None:
+                connection.execute("SELECT pg_create_physical_replication_slot('standby', true)")
+            if is_synchronised:
+                connection.execute("ALTER SYSTEM SET synchronized_standby_slots = 'standby'")
+                connection.execute("SELECT pg_reload_conf()")
+        program = next(one for one in reversed(find_binaries().values()) if (one / "pg_basebackup").is_file())
+        command = [str(program / "pg_basebackup"), "-D", str(directory / "data"), "-d", at, "-c", "fast", "--no-sync"]
+        done = subprocess.run(command, capture_output=True, cwd=directory, **dropped())
+        assert done.returncode == 0, done.stderr.decode(errors="replace")
+        (directory / "data" / "standby.signal").touch()
+        (directory / "data" / "postgresql.auto.conf").unlink()  # what was set for the primary alone
+        own = {
+            "primary_conninfo": f"{at} dbname=postgres",
+            "primary_slot_name": "standby",
+            "hot_standby_feedback": "on",
+        }
+        if is_synchronised:
+            own["sync_replication_slots"] = "on"
+        made = PostgresServer(
+            self.binaries, directory, port or free_port(), {**self.settings, **own, **(settings or {})}
+        )
+        made.begin()
+        return made
+
+    def promote(self) -> None:
+        """It is the primary when this returns. The one it followed must be stopped before: this does not ask it."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            assert connection.execute("SELECT pg_promote()").fetchone() == (True,), self.log()
 
     @property
     def dsn(self) -> str:
