@@ -25,6 +25,7 @@ from lakefeed.change.position import Position
 from lakefeed.errors import LakefeedError, PositionLostError, SourceError
 from lakefeed.failpoint import hit
 from lakefeed.flow.copies import TableCopies
+from lakefeed.flow.repair import Repairs
 from lakefeed.flow.report.listener import Listener
 from lakefeed.flow.retry import Backoff
 from lakefeed.flow.shape import Shape
@@ -71,7 +72,9 @@ class CaptureSide:
         copies: TableCopies,
         shape: Shape,
         listener: Listener,
+        repairs: Repairs | None = None,
     ) -> None:
+        self._repairs = repairs
         self._capture = capture
         self._journal = journal
         self._states = states
@@ -142,6 +145,7 @@ class CaptureSide:
         while not over.is_set():
             wait_for_room()
             for change_set in self._live(_WAIT_SECONDS):
+                self._repair(captured)
                 if change_set.is_heartbeat and time.monotonic() - self._heartbeat_at < self._heartbeat_seconds:
                     commit = None
                 else:
@@ -159,6 +163,23 @@ class CaptureSide:
                     return
             else:
                 over.wait(_WAIT_SECONDS)
+
+    def _repair(self, captured: Callable[[], None]) -> None:
+        """Between two change sets, what is asked for by ``repair``: see there."""
+        if self._repairs is not None and (commit := self._repairs.turn()) is not None:
+            self._listener.captured(commit)
+            captured()
+
+    def repair(self) -> None:
+        """Carry out every repair that is asked for now: the drain in between brings the changes that it waits for. Not
+        beside ``stream``. What is not done after a minute is done by the next call."""
+        until = time.monotonic() + _ENDLESS_SECONDS
+        while self._repairs is not None and self._repairs.has_work and time.monotonic() < until:
+            if (commit := self._repairs.turn(now=True)) is not None:
+                self._listener.captured(commit)
+            else:
+                time.sleep(0.02)
+                self.drain()
 
     def drain(self, has_room: Callable[[], bool] = lambda: True) -> int:
         """Steps 5 to 7 for everything that is committed in the source before the call. Returns the change sets.

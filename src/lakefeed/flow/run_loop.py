@@ -32,6 +32,7 @@ from lakefeed.flow.full_diff import FullDiffs, FullDiffThread
 from lakefeed.flow.lake_side import LakeSide
 from lakefeed.flow.maintenance import MaintenanceThread
 from lakefeed.flow.options import PipelineOptions
+from lakefeed.flow.repair import Repairs
 from lakefeed.flow.report.activity import Activity
 from lakefeed.flow.report.listener import Listener
 from lakefeed.flow.retry import Backoff, TableErrors
@@ -109,7 +110,8 @@ class OpenPipeline:
                 listener,
                 may_trim=lambda: not self.copies.is_planning,
             )
-            self.capture = CaptureSide(capture, self.journal, states, self.copies, shape, listener)
+            repairs = Repairs(root, capture, self.journal, states, shape)
+            self.capture = CaptureSide(capture, self.journal, states, self.copies, shape, listener, repairs)
             self.maintenance = MaintenanceThread(states, tables, options.maintenance, options.maintenance_seconds)
             diffs = FullDiffs(root, capture, states, tables, listener) if isinstance(capture, Comparable) else None
             self.full_diff = FullDiffThread(diffs, listener)
