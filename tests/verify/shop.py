@@ -72,9 +72,9 @@ class Shop:
         work = build_verification(config, "lakefeed sync", spark=self.spark, options=LiveOptions(**options))
         return work.run(lambda _table: lambda _side, _rows: None, live=live, tables=tables)
 
-    def repair(self, table: str) -> Repaired:
+    def repair(self, table: str, **options: Any) -> Repaired:
         config = load_config(self.file)
-        work = build_verification(config, "lakefeed sync", spark=self.spark)
+        work = build_verification(config, "lakefeed sync", spark=self.spark, options=LiveOptions(**options))
         record = TableStates(config.state()).all()[TableId.parse(table)]
         return repair_table(work.live_table(record), lambda _side, _rows: None, lambda _line: None)
 

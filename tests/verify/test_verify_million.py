@@ -56,6 +56,7 @@ def test_a_hundred_faults_in_a_million_rows_are_found_and_repaired(tmp_path: Pat
             took.append(time.monotonic() - started)
             assert found.equal, found.differences
         rate = (changed - before) / (time.monotonic() - began)
+    if rows:  # the pipeline has stopped: Delta refuses a damage that meets a merge
         table = f"delta.`{place}`"
         listed = [", ".join(map(str, part)) for part in parts]
         spark.sql(f"DELETE FROM {table} WHERE id IN ({listed[0]})")
@@ -63,6 +64,7 @@ def test_a_hundred_faults_in_a_million_rows_are_found_and_repaired(tmp_path: Pat
         spark.sql(f"UPDATE {table} SET price = price + 0.01 WHERE id IN ({listed[2]})")
         spark.sql(f"UPDATE {table} SET at = TIMESTAMP'2001-01-01 00:00:00' WHERE id IN ({listed[3]})")
         spark.sql(f"INSERT INTO {table} SELECT id + 10000000, name, price, at FROM {table} WHERE id IN ({listed[4]})")
+    with shop.running(), writing(write, 0.05):
         expected = {(key,) for part in parts[:4] for key in part} | {(key + 10_000_000,) for key in parts[4]}
         started = time.monotonic()
         found = shop.compared("public.items")

@@ -30,7 +30,7 @@ CREATE TABLE items (
   a int, b text, price numeric(12,2), at timestamptz DEFAULT now(), tags text[], rate float8, body text,
   updated_at timestamptz NOT NULL DEFAULT clock_timestamp(), PRIMARY KEY (a, b));
 INSERT INTO items SELECT n, 'k' || n, n / 7.0, now(), ARRAY['x', NULL, n::text],
-  CASE n % 3 WHEN 0 THEN 'NaN' ELSE n END, repeat(md5(n::text), 200) FROM generate_series(1, 2000) AS n;
+  CASE n % 5 WHEN 0 THEN '-0' WHEN 1 THEN 'NaN' ELSE n END, repeat(md5(n::text), 200) FROM generate_series(1, 2000) AS n;
 """
 
 
@@ -58,26 +58,24 @@ def writer(dsn: str) -> Callable[[int], None]:  # noqa: F811
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_damage_is_found_and_repaired_under_a_writer(tmp_path: Path, spark: Any, dsn: str, kind: str) -> None:  # noqa: F811
     shop = made(tmp_path, spark, dsn, kind)
+    session, target = (spark, f"delta.`{tmp_path}/lake/public/items`") if kind == "delta" else iceberg(shop)
+    session.sql(f"DELETE FROM {target} WHERE a = 1801")
+    session.sql(
+        f"UPDATE {target} SET tags = CASE a WHEN 1802 THEN array('x', '1802', NULL) ELSE tags END, "
+        "rate = CASE a WHEN 1804 THEN NULL WHEN 2000 THEN 0.0D ELSE rate END, "
+        "body = CASE a WHEN 1805 THEN concat(body, ' ') ELSE body END, "
+        "b = CASE a WHEN 1806 THEN 'other' ELSE b END WHERE a > 1801"
+    )
     with shop.running(), writing(writer(dsn)):
-        found = shop.compared("public.items", chunk_rows=300)
+        done = shop.repair("public.items", chunk_rows=300)
+        told = "\n".join(done.found.differences)
+        assert done.found.differing == 7, told
+        for part in ("a=1801", "tags is", "rate is", "body is", "only in the lake: a=1806, b='other'", "rate is -0.0"):
+            assert part in told, told
+        assert (done.found.source_rows, done.left, done.is_equal) == (2000, 0, True), done.answer
+        found = shop.compared("public.items")
         assert found.equal, found.differences
         assert (found.source_rows, found.lake_rows) == (2000, 2000)
-        session, target = (spark, f"delta.`{tmp_path}/lake/public/items`") if kind == "delta" else iceberg(shop)
-        for statement in (
-            f"DELETE FROM {target} WHERE a = 1801",
-            f"UPDATE {target} SET tags = array('x', '1802', NULL) WHERE a = 1802",
-            f"UPDATE {target} SET rate = -0.0D WHERE a = 1803",
-            f"UPDATE {target} SET body = concat(body, ' ') WHERE a = 1804",
-            f"UPDATE {target} SET b = 'other' WHERE a = 1805",
-        ):
-            session.sql(statement)
-        done = shop.repair("public.items")
-        told = "\n".join(done.found.differences)
-        assert done.found.differing == 6, told
-        for part in ("a=1801", "tags is", "rate is", "body is", "only in the lake: a=1805, b='other'"):
-            assert part in told, told
-        assert (done.left, done.is_equal) == (0, True), done.answer
-        assert shop.compared("public.items").equal
 
 
 def iceberg(shop: Shop) -> tuple[Any, str]:
@@ -91,11 +89,8 @@ def iceberg(shop: Shop) -> tuple[Any, str]:
 def test_polled_rows_are_compared_and_repaired(tmp_path: Path, spark: Any, dsn: str) -> None:  # noqa: F811
     more = ', capture: poll, poll_seconds: 0.3, rules: {"*": {safety_lag_seconds: 0}}'
     shop = made(tmp_path, spark, dsn, "delta", more)
+    spark.sql(f"UPDATE delta.`{tmp_path / 'lake' / 'public' / 'items'}` SET body = NULL WHERE a = 1900")
     with shop.running(), writing(writer(dsn), 0.2):
-        found = shop.compared("public.items")
-        assert found.equal, found.differences
-        place = tmp_path / "lake" / "public" / "items"
-        spark.sql(f"UPDATE delta.`{place}` SET body = NULL WHERE a = 1900")
         done = shop.repair("public.items")
         assert done.found.differing == 1, done.found.differences
         assert done.is_equal, done

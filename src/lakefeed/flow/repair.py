@@ -123,7 +123,7 @@ class _Work:
     turns: int = 0
     asked: tuple[Key, ...] = ()
     read: _Read | None = None
-    error: BaseException | None = None
+    error: LakefeedError | None = None
     thread: threading.Thread | None = None
     rows: int = 0
     deleted: int = 0
@@ -163,27 +163,24 @@ class Repairs:
                 return None
             self._work = self._begin(waiting[0])
         work = self._work
-        if work.thread is not None and work.thread.is_alive():
+        if work is None or (work.thread is not None and work.thread.is_alive()):
             return None
-        try:
-            if work.error is not None:
-                raise work.error
-            if work.read is None:
-                if not work.left or work.turns >= _TURNS:
-                    self._answer(work)
-                else:
-                    self._start_reading(work)
-                return None
+        if work.read is not None:
             end = self._journal.end
             if end is None or not all(end >= high for high in work.read.highs):
                 return None  # 2
             return self._append(work, work.read, end)
-        except LakefeedError as error:
-            if error.retry is Retry.BACKOFF and work.turns < _TURNS:
-                work.error = work.read = None  # the source was away: again
-                return None
-            self._answer(work, error)
-            return None
+        try:
+            error, work.error = work.error, None
+            if error is not None and not (error.retry is Retry.BACKOFF and work.turns < _TURNS):
+                raise error  # a source that was away is asked again
+            if work.left and work.turns < _TURNS:
+                self._start_reading(work)
+            else:
+                self._answer(work)
+        except LakefeedError as refused:
+            self._answer(work, refused)
+        return None
 
     def _waiting(self) -> list[str]:
         names = sorted(self._files.names())
@@ -194,11 +191,16 @@ class Repairs:
         requests = (name.removesuffix(_REQUEST) for name in names if name.endswith(_REQUEST))
         return [name for name in requests if name not in answered]
 
-    def _begin(self, name: str) -> _Work:
-        """A request, without what a process that was killed has done of it."""
-        body = json.loads(self._files.read(f"{name}{_REQUEST}"))
-        keys = [tuple(map(untag_value, key)) for key in body["keys"]]
-        request = RepairRequest(id=name, source=TableId.parse(body["source"]), keys=tuple(keys), head=body["head"])
+    def _begin(self, name: str) -> _Work | None:
+        """A request, without what a process that was killed has done of it. None if its file says nothing."""
+        try:
+            body = json.loads(self._files.read(f"{name}{_REQUEST}"))
+            keys = [tuple(map(untag_value, key)) for key in body["keys"]]
+            request = RepairRequest(id=name, source=TableId.parse(body["source"]), keys=tuple(keys), head=body["head"])
+        except (OSError, ValueError, KeyError, TypeError, LakefeedError) as error:
+            log.warning("the repair %s cannot be read, and is removed: %s", name, error)
+            self._files.remove([f"{name}{_REQUEST}"])
+            return None
         work = _Work(request, keys)
         first = max(request.head, self._journal.trimmed)
         for commit in self._journal.commits(first) if first < self._journal.head else ():
@@ -248,8 +250,10 @@ class Repairs:
                         lows.append(reader.low)
                         highs.append(reader.high)
                 work.read = _Read(plan.schema, tuple(rows), tuple(lows), tuple(highs), began)
-            except BaseException as error:  # noqa: BLE001  # raised by the next turn
+            except LakefeedError as error:
                 work.error = error
+            except Exception as error:  # noqa: BLE001  # a repair is never worth stopping a pipeline for
+                work.error = StateError(f"rows of {source} could not be read again: {type(error).__name__}: {error}")
 
         work.thread = threading.Thread(target=read, name="lakefeed-repair", daemon=True)
         work.thread.start()
@@ -320,7 +324,7 @@ def _repaired(
     arrays: list[Any] = []
     for column in schema.columns:
         own = [part.column(column.name) for part in parts]
-        own.append(deletes.get(column.name, pa.nulls(len(gone), column.type)))
+        own.append(deletes.get(column.name, pa.array([None] * len(gone), column.type)))
         arrays.append(pa.concat_arrays([one.cast(column.type) for one in own]))
     operations = np.where(np.arange(total) < rows, int(Operation.READ), int(Operation.DELETE))
     metadata: Mapping[str, Any] = {

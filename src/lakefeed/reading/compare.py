@@ -239,9 +239,9 @@ def look(
         moved = F.broadcast(_digested(changed, key, ()).select(*_KEY).distinct())
     still = both.join(moved, list(_KEY), "left_anti") if moved is not None else both
 
-    bucket = F.pmod(F.col(_KEY[0]), F.lit(BUCKETS)).alias(_BUCKET)  # 1
+    bucket = F.pmod(F.col(_KEY[0]), F.lit(BUCKETS))  # 1
     exact = [F.col(name).cast("decimal(38,0)") * F.col(_SIDE) for name in _ROW]
-    sums = still.groupBy(bucket).agg(
+    sums = still.groupBy(bucket.alias(_BUCKET)).agg(
         F.sum(F.when(F.col(_SIDE) > 0, 1).otherwise(0)).alias(_SOURCE),
         F.sum(F.when(F.col(_SIDE) < 0, 1).otherwise(0)).alias(_LAKE),
         *(F.sum(one).alias(name) for one, name in zip(exact, _ROW, strict=True)),
@@ -253,7 +253,9 @@ def look(
             rows[side] += int(found[side])
         if found[_SOURCE] != found[_LAKE] or any(found[name] for name in _ROW):
             different.append(int(found[_BUCKET]))
-    differing, shown_rows, found_keys = 0, (), ()
+    differing = 0
+    shown_rows: tuple[RowDifference, ...] = ()
+    found_keys: tuple[Key, ...] = ()
     if different:  # 2
         apart = _apart(still.where(bucket.isin(different)) if len(different) < BUCKETS else still)
         apart = apart.cache()
@@ -431,13 +433,13 @@ def _shown(
     found = []
     for of, (in_source, in_lake) in counts.items():
         source, lake = (side.get(of) for side in sides)
-        row = source or lake or {}
+        values = source or lake or {}
         columns: tuple[str, ...] = ()
         if source is not None and lake is not None and (in_source, in_lake) == (1, 1):
             columns = tuple(name for name in names if repr(source[name]) != repr(lake[name]))
         found.append(
             RowDifference(
-                {name: row[name] for name in key},
+                {name: values[name] for name in key},
                 in_source,
                 in_lake,
                 columns,
@@ -475,5 +477,5 @@ def _keys_frame(spark: SparkSession, shape: AsInLake, keys: Sequence[Key], types
     arrays = [key_array([key[index] for key in keys], one.type) for index, one in enumerate(columns)]
     kinds = pa.schema([pa.field(own, one.type) for own, one in zip(shape.key, columns, strict=True)])
     table = pa.Table.from_arrays(arrays, schema=kinds)
-    frame = spark.createDataFrame(table, schema=from_arrow_schema(kinds, prefer_timestamp_ntz=True))  # type: ignore[arg-type]
+    frame = spark.createDataFrame(table, schema=from_arrow_schema(kinds, prefer_timestamp_ntz=True))
     return frame.select(*(frame[quoted(name)].cast(types[name]).alias(name) for name in shape.key))

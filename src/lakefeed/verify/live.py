@@ -20,19 +20,16 @@ pass the time of the newest row that was read.
 from __future__ import annotations
 
 import random
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow.parquet as pq
 
-from lakefeed.capture.base import ChangeCapture
+from lakefeed.capture.base import ChangeCapture, SnapshotPlan
 from lakefeed.capture.dialect import Key, key_rows
 from lakefeed.capture.registry import VerifyReader
 from lakefeed.change.batch import ABSENT, OP, Operation
@@ -69,6 +66,7 @@ from lakefeed.storage.location import storage_at
 from lakefeed.verify.columns import Columns
 from lakefeed.verify.compare import Comparison, Progress, TableShape, not_compared
 from lakefeed.verify.made import MadeRows
+from lakefeed.verify.staging import Staging
 
 _PIN_SECONDS = 6 * 3600.0
 _GROUP = 8
@@ -152,7 +150,7 @@ class LiveTable:
         record, found = self.record, _Found()
         with ExitStack() as stack:
             stack.enter_context(Pin.make(self.state, _PIN_SECONDS))
-            work = stack.enter_context(_work(self.state, record))
+            work = stack.enter_context(Staging(self.state, record.table))
             try:
                 partial, keys = self._some(work, progress)
                 first = self._look(work, keys, progress) if keys is not None else self._whole(work, progress)
@@ -193,7 +191,7 @@ class LiveTable:
             partial=partial,
         )
 
-    def _some(self, work: Path, progress: Progress) -> tuple[str | None, tuple[Key, ...] | None]:
+    def _some(self, work: Staging, progress: Progress) -> tuple[str | None, tuple[Key, ...] | None]:
         """Which rows are to be compared, for people, and their keys; None means all."""
         options, record = self.options, self.record
         if options.sample is None and options.since is None:
@@ -237,7 +235,7 @@ class LiveTable:
         count = min(len(plan.chunks), -(-wanted // 2 // _SAMPLE_CHUNK_ROWS) or 1)
         picked = random.Random(seed).sample(list(plan.chunks), count)  # noqa: S311  # a sample is no secret
         staged = self._stage(picked, plan.schema, work, progress)
-        files = [f"{work}/{one.file.name}" for one in staged if one.file is not None]
+        files = [f"{work.place}/{one.file.name}" for one in staged if one.file is not None]
         theirs = staged_keys(shape, staged_rows(self.spark, files, plan.schema), rows)
         keys = tuple(dict.fromkeys((*own, *theirs[: -(-wanted // 2)])))
         return f"a sample of {len(keys):,} of about {plan.rows_estimate:,} rows", keys
@@ -245,7 +243,7 @@ class LiveTable:
     def compare_keys(self, keys: Sequence[Key]) -> tuple[int, tuple[Key, ...]]:
         """Of rows with these keys: how many differ, and which, those among them that changed during every look."""
         found, moved = _Found(), tuple(keys)
-        with Pin.make(self.state, _PIN_SECONDS), _work(self.state, self.record) as work:
+        with Pin.make(self.state, _PIN_SECONDS), Staging(self.state, self.record.table) as work:
             for _ in range(self.options.looks):
                 looked = self._look(work, moved, lambda _side, _rows: None).looked
                 found.add(looked)
@@ -254,7 +252,7 @@ class LiveTable:
                     break
         return found.differing + len(moved), (*found.keys, *moved)
 
-    def _whole(self, work: Path, progress: Progress) -> _Look:
+    def _whole(self, work: Staging, progress: Progress) -> _Look:
         """A look at all rows. One during which the table changed its columns, or all of its rows, is done again."""
         for left in reversed(range(self.options.looks)):
             try:
@@ -268,7 +266,7 @@ class LiveTable:
                 return found
         raise NotComparedError("it was not looked at")  # not reached: the last turn returns or raises
 
-    def _look(self, work: Path, keys: Sequence[Key] | None, progress: Progress, *, explains: bool = False) -> _Look:
+    def _look(self, work: Staging, keys: Sequence[Key] | None, progress: Progress, *, explains: bool = False) -> _Look:
         """The four steps. MovedOnError if it has to be done again, NotComparedError if it cannot be done.
 
         ``explains``: a row that moved is settled if what was read of it is a state that the journal says it had.
@@ -279,8 +277,16 @@ class LiveTable:
         if schema is None:
             raise NotComparedError(f"the journal does not know the table yet. Remedy: {self.sync}")
         shape = Shape(self.tables.columns, self.tables.sensitive)
-        plan = shape.planned(self.capture.reread(schema.whole, keys=keys, chunk_rows=options.chunk_rows))
-        staged = self._stage(plan.chunks, plan.schema, work, progress)  # 1
+        known: list[ChunkFile | None] | None = None
+        asked = {"generation": record.generation, "schema": schema.to_json(), "trimmed": journal.trimmed}
+        if keys is None and (known := work.resumed(asked)) is not None:
+            began, taken = work.began, shape.planned(SnapshotPlan(schema.whole, (), 0)).schema
+            plan = SnapshotPlan(taken, tuple(shape.chunk(one, self.capture.chunk) for one in work.chunks), 0)
+        else:
+            plan = shape.planned(self.capture.reread(schema.whole, keys=keys, chunk_rows=options.chunk_rows))
+            if keys is None:
+                work.begin(asked, [dict(one.to_json()) for one in plan.chunks], began)
+        staged = self._stage(plan.chunks, plan.schema, work, progress, known, keeps=keys is None)  # 1
         lows = [one.low for one in staged if one.low is not None]
         after = began if any(isinstance(one, Watermark) for one in lows) else journal.trimmed
         for commit in journal.commits():
@@ -308,7 +314,7 @@ class LiveTable:
         except LakeError as error:
             raise NotComparedError(f"{error.message.rstrip('.')}. Remedy: {error.remedy}") from error
         as_in_lake, columns = self._shape(schema, rows.columns)
-        files = [f"{work}/{one.file.name}" for one in staged if one.file is not None]
+        files = [f"{work.place}/{one.file.name}" for one in staged if one.file is not None]
         source = staged_rows(self.spark, files, plan.schema)
         found = look(  # 4
             self.spark, as_in_lake, source, rows, window, keys=keys, most=options.most_keys, shown=options.shown
@@ -319,20 +325,39 @@ class LiveTable:
             found = replace(found, moved=tuple(key for key in found.moved if key not in told))
         for one in files:
             Path(one).unlink(missing_ok=True)
+        if keys is None:
+            work.drop_plan()
         progress("lake", found.lake_rows)
         return _Look(found, columns, number, journal.position(number))
 
-    def _stage(self, chunks: Sequence[Any], schema: TableSchema, work: Path, progress: Progress) -> list[ChunkFile]:
-        staged: list[ChunkFile] = []
-        for start in range(0, len(chunks), _GROUP):
-            group = list(chunks[start : start + _GROUP])
+    def _stage(
+        self,
+        chunks: Sequence[Any],
+        schema: TableSchema,
+        work: Staging,
+        progress: Progress,
+        known: Sequence[ChunkFile | None] | None = None,
+        *,
+        keeps: bool = False,
+    ) -> list[ChunkFile]:
+        """Read chunks into files, but those that are ``known``. ``keeps``: what is done survives a kill."""
+        staged = list(known) if known is not None else [None] * len(chunks)
+        left = [index for index, one in enumerate(staged) if one is None]
+        for start in range(0, len(left), _GROUP):
+            group = left[start : start + _GROUP]
+            reads: list[Any] = [chunks[index] for index in group]
             if self.options.max_rate is not None:
-                group = [PacedChunk(one, self.options.max_rate / len(group)) for one in group]
-            staged += stage_chunks(self.spark, group, schema, str(work))
-            progress("source", sum(one.rows for one in staged))
+                reads = [PacedChunk(one, self.options.max_rate / len(group)) for one in reads]
+            for index, one in zip(group, stage_chunks(self.spark, reads, schema, str(work.place)), strict=True):
+                staged[index] = one
+                if keeps:
+                    work.done(index, one)
+            if keeps:
+                work.save()
+            progress("source", sum(one.rows for one in staged if one is not None))
             if self.over():
                 raise NotComparedError("it was interrupted")
-        return staged
+        return [one for one in staged if one is not None]
 
     def _reach(self, journal: Journal, highs: Sequence[Position]) -> int:
         """The first change set that has everything that was read. Waits for it, and not without an end."""
@@ -404,18 +429,3 @@ def explained_keys(files: Sequence[str], schema: TableSchema, window: Window) ->
                 ):
                     found.add(key)
     return found
-
-
-class _work:  # noqa: N801  # a with block
-    """A directory for what was read of the source, which every Spark task of this machine reaches."""
-
-    def __init__(self, state: Storage, record: TableState) -> None:
-        parent = state.directory / "verify" if state.directory is not None else Path(tempfile.gettempdir())
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._place = Path(tempfile.mkdtemp(prefix=quote(str(record.table), safe="") + "-", dir=parent))
-
-    def __enter__(self) -> Path:
-        return self._place
-
-    def __exit__(self, *error: object) -> None:
-        shutil.rmtree(self._place, ignore_errors=True)

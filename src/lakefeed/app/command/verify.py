@@ -79,7 +79,7 @@ def verify(
         found = _repaired(config, work, found, quiet=as_json)
     rows = {one.table: (one.source_rows, one.lake_rows) if one.compared else (None, None) for _, one in found.tables}
     if as_json:
-        tables = {
+        told = {
             str(one.table): {
                 "mode": mode.describe(),
                 "equal": one.equal,
@@ -94,9 +94,7 @@ def verify(
             for mode, one in found.tables
         }
         left_out = {str(table): why for table, why in found.not_followed.items()}
-        show_object(
-            {"equal": found.equal, "tables": tables, "problems": list(found.problems), "not_followed": left_out}
-        )
+        show_object({"equal": found.equal, "tables": told, "problems": list(found.problems), "not_followed": left_out})
         return 0 if found.equal else FOUND_SOMETHING
     show_table(
         ("table", "source rows", "lake rows", "equal"),
