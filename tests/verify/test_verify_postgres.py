@@ -30,7 +30,8 @@ CREATE TABLE items (
   a int, b text, price numeric(12,2), at timestamptz DEFAULT now(), tags text[], rate float8, body text,
   updated_at timestamptz NOT NULL DEFAULT clock_timestamp(), PRIMARY KEY (a, b));
 INSERT INTO items SELECT n, 'k' || n, n / 7.0, now(), ARRAY['x', NULL, n::text],
-  CASE n % 5 WHEN 0 THEN '-0' WHEN 1 THEN 'NaN' ELSE n END, repeat(md5(n::text), 200) FROM generate_series(1, 2000) AS n;
+  CASE n % 5 WHEN 0 THEN '-0' WHEN 1 THEN 'NaN' ELSE n::float8 END, repeat(md5(n::text), 200)
+  FROM generate_series(1, 2000) AS n;
 """
 
 
