@@ -341,7 +341,7 @@ class LiveTable:
         keeps: bool = False,
     ) -> list[ChunkFile]:
         """Read chunks into files, but those that are ``known``. ``keeps``: what is done survives a kill."""
-        staged = list(known) if known is not None else [None] * len(chunks)
+        staged: list[ChunkFile | None] = list(known) if known is not None else [None] * len(chunks)
         left = [index for index, one in enumerate(staged) if one is None]
         for start in range(0, len(left), _GROUP):
             group = left[start : start + _GROUP]

@@ -94,10 +94,11 @@ class Staging:
         self.save()
 
     def done(self, index: int, one: ChunkFile) -> None:
-        body = {"low": one.low.encode() if one.low is not None else None, "high": one.high.encode(), "file": None}
-        if one.file is not None:
-            body["file"] = [one.file.name, one.file.rows, one.file.bytes]
-        self._plan["done"][str(index)] = body
+        self._plan["done"][str(index)] = {
+            "low": one.low.encode() if one.low is not None else None,
+            "high": one.high.encode(),
+            "file": [one.file.name, one.file.rows, one.file.bytes] if one.file is not None else None,
+        }
 
     def save(self) -> None:
         """What is done so far survives a kill. Not durable against a power cut: it is only work saved."""
@@ -114,5 +115,8 @@ class Staging:
 
 def _read_file(body: Mapping[str, Any]) -> ChunkFile:
     low = decode_position(body["low"]) if body["low"] is not None else None
-    file = DataFile(*body["file"], statistics="{}", written_ms=0) if body["file"] is not None else None
+    file = None
+    if body["file"] is not None:
+        name, rows, size = body["file"]
+        file = DataFile(name, rows, size, statistics="{}", written_ms=0)
     return ChunkFile(file, decode_position(body["high"]), low)
