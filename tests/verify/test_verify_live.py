@@ -80,7 +80,16 @@ def test_damage_is_found_with_key_and_column_under_a_writer_and_repaired_through
         again = shop.compared("main.items")
         assert again.equal, again.differences
         assert (again.source_rows, again.lake_rows) == (200, 200)
-        assert shop.repair("main.items_history").left == 0
+
+
+def test_a_repair_of_a_history_table_opens_a_version(tmp_path: Path, spark: Any) -> None:
+    shop = Shop(tmp_path, spark, CONFIG.format(format="delta").replace("    - {match: items}\n", ""))
+    shop.execute(ITEMS)
+    shop.sync()
+    damage(shop, "items_history", "UPDATE {table} SET price = 7 WHERE id = 181")
+    with shop.running():
+        done = shop.repair("main.items_history")
+    assert (done.found.differing, done.left, done.is_equal) == (1, 0, True), done
     rows = spark.read.format("delta").load(str(tmp_path / "lake" / "main" / "items_history"))
     versions = rows.where("id = 181").orderBy("_lakefeed_seq").collect()
     assert [(row["price"], row["is_current"]) for row in versions] == [(7.0, False), (90.5, True)], "history is kept"

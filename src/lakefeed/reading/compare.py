@@ -45,6 +45,7 @@ MOST_MOVED = 200_000
 
 _SEEDS = (0x5EED, 0xD16E57)
 _KEY, _ROW = ("_lakefeed_k1", "_lakefeed_k2"), ("_lakefeed_h1", "_lakefeed_h2")
+_MOVED, _MARK = "_lakefeed_moved", "_lakefeed_mark"
 _BUCKET, _SIDE, _SOURCE, _LAKE = "_lakefeed_bucket", "_lakefeed_side", "_lakefeed_in_source", "_lakefeed_in_lake"
 _LOSSY = ("float", "double")
 
@@ -232,52 +233,45 @@ def look(
             .join(F.broadcast(wanted), list(_KEY), "left_semi")
             .select(*map(quoted, shape.names))
         )
-    both = _signed(theirs, mine, key, shape.names)
-    moved: DataFrame | None = None
+    both = _signed(theirs, mine, key, shape.names).withColumn(_MOVED, F.lit(False))
     if window.segments:
         changed = shape.rows(read_changes(spark, window), types, only_key=True)
-        moved = F.broadcast(_digested(changed, key, ()).select(*_KEY).distinct())
-    still = both.join(moved, list(_KEY), "left_anti") if moved is not None else both
+        marks = _digested(changed, key, ()).select(*_KEY, F.lit(True).alias(_MARK)).distinct()
+        both = both.join(F.broadcast(marks), list(_KEY), "left")
+        both = both.withColumn(_MOVED, F.coalesce(F.col(_MARK), F.lit(False)))
 
-    bucket = F.pmod(F.col(_KEY[0]), F.lit(BUCKETS))  # 1
+    bucket, moved = F.pmod(F.col(_KEY[0]), F.lit(BUCKETS)), F.col(_MOVED)  # 1
     exact = [F.col(name).cast("decimal(38,0)") * F.col(_SIDE) for name in _ROW]
-    sums = still.groupBy(bucket.alias(_BUCKET)).agg(
+    sums = both.groupBy(bucket.alias(_BUCKET), moved).agg(
         F.sum(F.when(F.col(_SIDE) > 0, 1).otherwise(0)).alias(_SOURCE),
         F.sum(F.when(F.col(_SIDE) < 0, 1).otherwise(0)).alias(_LAKE),
         *(F.sum(one).alias(name) for one, name in zip(exact, _ROW, strict=True)),
     )
     rows = {_SOURCE: 0, _LAKE: 0}
-    different: list[int] = []
+    different: dict[bool, list[int]] = {False: [], True: []}
     for found in sums.collect():
         for side in rows:
             rows[side] += int(found[side])
         if found[_SOURCE] != found[_LAKE] or any(found[name] for name in _ROW):
-            different.append(int(found[_BUCKET]))
+            different[bool(found[_MOVED])].append(int(found[_BUCKET]))
     differing = 0
     shown_rows: tuple[RowDifference, ...] = ()
     found_keys: tuple[Key, ...] = ()
-    if different:  # 2
-        apart = _apart(still.where(bucket.isin(different)) if len(different) < BUCKETS else still)
-        apart = apart.cache()
+    moved_keys: tuple[Key, ...] | None = ()
+    if different[False]:  # 2
+        apart = _apart(both.where(~moved & bucket.isin(different[False]))).cache()
         try:
             differing = apart.count()
             found_keys = _source_keys(shape, apart.limit(most), mine, theirs)
             shown_rows = _shown(apart.limit(shown), theirs, mine, key, shape.names)  # 3
         finally:
             apart.unpersist()
-    moved_keys: tuple[Key, ...] | None = ()
-    if moved is not None:
-        again = both.join(moved, list(_KEY), "left_semi").cache()
-        try:
-            for side, sign in ((_SOURCE, 1), (_LAKE, -1)):
-                rows[side] += again.where(F.col(_SIDE) == sign).count()
-            unsettled = _apart(again)
-            count = unsettled.count()
-            if count:
-                by_key = count <= MOST_MOVED and bool(shape.key) and shape.key_is_plain
-                moved_keys = _source_keys(shape, unsettled, mine, theirs) if by_key else None
-        finally:
-            again.unpersist()
+    if different[True]:
+        moved_keys = None
+        if shape.key and shape.key_is_plain:
+            unsettled = _apart(both.where(moved & bucket.isin(different[True])))
+            moved_keys = _source_keys(shape, unsettled.limit(MOST_MOVED + 1), mine, theirs)
+            moved_keys = moved_keys if len(moved_keys) <= MOST_MOVED else None
     return Looked(
         rows[_SOURCE], rows[_LAKE], differing, shown_rows, found_keys, moved_keys,
         history_faults(shape, table, shown) if keys is None else (),
@@ -309,18 +303,16 @@ def history_faults(shape: AsInLake, table: DataFrame, most: int) -> tuple[str, .
     interval = shape.mode.interval()
     if interval is None or not shape.key:
         return ()
-    broken = temporal_violations(table, shape.key, interval).cache()
-    try:
-        total = broken.count()
-        if not total:
-            return ()
-        found = []
-        for row in broken.limit(most).collect():
-            key = ", ".join(f"{name}={row[name]!r}" for name in shape.key)
-            found.append(f"a version of {key} (from {row[interval.valid_from]}, seq {row[SEQ]}): {row[PROBLEM]}")
-        return (f"{total:,} versions break an invariant of history", *found)
-    finally:
-        broken.unpersist()
+    broken = temporal_violations(table, shape.key, interval)
+    rows = broken.limit(most + 1).collect()
+    if not rows:
+        return ()
+    total = len(rows) if len(rows) <= most else broken.count()
+    found = []
+    for row in rows[:most]:
+        key = ", ".join(f"{name}={row[name]!r}" for name in shape.key)
+        found.append(f"a version of {key} (from {row[interval.valid_from]}, seq {row[SEQ]}): {row[PROBLEM]}")
+    return (f"{total:,} versions break an invariant of history", *found)
 
 
 def left_by_changes(changes: DataFrame, key: Sequence[str], names: Sequence[str]) -> DataFrame:
