@@ -178,12 +178,18 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
             return SnapshotPlan(schema, chunks, rows, self._resume.exact_at(origin), exact is not None)
 
     def reread(
-        self, known: TableSchema, *, keys: Sequence[Key] | None = None, chunk_rows: int = 250_000
+        self,
+        known: TableSchema,
+        *,
+        keys: Sequence[Key] | None = None,
+        chunk_rows: int = 250_000,
+        where: Sequence[str] = (),
     ) -> SnapshotPlan:
         if (origin := self._resume.beside()) is None:
             return super().reread(known, keys=keys, chunk_rows=chunk_rows)
         with closing(self._dialect.connect()) as session:
-            whole = TableChunk(self._dialect, *still_there(session.described(known.table), known), origin=origin)
+            there = still_there(session.described(known.table), known)
+            whole = TableChunk(self._dialect, *there, where=tuple(where), origin=origin)
             if keys is not None:
                 return SnapshotPlan(whole.schema, keyed_chunks(whole, keys), len(keys))
             return SnapshotPlan(whole.schema, *plan_chunks(session, whole, chunk_rows))

@@ -34,9 +34,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakefeed.capture.base import ChangeCapture
+from lakefeed.capture.base import ChangeCapture, Chunk
 from lakefeed.capture.dialect import Key, key_array, key_rows
-from lakefeed.change.batch import ABSENT, METADATA, OP, POSITION, SEQ, TIME, TXN, ChangeBatch, Operation, change_schema
+from lakefeed.change.batch import (
+    ABSENT,
+    METADATA,
+    OP,
+    POSITION,
+    SEQ,
+    TIME,
+    TXN,
+    ChangeBatch,
+    Operation,
+    change_schema,
+)
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
@@ -89,7 +100,11 @@ class RepairAnswer:
 def ask(root: Storage, source: TableId, keys: Sequence[Key], head: int) -> str:
     """Write a request down, durably. Returns its name; ``answer`` gives what became of it."""
     name = f"{int(time.time() * 1000):013d}-{uuid.uuid4().hex[:8]}"
-    body = {"source": str(source), "keys": [[tag_value(one) for one in key] for key in keys], "head": head}
+    body = {
+        "source": str(source),
+        "keys": [[tag_value(one) for one in key] for key in keys],
+        "head": head,
+    }
     root.below(FOLDER).replace(f"{name}{_REQUEST}", json.dumps(body, ensure_ascii=False).encode())
     return name
 
@@ -104,8 +119,8 @@ def answer(root: Storage, name: str) -> RepairAnswer | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """What step 1 read: whole rows, and the bracket over all reads. ``began`` is the journal's head before it."""
+class ReadAgain:
+    """What step 1 read: whole rows, and the brackets of all reads. ``began`` is the journal's head before it."""
 
     schema: TableSchema
     rows: tuple[pa.RecordBatch, ...]
@@ -122,7 +137,7 @@ class _Work:
     left: list[Key]
     turns: int = 0
     asked: tuple[Key, ...] = ()
-    read: _Read | None = None
+    read: ReadAgain | None = None
     error: LakefeedError | None = None
     thread: threading.Thread | None = None
     rows: int = 0
@@ -134,7 +149,12 @@ class Repairs:
     """The requests of one pipeline, carried out by the process that has its lease. See the module."""
 
     def __init__(
-        self, root: Storage, capture: ChangeCapture, journal: Journal, states: TableStates, shape: Shape
+        self,
+        root: Storage,
+        capture: ChangeCapture,
+        journal: Journal,
+        states: TableStates,
+        shape: Shape,
     ) -> None:
         self._files = storage_at(root).below(FOLDER)
         self._capture = capture
@@ -196,7 +216,12 @@ class Repairs:
         try:
             body = json.loads(self._files.read(f"{name}{_REQUEST}"))
             keys = [tuple(map(untag_value, key)) for key in body["keys"]]
-            request = RepairRequest(id=name, source=TableId.parse(body["source"]), keys=tuple(keys), head=body["head"])
+            request = RepairRequest(
+                id=name,
+                source=TableId.parse(body["source"]),
+                keys=tuple(keys),
+                head=body["head"],
+            )
         except (OSError, ValueError, KeyError, TypeError, LakefeedError) as error:
             log.warning("the repair %s cannot be read, and is removed: %s", name, error)
             self._files.remove([f"{name}{_REQUEST}"])
@@ -237,19 +262,7 @@ class Repairs:
         def read() -> None:
             try:
                 plan = self._capture.reread(schema.whole, keys=work.asked)
-                if plan.schema.names != schema.whole.names:
-                    raise StateError(
-                        f"the columns of {source} are not what the journal has",
-                        remedy="Try again: the stream brings it.",
-                    )
-                rows: list[pa.RecordBatch] = []
-                lows, highs = [], []
-                for chunk in plan.chunks:
-                    with chunk.open() as reader:
-                        rows += reader
-                        lows.append(reader.low)
-                        highs.append(reader.high)
-                work.read = _Read(plan.schema, tuple(rows), tuple(lows), tuple(highs), began)
+                work.read = read_again(schema.whole, plan.chunks, began)
             except LakefeedError as error:
                 work.error = error
             except Exception as error:  # noqa: BLE001  # a repair is never worth stopping a pipeline for
@@ -258,22 +271,14 @@ class Repairs:
         work.thread = threading.Thread(target=read, name="lakefeed-repair", daemon=True)
         work.thread.start()
 
-    def _append(self, work: _Work, read: _Read, end: Position) -> Commit | None:
+    def _append(self, work: _Work, read: ReadAgain, end: Position) -> Commit | None:
         """Steps 3 and 4."""
         source, work.read = work.request.source, None
-        after = read.began if any(isinstance(one, Watermark) for one in read.lows) else self._journal.trimmed
-        for commit in self._journal.commits(self._journal.trimmed):
-            if all(commit.end <= low for low in read.lows):
-                after = max(after, commit.number)
-        window = self._journal.window(source, after, self._journal.head)
-        if window.truncated_at is not None or any(
-            one.schema_version != window.target.version for one in window.segments
-        ):
+        moved = keys_moved(self._journal, read)
+        if moved is None:
             return None  # all of it has moved
-        self._journal.check(window)
-        moved = {key for one in window.segments for key in _keys_in(one.path, read.schema.key)}
         asked = [key for key in work.asked if key not in moved]
-        batch, rows = _repaired(read, asked, moved, end, work.request.id)
+        batch, rows = changes_read_again(read, asked, moved, end, _transaction(work.request.id))
         work.left = [key for key in work.left if key in moved or key not in work.asked]
         if batch is None:
             return None
@@ -297,15 +302,54 @@ class Repairs:
             error=error.message if error is not None else None,
             remedy=error.remedy if error is not None else None,
         )
-        self._files.replace(f"{work.request.id}{_ANSWER}", json.dumps(asdict(found), ensure_ascii=False).encode())
+        self._files.replace(
+            f"{work.request.id}{_ANSWER}",
+            json.dumps(asdict(found), ensure_ascii=False).encode(),
+        )
         self._work = None
 
 
-def _repaired(
-    read: _Read, asked: Sequence[Key], moved: set[Key], end: Position, name: str
+def read_again(schema: TableSchema, chunks: Sequence[Chunk], began: int) -> ReadAgain:
+    """Step 1: chunks of a plan of ``ChangeCapture.reread``. ``schema`` is the journal's newest, as the source has it:
+    StateError if the source has other columns by now."""
+    rows: list[pa.RecordBatch] = []
+    lows, highs = [], []
+    for chunk in chunks:
+        with chunk.open() as reader:
+            rows += reader
+            lows.append(reader.low)
+            highs.append(reader.high)
+    if any(tuple(batch.schema.names) != schema.names for batch in rows):
+        raise StateError(
+            f"the columns of {schema.table} are not what the journal has",
+            remedy="Try again: the stream brings the change.",
+        )
+    return ReadAgain(schema, tuple(rows), tuple(lows), tuple(highs), began)
+
+
+def keys_moved(journal: Journal, read: ReadAgain) -> set[Key] | None:
+    """Step 3: the keys that the journal has a change of which the read may not have, or may have. None: all of them."""
+    after = read.began if any(isinstance(one, Watermark) for one in read.lows) else journal.trimmed
+    for commit in journal.commits(journal.trimmed):
+        if all(commit.end <= low for low in read.lows):
+            after = max(after, commit.number)
+    window = journal.window(read.schema.table, after, journal.head)
+    versions = {one.schema_version for one in window.segments}
+    if window.truncated_at is not None or versions - {window.target.version}:
+        return None
+    journal.check(window)
+    return {key for one in window.segments for key in _keys_in(one.path, read.schema.key)}
+
+
+def changes_read_again(
+    read: ReadAgain,
+    asked: Sequence[Key],
+    moved: set[Key],
+    end: Position,
+    transaction: str,
 ) -> tuple[ChangeBatch | None, int]:
-    """What was read as changes: READ for the rows that are there, DELETE for the keys that are not. And how many of
-    them are rows."""
+    """Step 4: what was read as changes, READ for the rows that are there and DELETE for the keys of ``asked`` that are
+    not. And how many of them are rows. None if all have ``moved``."""
     schema = read.schema
     parts: list[Any] = []
     there: set[Key] = set()
@@ -332,7 +376,7 @@ def _repaired(
         SEQ: pa.array(np.arange(total), pa.int64()),
         POSITION: pa.array([end.encode()] * total).dictionary_encode(),
         TIME: pa.array([time.time_ns() // 1000] * total, METADATA.field(TIME).type),
-        TXN: pa.array([_transaction(name)] * total).dictionary_encode(),
+        TXN: pa.array([transaction] * total).dictionary_encode(),
         ABSENT: pa.nulls(total, METADATA.field(ABSENT).type),
     }
     arrays += [metadata[one.name] for one in METADATA]

@@ -35,6 +35,7 @@ from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.repair import Repairs
 from lakefeed.flow.report.activity import Activity
 from lakefeed.flow.report.listener import Listener
+from lakefeed.flow.resnapshot import Resnapshots
 from lakefeed.flow.retry import Backoff, TableErrors
 from lakefeed.flow.shape import Shape
 from lakefeed.flow.status import BlockedSource, Liveness
@@ -111,7 +112,10 @@ class OpenPipeline:
                 may_trim=lambda: not self.copies.is_planning,
             )
             repairs = Repairs(root, capture, self.journal, states, shape)
-            self.capture = CaptureSide(capture, self.journal, states, self.copies, shape, listener, repairs)
+            resnapshots = Resnapshots(root, capture, self.journal, states, shape)
+            self.capture = CaptureSide(
+                capture, self.journal, states, self.copies, shape, listener, repairs, resnapshots
+            )
             self.maintenance = MaintenanceThread(states, tables, options.maintenance, options.maintenance_seconds)
             diffs = FullDiffs(root, capture, states, tables, listener) if isinstance(capture, Comparable) else None
             self.full_diff = FullDiffThread(diffs, listener)

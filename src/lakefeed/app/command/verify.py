@@ -1,4 +1,4 @@
-"""verify: does every lake table equal its source table now? repair: make it so, row by row."""
+"""verify: does every lake table equal its source table now? repair and resnapshot: make it so."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 FOUND_SOMETHING = 1
 _LINE_SECONDS = 5.0
+_RESNAPSHOT_SECONDS = 30.0
 
 
 def verify(
@@ -203,6 +204,70 @@ def repair(
         left = "some rows" if done.left is None else counted(done.left, "row")
         show_text(f"Not equal: {left} of {record.table} left; see above. lakefeed verify {file} {record.table}")
     return 0 if done.is_equal else FOUND_SOMETHING
+
+
+def resnapshot(
+    file: ConfigFile,
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The source table: schema.table.")],
+    where: Annotated[
+        str | None, typer.Option("--where", metavar="SQL", help="Only rows for which this holds; `t` is the table.")
+    ] = None,
+    pause: Annotated[bool, typer.Option("--pause", help="Pause the one under way.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the one that is paused.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Stop the one under way, for good.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Show how the newest one stands; change nothing.")] = False,
+    as_json: JsonFlag = False,
+) -> int:
+    """Read a source table, or a part of it, again beside the live stream, through the journal.
+
+    The process that runs the pipeline does it, chunk by chunk; without one, this command runs the pipeline meanwhile.
+    Pause, resume and stop hold over restarts. Rows that only the lake has stay: lakefeed verify --repair deletes them.
+    Interrupting the command leaves a resnapshot that another process runs under way. Exit code 1: it failed.
+    """
+    from lakefeed.app.build import build_verification
+    from lakefeed.app.config import load_config
+    from lakefeed.change.table import TableId
+    from lakefeed.errors import ConfigError
+    from lakefeed.flow.resnapshot import PAUSE, RESUME, START, STOP, ask, load
+    from lakefeed.storage.location import storage_at
+
+    wishes = [what for what, is_wanted in ((PAUSE, pause), (RESUME, resume), (STOP, stop)) if is_wanted]
+    if len(wishes) + show > 1 or (where is not None and (wishes or show)):
+        raise ConfigError("--pause, --resume, --stop, --show and --where exclude each other", remedy="Give one.")
+    config, source = load_config(file), TableId.parse(table)
+    work = build_verification(config, f"lakefeed sync {file}")
+    state = storage_at(work.state)
+    if not show:
+        number = ask(state, source, wishes[0] if wishes else START, where)
+        with _somebody_runs(config, work.is_run or bool(wishes)):
+            until = time.monotonic() + _RESNAPSHOT_SECONDS
+            while True:
+                found = load(state, source)
+                is_followed = found is not None and found.number >= number
+                if found is not None and is_followed and (wishes or found.is_over or found.state == "paused"):
+                    break
+                if not is_followed and time.monotonic() > until:
+                    show_note("No process has taken it up yet; the one that runs the pipeline next does.")
+                    break
+                if found is not None and is_followed and not as_json:
+                    show_note(f"{source}: chunk {found.next} of {len(found.chunks)}, {found.rows:,} rows")
+                time.sleep(1.0)
+    found = load(state, source)
+    if found is None:
+        show_text(f"There was no resnapshot of {source} yet.")
+        return 0
+    if as_json:
+        keys = ("state", "generation", "where", "rows", "moved", "error", "remedy")
+        body = {key: getattr(found, key) for key in keys}
+        show_object({"source": found.source, "chunk": found.next, "chunks": len(found.chunks), **body})
+    else:
+        show_text(
+            f"{source}: {found.state}, generation {found.generation}, chunk {found.next} of {len(found.chunks)}, "
+            f"{found.rows:,} rows written, {found.moved:,} left to their own changes."
+        )
+        if found.error is not None:
+            show_note(f"Error: {found.error}\nRemedy: {found.remedy}")
+    return FOUND_SOMETHING if found.state == "failed" else 0
 
 
 def _repaired(config: Config, work: PipelineVerification, found: Verification, *, quiet: bool) -> Verification:

@@ -165,14 +165,20 @@ class Polling(ChangeCapture):
             return self._plan(session, self._described(session, table), chunk_rows)
 
     def reread(
-        self, known: TableSchema, *, keys: Sequence[Key] | None = None, chunk_rows: int = 250_000
+        self,
+        known: TableSchema,
+        *,
+        keys: Sequence[Key] | None = None,
+        chunk_rows: int = 250_000,
+        where: Sequence[str] = (),
     ) -> SnapshotPlan:
         with closing(self._dialect.connect()) as session:
             polled = self._described(session, known.table, known)
-            if keys is None:
-                return self._plan(session, polled, chunk_rows)
-            chunks = keyed_chunks(self._chunk(session, polled), keys)
-            return SnapshotPlan(polled.schema, chunks, len(keys))
+            whole = self._chunk(session, polled)
+            whole = replace(whole, where=(*whole.where, *where))
+            if keys is not None:
+                return SnapshotPlan(polled.schema, keyed_chunks(whole, keys), len(keys))
+            return SnapshotPlan(polled.schema, *plan_chunks(session, whole, chunk_rows))
 
     def keep_state(self, state: Storage) -> None:
         """Differences, and the watermarks, which stand in for the journal's first position: they are older.
