@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.verify.shop import CONFIG, Shop, writing
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 ITEMS = """
 CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, price REAL);
 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)

@@ -26,6 +26,7 @@ sync: {{interval_seconds: 1}}
 
 @pytest.mark.slow
 @pytest.mark.spark
+@pytest.mark.timeout(3000)
 def test_a_hundred_faults_in_a_million_rows_are_found_and_repaired(tmp_path: Path, spark: Any, dsn: str) -> None:  # noqa: F811
     rows, runs = int(os.environ.get("LAKEFEED_TRUST_ROWS", "1000000")), int(os.environ.get("LAKEFEED_TRUST_RUNS", "20"))
     with psycopg.connect(dsn, autocommit=True) as connection:
