@@ -29,6 +29,8 @@ NAMES = frozenset(
         "journal.before_commit",  # the commit file has its temporary name
         "journal.after_commit",  # the change set exists, the source may not forget it yet
         "journal.during_trim",  # some of what is trimmed is gone, some is not
+        "repair.before_append",  # rows were read again, the journal does not have them
+        "repair.after_append",  # the journal has them, the one who asked does not know it
         "lake.before_load",  # a table's copy has been staged, nothing is in the lake
         "lake.during_load",  # one group of chunks is committed, others are not
         "lake.after_load",  # all rows are there, the copy does not say so

@@ -8,7 +8,12 @@ import pytest
 from tests.crash.compare import assert_lake_equals_source
 from tests.crash.shop import Shop
 
+from lakefeed.app.config import load_config
 from lakefeed.failpoint import NAMES
+from lakefeed.flow.repair import answer, ask
+from lakefeed.flow.table_state import Phase, TableStates
+from lakefeed.journal.journal import Journal
+from lakefeed.storage.location import storage_at
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.timeout(1500)]
 
@@ -30,8 +35,12 @@ ONE_LIFE = [
 ]
 
 
+IN_A_REPAIR = {"repair.before_append", "repair.after_append"}
+"""A life without a repair does not meet them."""
+
+
 def test_every_failpoint_is_in_the_chain() -> None:
-    assert {item.partition("=")[0] for item in ONE_LIFE} == NAMES
+    assert {item.partition("=")[0] for item in ONE_LIFE} == NAMES - IN_A_REPAIR
 
 
 def test_one_pipeline_killed_at_every_failpoint_in_turn_ends_with_a_lake_equal_to_the_source(tmp_path: Path) -> None:
@@ -51,4 +60,23 @@ def test_killed_at_one_failpoint_and_verified_at_once(tmp_path: Path, failpoint:
     with shop.writer(seed=2):
         shop.run_until_killed(failpoint)
     shop.lakefeed("sync")
+    assert_lake_equals_source(shop)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failpoint", sorted(IN_A_REPAIR))
+def test_killed_in_a_repair_which_is_then_carried_out_once(tmp_path: Path, failpoint: str) -> None:
+    shop = Shop(tmp_path)
+    shop.lakefeed("sync")
+    state = storage_at(load_config(shop.config).state())
+    source = min(one.source for one in TableStates(state).all().values() if one.phase is Phase.LIVE)
+    with shop.writer(seed=3):
+        name = ask(state, source, [(number,) for number in range(1, 20)], Journal.read(state).head)
+        shop.run_until_killed(f"{failpoint}=kill")
+    shop.lakefeed("sync")
+    done = answer(state, name)
+    assert done is not None
+    assert done.error is None
+    own = [one.number for one in Journal.read(state).commits() if one.start == one.end and one.rows]
+    assert set(own) <= set(done.change_sets), "written once"
     assert_lake_equals_source(shop)

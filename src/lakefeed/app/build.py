@@ -6,7 +6,8 @@ Registries are plain dicts; what stands behind a name is imported when the name 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from lakefeed.flow.report.listener import Listener
     from lakefeed.lake.delta import Delta
     from lakefeed.lake.iceberg import Iceberg
+    from lakefeed.verify.live import LiveOptions
     from lakefeed.verify.pipeline import PipelineVerification
 
 
@@ -204,8 +206,11 @@ def build_pipeline(config: Config, *, spark: SparkSession | None = None, listene
     )
 
 
-def build_verification(config: Config, sync: str) -> PipelineVerification:
+def build_verification(
+    config: Config, sync: str, *, spark: SparkSession | None = None, options: LiveOptions | None = None
+) -> PipelineVerification:
     """What ``lakefeed verify`` runs. ``sync`` is the command that its remedies name."""
+    from lakefeed.verify.live import LiveOptions
     from lakefeed.verify.pipeline import PipelineVerification
 
     return PipelineVerification(
@@ -214,6 +219,22 @@ def build_verification(config: Config, sync: str) -> PipelineVerification:
         storage_options=config.storage.to_options(),
         capture=build_source(config).bind(config.pipeline),
         source=config.source,
-        lake=build_lake(config),
+        lake=build_lake(config, spark),
         sync=sync,
+        session=(lambda: spark) if spark is not None else session_of(config),
+        options=options or LiveOptions(),
     )
+
+
+@contextmanager
+def verified_meanwhile(config: Config, sync: str) -> Iterator[None]:
+    """While a pipeline runs in this process, its tables are compared as the section ``verify`` says."""
+    from lakefeed.verify.background import BackgroundVerification
+    from lakefeed.verify.live import LiveOptions
+
+    if not config.verify.every_seconds:
+        yield
+        return
+    options = LiveOptions(max_rate=config.verify.max_rate)
+    with BackgroundVerification(build_verification(config, sync, options=options), config.verify.every_seconds):
+        yield

@@ -53,6 +53,8 @@ COMMANDS: dict[str, tuple[Callable[..., int], str, str]] = {
     "dashboard": (status.dashboard, "Serve the dashboard in a browser.", "lakefeed dashboard shop.yaml"),
     "journal": (status.journal, "List change sets.", "lakefeed journal shop.yaml --last 50"),
     "verify": (verify.verify, "Compare lake and source, row by row.", "lakefeed verify shop.yaml"),
+    "repair": (verify.repair, "Read differing rows again.", "lakefeed repair shop.yaml main.orders"),
+    "resnapshot": (verify.resnapshot, "Read a table again.", "lakefeed resnapshot shop.yaml main.orders"),
     "rebuild": (table.rebuild, "Rebuild one lake table.", "lakefeed rebuild shop.yaml main.orders"),
     "diff": (table.diff, "Find deleted rows of polled tables.", "lakefeed diff shop.yaml main.orders"),
     "maintain": (table.maintain, "Pack small files, remove old ones.", "lakefeed maintain shop.yaml"),

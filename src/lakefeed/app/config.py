@@ -257,6 +257,17 @@ class MaintenanceConfig(Section):
     cluster: bool = Field(default=False, description="Sort packed files by the key.")
 
 
+class VerifyConfig(Section):
+    """Comparisons of the lake with the source that `lakefeed run` makes by itself; docs/verify.md."""
+
+    every_seconds: float = Field(
+        default=0.0, ge=0, allow_inf_nan=False, description="How often each lake table is compared; 0: never."
+    )
+    max_rate: float = Field(
+        default=20_000.0, gt=0, allow_inf_nan=False, description="Rows of the source that are read in a second."
+    )
+
+
 class MonitorConfig(Section):
     """How the pipeline is watched."""
 
@@ -285,6 +296,7 @@ class Config(Section):
     sync: SyncConfig = SyncConfig()
     journal: JournalConfig = JournalConfig()
     maintenance: MaintenanceConfig = MaintenanceConfig()
+    verify: VerifyConfig = VerifyConfig()
     storage: StorageConfig = StorageConfig()
     spark: SparkConfig = SparkConfig()
     monitor: MonitorConfig = MonitorConfig()

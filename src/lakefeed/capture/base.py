@@ -235,6 +235,24 @@ class ChangeCapture(ABC):
                 return SnapshotPlan(schema, (), 0)
         raise SourceSetupError(f"{self.kind} has no table {table}, so it cannot be copied")
 
+    def reread(
+        self,
+        known: TableSchema,
+        *,
+        keys: Sequence[tuple[Any, ...]] | None = None,  # noqa: ARG002
+        chunk_rows: int = 250_000,  # noqa: ARG002
+        where: Sequence[str] = (),  # noqa: ARG002
+    ) -> SnapshotPlan:
+        """Plan to read rows of a table again, beside whoever captures it: for a comparison, or to repair rows.
+
+        ``known`` is the schema that it was delivered with: of that, the columns that are still there are read. ``keys``
+        (see ``dialect.key_rows``): the rows with these alone. ``where``: SQL conditions on the alias ``t``. The bracket
+        of each chunk says which commits its rows have; a source that polls says the time of the newest row. Any thread,
+        also before ``open``; writes nothing, neither to the source nor to what this capture remembers.
+        SourceSetupError if the source cannot do that.
+        """
+        raise SourceSetupError(f"rows of {known.table} cannot be read beside the stream: {self.kind} has no such read")
+
     def copied(self, table: TableId) -> None:  # noqa: B027
         """The copy of ``table`` is over, finished or given up: what is kept open for it may go. Idempotent."""
 

@@ -216,6 +216,17 @@ def key_rows(rows: pa.RecordBatch, key: Sequence[str]) -> list[Key]:
     return list(zip(*columns, strict=True))
 
 
+def key_array(values: Sequence[KeyValue], kind: pa.DataType) -> Any:
+    """One column of keys as Arrow: the inverse of ``key_rows``."""
+    if pa.types.is_boolean(kind):
+        return pa.array([bool(value) for value in values], kind)
+    if pa.types.is_floating(kind):
+        return pa.array([float(str(value)) for value in values], kind)
+    if pa.types.is_temporal(kind):
+        return pa.array([str(value) for value in values], pa.string()).cast(kind)
+    return pa.array(list(values), kind)
+
+
 def _key_value(value: Any) -> KeyValue:
     match value:
         case bool():

@@ -165,6 +165,11 @@ class ResumePoint(ABC, Generic[P, Piece]):
         which of its changes the rows have already. None if the source cannot promise that."""
         return None
 
+    def beside(self) -> Mapping[str, Any] | None:
+        """What a read that is no copy gives to ``Session.consistent``, so that it yields a bracket. Touches nothing.
+        None if the source has no such read."""
+        return None
+
     def copied(self, table: TableId) -> None:
         """See ``ChangeCapture.copied``: what was kept open for ``origin`` may go."""
 

@@ -28,10 +28,10 @@ from lakefeed.capture.base import (
     opened,
 )
 from lakefeed.capture.builder import ChangeSetBuilder, Limits
-from lakefeed.capture.dialect import Dialect, Refusal, Session, no_table
+from lakefeed.capture.dialect import Dialect, Key, Refusal, Session, no_table
 from lakefeed.capture.log import Check, Decoder, LogReader, P, Piece, ResumePoint, SchemaFacts, not_prepared
 from lakefeed.capture.select import TablePatterns
-from lakefeed.capture.snapshot import TableChunk, plan_chunks
+from lakefeed.capture.snapshot import TableChunk, keyed_chunks, plan_chunks, still_there
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.choice import Choices, is_literal
 from lakefeed.change.position import Position
@@ -180,6 +180,23 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
             whole = TableChunk(self._dialect, described, schema, origin=exact or origin)
             chunks, rows = plan_chunks(session, whole, chunk_rows)
             return SnapshotPlan(schema, chunks, rows, self._resume.exact_at(origin), exact is not None)
+
+    def reread(
+        self,
+        known: TableSchema,
+        *,
+        keys: Sequence[Key] | None = None,
+        chunk_rows: int = 250_000,
+        where: Sequence[str] = (),
+    ) -> SnapshotPlan:
+        if (origin := self._resume.beside()) is None:
+            return super().reread(known, keys=keys, chunk_rows=chunk_rows)
+        with closing(self._dialect.connect()) as session:
+            there = still_there(session.described(known.table), known)
+            whole = TableChunk(self._dialect, *there, where=tuple(where), origin=origin)
+            if keys is not None:
+                return SnapshotPlan(whole.schema, keyed_chunks(whole, keys), len(keys))
+            return SnapshotPlan(whole.schema, *plan_chunks(session, whole, chunk_rows))
 
     def copied(self, table: TableId) -> None:
         with self._catalog_lock:

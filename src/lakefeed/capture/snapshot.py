@@ -16,13 +16,23 @@ from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
-from lakefeed.capture.dialect import PLAIN, DescribedTable, Dialect, Key, Query, Session, TableChangedError, key_rows
+from lakefeed.capture.dialect import (
+    PLAIN,
+    DescribedTable,
+    Dialect,
+    Key,
+    Ordering,
+    Query,
+    Session,
+    TableChangedError,
+    key_rows,
+)
 from lakefeed.capture.fit import MisfitError
 from lakefeed.change.choice import field_of
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.change.watermark import tag_value, untag_value
-from lakefeed.errors import DecodeError, Retry, SourceError, StateError, TableStoppedError
+from lakefeed.errors import DecodeError, Retry, SourceError, SourceSetupError, StateError, TableStoppedError
 
 NUMBER = pa.schema([pa.field("n", pa.int64())])  # of queries that count
 _REMEDY = "Run `lakefeed sync` again: it plans the copy of this table again."
@@ -36,7 +46,8 @@ class TableChunk:
     ``source`` is the table as it was described for the plan, ``schema`` what is delivered of it. ``names`` are the
     columns to read, in order: () means those of ``schema``; others of ``source`` may be among them, or only the key.
     ``where`` are conditions in SQL on the alias ``t``. ``exact`` are columns whose values must come as they are stored
-    (see ``Query``). ``origin`` is what the plan recorded for ``Session.consistent``."""
+    (see ``Query``). ``origin`` is what the plan recorded for ``Session.consistent``. ``keys``: of those rows, the ones
+    with these keys alone; () means all."""
 
     dialect: Dialect
     source: DescribedTable
@@ -47,6 +58,7 @@ class TableChunk:
     where: tuple[str, ...] = ()
     exact: frozenset[str] = frozenset()
     origin: Mapping[str, Any] | None = None
+    keys: tuple[Key, ...] = ()
 
     @property
     def table(self) -> TableId:
@@ -66,6 +78,7 @@ class TableChunk:
             "where": list(self.where),
             "exact": sorted(self.exact),
             "origin": None if self.origin is None else dict(self.origin),
+            "keys": [[tag_value(value) for value in key] for key in self.keys],
         }
 
     @classmethod
@@ -75,7 +88,8 @@ class TableChunk:
             low, high = (data[end] and tuple(untag_value(value) for value in data[end]) for end in ("low", "high"))
             source, schema = DescribedTable.from_json(data["source"]), TableSchema.from_json(data["schema"])
             names, where, exact = tuple(data["names"]), tuple(data["where"]), frozenset(data["exact"])
-            return cls(dialect, source, schema, low, high, names, where, exact, data["origin"])
+            keys = tuple(tuple(map(untag_value, key)) for key in data.get("keys", ()))
+            return cls(dialect, source, schema, low, high, names, where, exact, data["origin"], keys)
         except (KeyError, TypeError, ValueError) as error:
             problem = f"the plan of a copy cannot be read ({type(error).__name__}: {error})"
             raise DecodeError(problem, remedy=_REMEDY) from error
@@ -91,6 +105,9 @@ class TableChunk:
             if edge is not None:
                 bound = [self.dialect.bound(*pair, query) for pair in zip(columns, edge, strict=True)]
                 conditions.append(compare(key, bound, orderings))
+        if self.keys:
+            rows = [[self.dialect.bound(*pair, query) for pair in zip(columns, one, strict=True)] for one in self.keys]
+            conditions.append(f"({among(key, rows, orderings)})")
         listed = select_list(self.dialect, self.source, self.names or self.schema.names)
         query.sql = f"SELECT {listed or 'count(*) AS n'} {from_where(self.source, conditions)}"
         return query
@@ -167,6 +184,39 @@ def _entered(kept: _T | None) -> _T:
     if kept is None:
         raise StateError("a chunk is read inside its with block", remedy="Enter the reader first.")
     return kept
+
+
+LOOKUP_ROWS = 500
+"""Keys of one query that looks rows up."""
+
+
+def among(key: Sequence[str], rows: Sequence[Sequence[str]], orderings: Sequence[Ordering]) -> str:
+    """SQL that is true for rows whose key is one of ``rows``, by the operators of the key's own ordering."""
+    if [one.equal for one in orderings] == [PLAIN.equal]:
+        return f"{key[0]} IN ({', '.join(value for (value,) in rows)})"
+    equal = [one.equal for one in orderings]
+    pairs = (" AND ".join(f"{c} {e} {v}" for c, e, v in zip(key, equal, row, strict=True)) for row in rows)
+    return " OR ".join(f"({one})" for one in pairs)
+
+
+def still_there(described: DescribedTable, known: TableSchema) -> tuple[DescribedTable, TableSchema]:
+    """A table, and what was delivered of it, as far as the table still has that. SourceSetupError if the key is gone,
+    or another one."""
+    columns = tuple(one for one in known.columns if one.name in described.schema.names)
+    names = {one.name for one in columns}
+    if not set(known.key) <= names or (described.schema.key and not known.key):
+        raise SourceSetupError(
+            f"the key of {known.table} is not what it was: the lake's is ({', '.join(known.key)})",
+            remedy="Run `lakefeed sync`, which notices that.",
+        )
+    return described, replace(known, columns=columns, left_out=())
+
+
+def keyed_chunks(whole: TableChunk, keys: Sequence[Key]) -> tuple[TableChunk, ...]:
+    """The rows with ``keys``, a query's worth of them in each chunk."""
+    return tuple(
+        replace(whole, keys=tuple(keys[start : start + LOOKUP_ROWS])) for start in range(0, len(keys), LOOKUP_ROWS)
+    )
 
 
 def plan_chunks(session: Session, whole: TableChunk, chunk_rows: int) -> tuple[tuple[TableChunk, ...], int]:

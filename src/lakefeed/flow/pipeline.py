@@ -362,6 +362,7 @@ class Pipeline:
             captured += opened.capture.drain(has_room)
             if not opened.copies.has_staged:
                 break
+        opened.capture.repair()
         result = result.then(opened.lake.sync())
         if opened.lake.is_full:
             too_slow = (

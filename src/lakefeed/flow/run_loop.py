@@ -32,8 +32,10 @@ from lakefeed.flow.full_diff import FullDiffs, FullDiffThread
 from lakefeed.flow.lake_side import LakeSide
 from lakefeed.flow.maintenance import MaintenanceThread
 from lakefeed.flow.options import PipelineOptions
+from lakefeed.flow.repair import Repairs
 from lakefeed.flow.report.activity import Activity
 from lakefeed.flow.report.listener import Listener
+from lakefeed.flow.resnapshot import Resnapshots
 from lakefeed.flow.retry import Backoff, TableErrors
 from lakefeed.flow.shape import Shape
 from lakefeed.flow.status import BlockedSource, Liveness
@@ -109,7 +111,11 @@ class OpenPipeline:
                 listener,
                 may_trim=lambda: not self.copies.is_planning,
             )
-            self.capture = CaptureSide(capture, self.journal, states, self.copies, shape, listener)
+            repairs = Repairs(root, capture, self.journal, states, shape)
+            resnapshots = Resnapshots(root, capture, self.journal, states, shape)
+            self.capture = CaptureSide(
+                capture, self.journal, states, self.copies, shape, listener, repairs, resnapshots
+            )
             self.maintenance = MaintenanceThread(states, tables, options.maintenance, options.maintenance_seconds)
             diffs = FullDiffs(root, capture, states, tables, listener) if isinstance(capture, Comparable) else None
             self.full_diff = FullDiffThread(diffs, listener)

@@ -64,10 +64,11 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class ChunkFile:
-    """What a task wrote, and the position that the chunk was read at. A chunk without rows makes no file."""
+    """What a task wrote, and the bracket that the chunk was read in. A chunk without rows makes no file."""
 
     file: DataFile | None
     high: Position
+    low: Position | None = None
 
     @property
     def rows(self) -> int:
@@ -87,7 +88,7 @@ def write_chunk(
         groups = _row_groups(reader, schema, added)
         first = next(groups, None)
         if first is None:
-            return ChunkFile(None, reader.high)
+            return ChunkFile(None, reader.high, getattr(reader, "low", None))
         files.create_dir(root, recursive=True)
         sample = first.slice(0, _SAMPLE_ROWS)
         repetitive = [  # the columns for which a dictionary pays
@@ -111,7 +112,7 @@ def write_chunk(
         statistics = file_statistics(footer, schema)
         partition = getattr(chunk, "partition", ())
         file = DataFile(name, footer.num_rows, size, statistics, int(time.time() * 1000), partition)
-        return ChunkFile(file, reader.high)
+        return ChunkFile(file, reader.high, getattr(reader, "low", None))
 
 
 def attempt_chunk(

@@ -22,8 +22,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from lakefeed.capture.dialect import Key
 from lakefeed.capture.registry import VerifyReader
 from lakefeed.change.choice import field_of
+from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.lake.mode import Mirror, Mode
 from lakefeed.lake.reader import StoredRows, rows_at
@@ -44,7 +46,10 @@ class Comparison:
 
     ``lake_rows`` are those that should be the source's: of a history table the current versions, of a table of changes
     what they leave. ``chosen`` says what the evolution has left out of the comparison. ``compared`` is False for a
-    table that could not be compared: its rows are unknown, and that is a difference.
+    table that could not be compared: its rows are unknown, and that is a difference. A comparison beside a running
+    pipeline also says how many rows are ``differing``, the ``keys`` of them as the source has them, and which
+    ``change_set`` and ``position`` the lake was compared at. ``partial`` says which rows were compared, where it was
+    not all: such a table is never called equal.
     """
 
     table: TableId
@@ -53,9 +58,15 @@ class Comparison:
     differences: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
     compared: bool = True
+    keys: tuple[Key, ...] = ()
+    differing: int = 0
+    change_set: int | None = None
+    position: Position | None = None
+    partial: str | None = None
 
     @property
     def equal(self) -> bool:
+        """Was nothing found? ``partial`` says if that is of some rows alone."""
         return not self.differences
 
 

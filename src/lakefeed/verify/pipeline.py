@@ -12,20 +12,22 @@ logged, no right to read it) is named with the reason; the pipeline is complete 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.capture.poll.config import SourceConfig
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, JournalError, LakefeedError, Retry
+from lakefeed.flow.copies import wanted_of_source
 from lakefeed.flow.report.verified import Verified, save_verified
 from lakefeed.flow.status import Liveness
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
+from lakefeed.journal.lease import lease_holder
 from lakefeed.lake.base import Lake
 from lakefeed.lake.mode import Mode
 from lakefeed.lake.reader import StoredRows
@@ -35,6 +37,7 @@ from lakefeed.lake.schema.policy import Policy
 from lakefeed.storage.base import Storage
 from lakefeed.storage.location import storage_at
 from lakefeed.verify.compare import Comparison, Progress, TableShape, compare_table, missing_table, not_compared
+from lakefeed.verify.live import LiveOptions, LiveTable
 from lakefeed.verify.made import MadeRows
 
 
@@ -68,12 +71,25 @@ class PipelineVerification:
     lake: ReadableLake
     sync: str = "lakefeed sync FILE"
     storage_options: Mapping[str, str] = field(default_factory=dict)
+    session: Callable[[], Any] | None = None
+    options: LiveOptions = field(default_factory=LiveOptions)
+    over: Callable[[], bool] = lambda: False
 
-    def run(self, progress: Callable[[TableId], Progress]) -> Verification:
-        """Compare everything. Needs no lease and no Spark; nothing may be writing to the source.
+    @property
+    def is_run(self) -> bool:
+        """Does a process have the pipeline's lease right now?"""
+        return lease_holder(self.state) is not None
 
-        Changes neither lake nor source. What it found stays in the state directory, for ``status``.
+    def run(
+        self, progress: Callable[[TableId], Progress], *, live: bool | None = None, tables: Sequence[str] = ()
+    ) -> Verification:
+        """Compare everything, or the lake ``tables`` that are named. Needs no lease.
+
+        ``live``: both sides may be in use, see ``verify.live``; needs ``session``, which gives a Spark session. Else
+        nothing may be writing to the source, and the readers are others than the pipeline's. None: live if a process
+        runs the pipeline. Changes neither lake nor source. What it found stays with the state, for ``status``.
         """
+        live = self.is_run if live is None else live
         records = TableStates(self.state).all()
         if not records:
             raise ConfigError(
@@ -94,20 +110,31 @@ class PipelineVerification:
         expected, clashes = settled((route for table in sorted(offered) for route in routes(table)), fed)
         problems += [f"{one.problem}. Remedy: {one.remedy}" for one in clashes]
         followed = {table: record for table, record in records.items() if record.phase is not Phase.DROPPED}
-        tables = [
+        wanted = self._wanted(tables, {*followed, *expected})
+        followed = {table: record for table, record in followed.items() if table in wanted}
+        found = [
             (route.mode, not_compared(table, f"the pipeline has not reached the table yet. Remedy: {self.sync}"))
             for table, route in expected.items()
-            if table not in followed
+            if table not in followed and table in wanted
         ]
-        if not followed and not tables:
+        if not followed and not found:
             raise ConfigError(
                 f"there is nothing to compare: all tables of pipeline {self.name} are dropped",
                 remedy=f"Correct source.tables if they should be followed, then run {self.sync}",
             )
-        tables += [(record.mode, self._compared(record, progress)) for record in followed.values()]
-        tables.sort(key=lambda one: one[1].table)
-        self._keep([comparison for _, comparison in tables], followed)
-        return Verification(tables=tuple(tables), problems=tuple(problems), not_followed=not_followed)
+        found += [(record.mode, self._compared(record, progress, live)) for record in followed.values()]
+        found.sort(key=lambda one: one[1].table)
+        self._keep([comparison for _, comparison in found], followed)
+        return Verification(tables=tuple(found), problems=tuple(problems), not_followed=not_followed)
+
+    def _wanted(self, names: Sequence[str], there: Collection[TableId]) -> Collection[TableId]:
+        """The lake tables that are named, all without a name. ConfigError for one that is not there."""
+        chosen = {TableId.parse(name) for name in names}
+        for table in chosen:
+            if table not in there:
+                listed = ", ".join(map(str, sorted(there)))
+                raise ConfigError(f"the pipeline has no lake table {table}", remedy=f"It has {listed}.")
+        return chosen or there
 
     def _keep(self, found: Sequence[Comparison], followed: Mapping[TableId, TableState]) -> None:
         """For ``status``. A directory that may only be read is no reason to fail: the comparison is done."""
@@ -115,15 +142,20 @@ class PipelineVerification:
         results: dict[TableId, Verified] = {}
         with closing(journal):
             for one in found:
+                if one.partial is not None and one.equal:
+                    continue  # some rows are no proof of the table
                 record = followed.get(one.table)
-                applied = lake.table(record.route).applied(record.generation) if record and one.compared else None
-                position = journal.position(min(applied.number, journal.head)) if applied else None
+                number, position = one.change_set, one.position
+                if record and one.compared and number is None:
+                    applied = lake.table(record.route).applied(record.generation)
+                    number = applied.number if applied else None
+                    position = journal.position(min(number, journal.head)) if number is not None else None
                 results[one.table] = Verified(
                     at=time.time(),
                     equal=one.equal,
                     source_rows=one.source_rows if one.compared else None,
                     lake_rows=one.lake_rows if one.compared else None,
-                    change_set=applied.number if applied else None,
+                    change_set=number,
                     position=position.encode() if position else None,
                     difference=one.differences[0] if one.differences else None,
                 )
@@ -150,7 +182,7 @@ class PipelineVerification:
         }
         return offered, left_out
 
-    def _compared(self, record: TableState, progress: Callable[[TableId], Progress]) -> Comparison:
+    def _compared(self, record: TableState, progress: Callable[[TableId], Progress], live: bool) -> Comparison:
         reason = f", {record.reason.rstrip('.')}" if record.reason else ""
         if record.leaving:
             return not_compared(record.table, f"the table is leaving{reason}. Remedy: {self.sync}")
@@ -161,6 +193,8 @@ class PipelineVerification:
         report = progress(record.table)
         lake_table = self.lake.bind(self.name).table(record.route)
         try:
+            if live:
+                return self.live_table(record).compare(report)
             stored, applied = self.lake.rows(record.table), lake_table.applied(record.generation)
             if stored is None or applied is None:
                 return missing_table(record.table, lake_table.location)
@@ -188,3 +222,23 @@ class PipelineVerification:
             if error.retry is Retry.BACKOFF:
                 raise
             return not_compared(record.table, f"{error.message.rstrip('.')}. Remedy: {error.remedy}")
+
+    def live_table(self, record: TableState) -> LiveTable:
+        """One table, to be compared beside whoever runs the pipeline. ConfigError without a Spark session."""
+        if self.session is None:
+            raise ConfigError("a comparison beside a running pipeline needs Spark", remedy="Give session.")
+        tables = self.lake.bind(self.name)
+        self.capture.represent(wanted_of_source(tables.choices, Journal.read(self.state), TableStates(self.state)))
+        return LiveTable(
+            spark=self.session(),
+            lake=self.lake,
+            tables=tables,
+            name=self.name,
+            state=storage_at(self.state),
+            capture=self.capture,
+            record=record,
+            reader=self.source.verify_reader(record.source),
+            sync=self.sync,
+            options=self.options,
+            over=self.over,
+        )

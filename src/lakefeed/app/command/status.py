@@ -117,6 +117,9 @@ def _show_verified(found: PipelineStatus) -> None:
     for table, one in verified.items():
         if not one.equal:
             show_text(f"{table} was different: {one.difference}")
+            if one.through is not None:
+                since = seconds_text(max(0.0, time.time() - one.through.at))
+                show_text(f"{table} was equal last {since} ago, at {one.through.position or 'an unknown position'}.")
 
 
 def _state(table: TableStatus) -> str:

@@ -111,7 +111,7 @@ def run(
 
     With --json it prints one object for each cycle that brought something.
     """
-    from lakefeed.app.build import build_pipeline
+    from lakefeed.app.build import build_pipeline, verified_meanwhile
     from lakefeed.app.config import load_config
     from lakefeed.app.dashboard import served
     from lakefeed.app.observe import observed
@@ -128,6 +128,7 @@ def run(
             observed(config, objects if as_json else listener) as listeners,
             build_pipeline(config, listener=listeners) as pipeline,
             served(config, pipeline, http or config.monitor.http) as url,
+            verified_meanwhile(config, f"lakefeed sync {file}"),
         ):
             if url and not is_silent:
                 show_note(f"Dashboard: {url}")

@@ -108,6 +108,9 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
     def exactly(self, origin: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**origin, "exact": True}
 
+    def beside(self) -> Mapping[str, Any]:
+        return {}
+
     def require(self, position: Gtid) -> None:
         server, newest = self.examine(position)
         kept = self._load()

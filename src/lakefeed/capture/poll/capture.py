@@ -36,14 +36,14 @@ from lakefeed.capture.base import (
     of_kind,
     opened,
 )
-from lakefeed.capture.dialect import Dialect, Session
+from lakefeed.capture.dialect import Dialect, Key, Session
 from lakefeed.capture.poll.poller import DifferencesDirectory, refuse_timeless, resume_mark
 from lakefeed.capture.poll.selection import TableSelection
 from lakefeed.capture.poll.source import FullDiff, Pace, TableRule
 from lakefeed.capture.poll.store import FileWatermarkStore, MemoryWatermarkStore, WatermarkStore
 from lakefeed.capture.poll.stream import Connections, PollStream
 from lakefeed.capture.poll.table import PolledTable, TableReads, with_nulls
-from lakefeed.capture.snapshot import TableChunk, TableChunkReader, plan_chunks
+from lakefeed.capture.snapshot import TableChunk, TableChunkReader, keyed_chunks, plan_chunks
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.choice import Choices
 from lakefeed.change.position import Position
@@ -163,6 +163,22 @@ class Polling(ChangeCapture):
     def snapshot(self, table: TableId, *, chunk_rows: int = 250_000) -> SnapshotPlan:
         with opened(self._connections).use(fresh=True) as session:
             return self._plan(session, self._described(session, table), chunk_rows)
+
+    def reread(
+        self,
+        known: TableSchema,
+        *,
+        keys: Sequence[Key] | None = None,
+        chunk_rows: int = 250_000,
+        where: Sequence[str] = (),
+    ) -> SnapshotPlan:
+        with closing(self._dialect.connect()) as session:
+            polled = self._described(session, known.table, known)
+            whole = self._chunk(session, polled)
+            whole = replace(whole, where=(*whole.where, *where))
+            if keys is not None:
+                return SnapshotPlan(polled.schema, keyed_chunks(whole, keys), len(keys))
+            return SnapshotPlan(polled.schema, *plan_chunks(session, whole, chunk_rows))
 
     def keep_state(self, state: Storage) -> None:
         """Differences, and the watermarks, which stand in for the journal's first position: they are older.
@@ -298,14 +314,18 @@ class Polling(ChangeCapture):
 
     def _plan(self, session: Session, polled: PolledTable, chunk_rows: int, *, keys_only: bool = False) -> SnapshotPlan:
         """The chunks of a table, or of its keys alone."""
-        read = tuple(name for name in polled.read_names if name not in polled.unread)
-        whole = PolledChunk(
-            self._dialect, polled.source, polled.schema, names=polled.key if keys_only else read,
+        whole = self._chunk(session, polled)
+        chunks, rows = plan_chunks(session, replace(whole, names=polled.key) if keys_only else whole, chunk_rows)
+        return SnapshotPlan(polled.schema, chunks, rows)
+
+    def _chunk(self, session: Session, polled: PolledTable) -> PolledChunk:
+        """The whole table."""
+        return PolledChunk(
+            self._dialect, polled.source, polled.schema,
+            names=tuple(name for name in polled.read_names if name not in polled.unread),
             where=TableReads(polled, session).existing(), exact=polled.ordering, polled=polled,
             position=self._confirmed or Watermark(),
         )  # fmt: skip
-        chunks, rows = plan_chunks(session, whole, chunk_rows)
-        return SnapshotPlan(polled.schema, chunks, rows)
 
     def _described(self, session: Session, table: TableId, known: TableSchema | None = None) -> PolledTable:
         return self._selection.table(session.described(table), known or self._stream.known.get(table))

@@ -17,15 +17,22 @@ import pyarrow.compute as pc
 
 from lakefeed.capture.dialect import PLAIN, DescribedTable, Dialect, Key, Query, Session, key_rows
 from lakefeed.capture.poll.source import NullPolicy, TableRule
-from lakefeed.capture.snapshot import NUMBER, combined, from_where, read_number, select_list, sql_name
+from lakefeed.capture.snapshot import (
+    LOOKUP_ROWS,
+    NUMBER,
+    among,
+    combined,
+    from_where,
+    read_number,
+    select_list,
+    sql_name,
+)
 from lakefeed.change.change_set import RecopyNeeded
 from lakefeed.change.choice import field_of
 from lakefeed.change.schema_change import AddColumn, ChangeKey, RetypeColumn, diff
 from lakefeed.change.table import Column, OutOfRange, TableId, TableSchema
 from lakefeed.change.watermark import Mark
 from lakefeed.errors import TableStoppedError
-
-_LOOKUP_ROWS = 500
 
 Instants = npt.NDArray[np.int64]
 
@@ -280,17 +287,13 @@ class TableReads:
     def by_key(self, keys: Sequence[Key]) -> pa.RecordBatch:
         """The rows with one of these keys, softly deleted or not, in one consistent read."""
         names, schema = self._table.key, self._asked
-        equal = [self._table.source.orderings.get(name, PLAIN).equal for name in names]
+        orderings = [self._table.source.orderings.get(name, PLAIN) for name in names]
         batches: list[pa.RecordBatch] = []
         with self._session.consistent():
-            for start in range(0, len(keys), _LOOKUP_ROWS):
+            for start in range(0, len(keys), LOOKUP_ROWS):
                 query = Query(exact=frozenset(names))
-                values = [self._values(key, query) for key in keys[start : start + _LOOKUP_ROWS]]
-                if equal == [PLAIN.equal]:
-                    condition = f"{self._key[0]} IN ({', '.join(value for (value,) in values)})"
-                else:
-                    rows = [zip(self._key, equal, row, strict=True) for row in values]
-                    condition = " OR ".join("(" + " AND ".join(f"{c} {e} {v}" for c, e, v in row) + ")" for row in rows)
+                values = [self._values(key, query) for key in keys[start : start + LOOKUP_ROWS]]
+                condition = among(self._key, values, orderings)
                 query.sql = f"SELECT {self._list(schema.names)} {self._from(f'({condition})')}"
                 batches += self._session.read(query, schema)
         return self._whole(combined(batches, schema))

@@ -267,6 +267,9 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         exported = slots.SnapshotOrigin(**origin)
         return exported.position if exported.snapshot else None
 
+    def beside(self) -> Mapping[str, Any]:
+        return slots.SnapshotOrigin()._asdict()
+
     def copied(self, table: TableId) -> None:
         self._exported.release(table)
 

@@ -424,6 +424,9 @@ class SqliteResumePoint(ResumePoint[SqliteSequence, LogPiece]):
         self.create([table])  # in line with the schema of now, and scanned
         return {"pipeline": self._names.pipeline}
 
+    def beside(self) -> Mapping[str, Any]:
+        return {"pipeline": self._names.pipeline}
+
     def require(self, position: SqliteSequence) -> None:
         """PositionLostError, with the reason, unless everything after ``position`` is in the log."""
         sequence, stamp, log = position.sequence, position.stamp, self._names.log

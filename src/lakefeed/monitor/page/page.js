@@ -149,7 +149,7 @@ function showTables(data) {
       make("td", { class: "number" }, count(table.rows)), make("td", { class: "number" }, waiting),
       make("td", { class: "number" }, table.rows_per_second ? perSecond(table.rows_per_second) : "–"),
       make("td", { class: "number" }, ago(table.age_seconds)),
-      make("td", {}, verified ? `${verified.equal ? "equal" : "different"}, ${ago(data.at - verified.at)}` : "–"));
+      make("td", { title: verified && verified.through ? `equal through ${verified.through.position}, ${count(verified.through.rows)} rows` : "" }, verified ? `${verified.equal ? "equal" : "different"}, ${ago(data.at - verified.at)}` : "–"));
   }));
   if (!all.length) $("tables").replaceChildren(make("tr", {}, make("td", { colspan: 7, class: "empty" }, "No table yet.")));
 }
