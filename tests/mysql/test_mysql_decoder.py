@@ -7,6 +7,7 @@ import random
 import struct
 import uuid
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from tests.mysql.test_mysql_types import COMMON, OWN, _fill, _table
@@ -66,7 +67,7 @@ def _piece(start: Gtid, events: list[bytes]) -> BinlogPiece:
     for event in events:
         at += len(event)
         ends.append(at)
-    return BinlogPiece(start, Packets(b"".join(events), [0, *ends[:-1]], ends))
+    return BinlogPiece(start, Packets(b"".join(events), np.array([0, *ends[:-1]]), np.array(ends)))
 
 
 @pytest.mark.parametrize("rounds", [50, pytest.param(5_000, marks=pytest.mark.slow)])

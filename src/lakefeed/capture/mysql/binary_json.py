@@ -17,7 +17,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.mysql.columns import Bytes, Field, Ints, Kind, decimal_groups, gathered, packed_decimal, padded
+from lakefeed.capture.mysql.columns import (
+    Bytes,
+    Field,
+    Ints,
+    Kind,
+    begin_with,
+    decimal_groups,
+    gathered,
+    packed_decimal,
+    padded,
+)
 from lakefeed.errors import DecodeError
 
 _DEEPEST = 110  # the server's own limit is 100
@@ -35,6 +45,8 @@ def json_texts(field: Field) -> Any:
         texts = _column(field.data, field.data[at[there]], at[there] + 1, ends[there], 0)
     except (IndexError, struct.error, UnicodeDecodeError, ValueError, KeyError, RecursionError) as error:
         raise DecodeError(f"a JSON value cannot be read ({error})") from error
+    if len(there) == len(at):
+        return texts
     indices = np.where(field.valid, len(there), -1)
     indices[there] = np.arange(len(there))
     return pa.concat_arrays([texts, pa.array(["null"])]).take(pa.array(indices, mask=~field.valid))
@@ -46,15 +58,19 @@ def _column(data: Bytes, kinds: Bytes, at: Ints, ends: Ints, depth: int) -> Any:
         raise DecodeError("a JSON value is nested too deep, or ends too early")
     if len(at) < _FEW:
         return _one_by_one(data, kinds, at, ends, depth)
+    if np.all(kinds == kinds[0]):
+        return _of_kind(data, int(kinds[0]), at, ends, depth)
     parts, rows = [], []
     for kind in np.unique(kinds).tolist():
         chosen = np.flatnonzero(kinds == kind)
         parts.append(_of_kind(data, kind, at[chosen], ends[chosen], depth))
         rows.append(chosen)
-    return parts[0] if len(parts) == 1 else _together(parts, rows)
+    return _together(parts, rows)
 
 
 def _together(parts: list[Any], rows: list[Ints]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
     return pa.concat_arrays(parts).take(pa.array(np.argsort(np.concatenate(rows), kind="stable")))
 
 
@@ -121,8 +137,7 @@ def _containers(data: Bytes, kind: int, at: Ints, ends: Ints, depth: int) -> Any
             keys = [_quoted(whole[a : a + b].decode()) for a, b in zip(offsets, lengths, strict=True)]
             is_same &= at[left] + stop <= ends[left]
             for low, high in ((2 * size, values_at), (start, stop)):
-                for index in range(low, high):
-                    is_same[is_same] = data[at[left[is_same]] + index] == whole[index]
+                is_same[is_same] = begin_with(data, at[left[is_same]] + low, whole[low:high])
         chosen, left = left[is_same], left[~is_same]
         origin, texts = at[chosen], list[Any](["[" if is_array else "{"])
         for index in range(count):

@@ -20,7 +20,7 @@ import pyarrow as pa
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.log import Announced, Decoded, Rows, Transaction
 from lakefeed.capture.mysql import events
-from lakefeed.capture.mysql.columns import Bytes, padded
+from lakefeed.capture.mysql.columns import Bytes, Ints, Mask, begin_with, gathered, padded
 from lakefeed.capture.mysql.events import Effect, Place, Statement, read_statement
 from lakefeed.capture.mysql.history import Gtid, LogPlace, LogPlaces
 from lakefeed.capture.mysql.packets import Packets
@@ -35,6 +35,11 @@ from lakefeed.errors import CheckpointError, DecodeError
 _STOPS = {events.INCIDENT: "an incident event (changes may be missing from it)", 164: "an encrypted part"}
 _IGNORABLE = 0x80
 _STANDALONE, _PREPARED_XA = 1, 64
+_HEADER_BYTES = events.HEADER.size
+_BLOCK, _FEW = 2_048, 16
+"""Events that are looked at together; fewer of one table are looked at one by one, which is quicker."""
+_IS_ROW = np.isin(np.arange(256), (23, 24, 25, 30, 31, 32))
+_OPERATIONS = np.array([events.ROWS.get(code, 0) for code in range(256)])
 
 
 ROW_IMAGE = (
@@ -46,6 +51,37 @@ PARTIAL_JSON = (
     "`lakefeed rebuild FILE {table} --from-source`."
 )
 _XID = re.compile(r"X'((?:[0-9A-Fa-f]{2})*)',X'((?:[0-9A-Fa-f]{2})*)',([0-9]{1,10})\b")
+
+
+@dataclass(slots=True)
+class Gulp:
+    """The events of one buffer: where they are, their kinds, and of those with rows or a table map the table's number.
+    ``first`` is where the rows of an event begin, and ``owners`` the transaction whose rows they are; -1 where nobody
+    knows yet. ``is_regular``: nobody has to look at it. ``has_offsets``: positions are offsets in a file. ``tail`` are
+    the bytes of a checksum. ``ends`` are without it from the moment that there is an owner."""
+
+    data: bytes
+    view: Bytes
+    starts: Ints
+    ends: Ints
+    codes: Bytes
+    numbers: Ints
+    first: Ints
+    owners: Ints
+    is_regular: Mask
+    is_inner: bool
+    has_offsets: bool
+    tail: int = 0
+
+    @classmethod
+    def of(cls, data: bytes, starts: Ints, ends: Ints, *, is_inner: bool, has_offsets: bool) -> Gulp:
+        view, unknown = padded(data, int(ends[-1])), np.full(len(starts), -1, np.int64)
+        numbers = gathered(view, starts + _HEADER_BYTES, "<i8") & 0xFFFF_FFFF_FFFF
+        codes, is_regular = view[starts + 4], np.zeros(len(starts), bool)
+        return cls(
+            data, view, starts, ends.copy(), codes, numbers, unknown, unknown.copy(), is_regular, is_inner,
+            has_offsets and not is_inner,
+        )  # fmt: skip
 
 
 class Resolved(NamedTuple):
@@ -94,12 +130,10 @@ class BinlogDecoder:
         self._in_group = self._is_skipped = False
         self._xa: Prepared | None = None
         self._heads: dict[tuple[int, int], tuple[Layout, bytes]] = {}  # of row events, by table and kind
-        self._touched: set[int] = set()
+        self._touched: set[int] = set()  # tables of the transaction that is open
         self._index: int | None = None
         self._has_checksums = self._counts_years = False
-        self._data = b""
-        self._view: Bytes | None = None
-        self._pending: dict[int, Lanes] = {}
+        self._is_changed = False  # what events mean, since the last look at many of them
         self._made: Decoded[Any] = Decoded()
 
     def decode(self, piece: BinlogPiece) -> Decoded[Any]:
@@ -115,7 +149,7 @@ class BinlogDecoder:
         if piece.packets is not None:
             packets = piece.packets
             try:
-                self._events(packets.data, [(a + 1, b) for a, b in zip(packets.starts, packets.ends, strict=True)])
+                self._events(packets.data, packets.starts + 1, packets.ends)
             except (struct.error, IndexError, OverflowError, zlib.error, pa.ArrowException) as error:
                 raise DecodeError(f"an event of the binlog cannot be read ({type(error).__name__}: {error})") from error
         made.open = self._index is not None
@@ -124,55 +158,118 @@ class BinlogDecoder:
             self._places.note(self._position, piece.place)
         return made
 
-    def _events(self, data: bytes, spans: list[tuple[int, int]], *, inner: bool = False) -> None:
+    def _events(self, data: bytes, starts: Ints, ends: Ints, *, inner: bool = False) -> None:
         """``inner``: what was compressed has no checksums and no offsets of its own."""
-        self._data, self._view = data, None
-        by_file = isinstance(self._position, MysqlBinlog) and not inner
-        for at, whole in spans:
-            end = whole - 4 if self._has_checksums and not inner else whole
-            if end - at < events.HEADER.size:
-                raise DecodeError("an event of the binlog is shorter than its header")
-            code, body = data[at + 4], at + events.HEADER.size
-            if by_file or (code == events.ROTATE and not inner):
-                self._place.move(data, at, whole, code, events.HEADER.unpack_from(data, at)[4])
-            if code == events.TABLE_MAP:
-                self._table_map(data, body, end)
-            elif code in (30, 31, 32, 23, 24, 25, events.PARTIAL):
-                self._rows(data, code, body, end)
-            elif code == events.FORMAT:
-                self._has_checksums = data[whole - 5] == 1
-                self._counts_years = counts_years(data[body + 2 : body + 52])
-            elif code == events.XID:
-                self._commit()
-            elif code == events.XA_PREPARE:
-                self._prepare(data, body)
-            elif code in (events.QUERY, events.EXECUTE_LOAD, events.QUERY_COMPRESSED):
-                length, status = data[body + 8], struct.unpack_from("<H", data, body + 11)[0]
-                text = body + 13 + (13 if code == events.EXECUTE_LOAD else 0) + status + length + 1
-                sql = events.inflated(data[text:end]) if code == events.QUERY_COMPRESSED else data[text:end]
-                schema = data[text - length - 1 : text - 1].decode(errors="replace")
-                self._statement(sql.decode(errors="replace"), schema)
-            elif code in (events.GTID, events.ANONYMOUS, events.TAGGED, events.MARIADB_GTID):
-                when, _, server, *_ = events.HEADER.unpack_from(data, at)
-                self._begin(data, code, when, server, body, end)
-            elif code in (*events.PLAIN_OF, events.PAYLOAD):
-                self._flush()
-                if code == events.PAYLOAD:
-                    packed, inside = events.transaction_payload(data, body, end)
-                else:  # the head of the event as it is, and the rows behind it
-                    _, _, first = events.columns_present(data, code, body)
-                    head = data[at : at + 4] + bytes([events.PLAIN_OF[code]]) + data[at + 5 : first]
-                    packed = head + events.inflated(data[first:end])
-                    inside = [(0, len(packed))]
-                self._events(packed, inside, inner=True)
-                self._data, self._view = data, None
-            elif code not in events.HARMLESS and not events.HEADER.unpack_from(data, at)[5] & _IGNORABLE:
-                name = _STOPS.get(code, f"an event of the kind {code}")
-                place = f"{self._place.name}:{events.HEADER.unpack_from(data, at)[4]}"  # where it ends
-                raise DecodeError(f"the binlog has {name} at {place}, which is not understood", remedy=_REMEDY)
-            if by_file and self._gtid is None and self._place.name and (here := self._here()) > self._position:
-                self._position = here  # an idle source rotates its files, and purges them
-        self._flush()
+        gulp = Gulp.of(data, starts, ends, is_inner=inner, has_offsets=isinstance(self._position, MysqlBinlog))
+        for low in range(0, len(starts), _BLOCK):
+            high = min(low + _BLOCK, len(starts))
+            gulp.tail = 4 if self._has_checksums and not inner else 0
+            counts = self._regular(gulp, low, high)
+            self._is_changed, at = False, low
+            for index in [*(np.flatnonzero(~gulp.is_regular[low:high]) + low).tolist(), high]:
+                if counts[index - low] > counts[at - low] or self._xa is not None:
+                    self._take(gulp, at, index)
+                if index < high:
+                    self._event(gulp, index)
+                at = index + 1
+                if self._is_changed:
+                    break
+            for index in range(at, high):
+                self._event(gulp, index)
+            if gulp.has_offsets:
+                self._move(gulp, high - 1)  # an event that nobody looked at, and its offset has 32 bits alone
+        self._flush(gulp)
+
+    def _regular(self, gulp: Gulp, low: int, high: int) -> list[int]:
+        """Find the events that need no look of their own: table maps that tell what is known, and row events that begin
+        as others of their table. Returns how many of the latter there are before each event."""
+        starts, ends = gulp.starts[low:high], gulp.ends[low:high] - gulp.tail
+        codes, numbers, body = gulp.codes[low:high], gulp.numbers[low:high], starts + events.HEADER.size + 8
+        regular, first = gulp.is_regular[low:high], gulp.first[low:high]
+        is_map, is_row = codes == events.TABLE_MAP, _IS_ROW[codes] & (body <= ends)
+        members = np.flatnonzero(is_map | is_row)
+        members = members[np.argsort(numbers[members], kind="stable")]
+        edges = np.flatnonzero(np.diff(numbers[members])) + 1
+        for one in np.split(members, edges) if len(members) >= _FEW else ():
+            known = self._maps.get(int(numbers[one[0]])) if len(one) >= _FEW else None
+            if known is None or (known[1] is not None) != self._is_captured(known[2]):
+                continue  # it was prepared or dropped since
+            raw, layout, _ = known
+            maps, rows = one[is_map[one]], one[is_row[one]]
+            if np.any(ends[maps] - body[maps] != len(raw)) or not begin_with(gulp.view, body[maps], raw).all():
+                continue
+            regular[maps] = True
+            if layout is None:
+                regular[rows] = True
+                continue
+            for code in np.unique(codes[rows]).tolist():
+                head = self._heads.get((int(numbers[one[0]]), code))
+                if head is not None and head[0] is layout:
+                    alike = rows[codes[rows] == code]
+                    alike = alike[body[alike] + len(head[1]) <= ends[alike]]
+                    alike = alike[begin_with(gulp.view, body[alike], head[1])]
+                    regular[alike], first[alike] = True, body[alike] + len(head[1])
+        return [0, *np.cumsum(first >= 0).tolist()]
+
+    def _take(self, gulp: Gulp, low: int, high: int) -> None:
+        """Regular events, whose rows are those of the transaction that is open."""
+        if self._xa is not None:
+            for index in range(low, high):
+                if gulp.codes[index] != events.TABLE_MAP:
+                    self._rows(gulp, index)
+        elif not self._is_skipped:
+            gulp.owners[low:high] = self._transaction()
+            gulp.ends[low:high] -= gulp.tail
+
+    def _move(self, gulp: Gulp, index: int) -> None:
+        at = int(gulp.starts[index])
+        offset = events.HEADER.unpack_from(gulp.data, at)[4]
+        self._place.move(gulp.data, at, int(gulp.ends[index]), int(gulp.codes[index]), offset)
+
+    def _event(self, gulp: Gulp, index: int) -> None:
+        data, at, whole = gulp.data, int(gulp.starts[index]), int(gulp.ends[index])
+        end = whole - 4 if self._has_checksums and not gulp.is_inner else whole
+        if end - at < events.HEADER.size:
+            raise DecodeError("an event of the binlog is shorter than its header")
+        code, body = data[at + 4], at + events.HEADER.size
+        if gulp.has_offsets or (code == events.ROTATE and not gulp.is_inner):
+            self._move(gulp, index)
+        if code == events.TABLE_MAP:
+            self._table_map(gulp, body, end)
+        elif code in (30, 31, 32, 23, 24, 25, events.PARTIAL):
+            self._rows(gulp, index)
+        elif code == events.FORMAT:
+            self._has_checksums, self._is_changed = data[whole - 5] == 1, True
+            self._counts_years = counts_years(data[body + 2 : body + 52])
+        elif code == events.XID:
+            self._commit()
+        elif code == events.XA_PREPARE:
+            self._prepare(gulp, body)
+        elif code in (events.QUERY, events.EXECUTE_LOAD, events.QUERY_COMPRESSED):
+            length, status = data[body + 8], struct.unpack_from("<H", data, body + 11)[0]
+            text = body + 13 + (13 if code == events.EXECUTE_LOAD else 0) + status + length + 1
+            sql = events.inflated(data[text:end]) if code == events.QUERY_COMPRESSED else data[text:end]
+            schema = data[text - length - 1 : text - 1].decode(errors="replace")
+            self._statement(gulp, sql.decode(errors="replace"), schema)
+        elif code in (events.GTID, events.ANONYMOUS, events.TAGGED, events.MARIADB_GTID):
+            when, _, server, *_ = events.HEADER.unpack_from(data, at)
+            self._begin(gulp, code, when, server, body, end)
+        elif code in (*events.PLAIN_OF, events.PAYLOAD):
+            self._flush(gulp)
+            if code == events.PAYLOAD:
+                packed, edges = events.transaction_payload(data, body, end)
+            else:  # the head of the event as it is, and the rows behind it
+                _, _, first = events.columns_present(data, code, body)
+                head = data[at : at + 4] + bytes([events.PLAIN_OF[code]]) + data[at + 5 : first]
+                packed = head + events.inflated(data[first:end])
+                edges = [0, len(packed)]
+            self._events(packed, np.array(edges[:-1], np.int64), np.array(edges[1:], np.int64), inner=True)
+        elif code not in events.HARMLESS and not events.HEADER.unpack_from(data, at)[5] & _IGNORABLE:
+            name = _STOPS.get(code, f"an event of the kind {code}")
+            place = f"{self._place.name}:{events.HEADER.unpack_from(data, at)[4]}"  # where it ends
+            raise DecodeError(f"the binlog has {name} at {place}, which is not understood", remedy=_REMEDY)
+        if gulp.has_offsets and self._gtid is None and self._place.name and (here := self._here()) > self._position:
+            self._position = here  # an idle source rotates its files, and purges them
 
     def _here(self) -> MysqlBinlog:
         try:
@@ -180,9 +277,9 @@ class BinlogDecoder:
         except CheckpointError as error:
             raise DecodeError(f"the binlog has no file {self._place}") from error
 
-    def _begin(self, data: bytes, code: int, when: int, server: int, body: int, end: int) -> None:
+    def _begin(self, gulp: Gulp, code: int, when: int, server: int, body: int, end: int) -> None:
         """A GTID begins a transaction. MySQL tells its commit in microseconds, MariaDB in seconds."""
-        position = self._position
+        data, position = gulp.data, self._position
         self._time_us, self._touched, self._in_group, self._xa = when * 1_000_000, set(), False, None
         if (code == events.MARIADB_GTID) != isinstance(position, MariadbGtid):
             raise DecodeError("the binlog has a GTID of another kind of server")
@@ -191,7 +288,7 @@ class BinlogDecoder:
             self._gtid, self._id = (domain, server, sequence), f"{domain}-{server}-{sequence}"
             self._in_group = not flags & _STANDALONE
             if flags & _PREPARED_XA:
-                self._flush()
+                self._flush(gulp)
                 self._xa = Prepared(self._again or self._position)
         elif code == events.TAGGED:
             origin, number, self._time_us = events.tagged_gtid(data, body, end)
@@ -237,27 +334,22 @@ class BinlogDecoder:
             self._made.transactions.append(Transaction(self._position, self._time_us, self._id))
         return self._index
 
-    def _table_map(self, data: bytes, body: int, end: int) -> None:
-        number = int.from_bytes(data[body : body + 6], "little")
-        known = self._maps.get(number)
-        if (
-            known is not None
-            and len(known[0]) == end - body - 8
-            and data.startswith(known[0], body + 8)
-            and (known[1] is not None) == self._is_captured(known[2])
-        ):
+    def _table_map(self, gulp: Gulp, body: int, end: int) -> None:
+        number = int.from_bytes(gulp.data[body : body + 6], "little")
+        known, raw = self._maps.get(number), gulp.data[body + 8 : end]
+        if known is not None and known[0] == raw and (known[1] is not None) == self._is_captured(known[2]):
             return  # else it was prepared or dropped since
         if self._is_skipped and self._xa is None:
             return
-        raw = data[body + 8 : end]
         found = read_table_map(raw, counts_years=self._counts_years)
-        self._flush()  # what is announced comes behind the rows from before it
+        self._flush(gulp)  # what is announced comes behind the rows from before it
         resolved = self._resolve(found)
         self._maps[number] = (raw, resolved.layout, found.table)
         self._announce(resolved.announced)
 
-    def _rows(self, data: bytes, code: int, body: int, end: int) -> None:
-        number = int.from_bytes(data[body : body + 6], "little")
+    def _rows(self, gulp: Gulp, index: int) -> None:
+        number, code, body = int(gulp.numbers[index]), int(gulp.codes[index]), int(gulp.starts[index]) + _HEADER_BYTES
+        end = int(gulp.ends[index]) - (4 if self._has_checksums and not gulp.is_inner else 0)
         if number == 0xFFFFFF or (self._is_skipped and self._xa is None):  # the end of a statement without rows
             return None
         if number not in self._maps:
@@ -267,54 +359,50 @@ class BinlogDecoder:
             if self._xa is not None:
                 self._xa.left_out.add(table)
             return None
-        self._touched.add(number)
-        head = self._heads.get((number, code))
-        if head is not None and head[0] is layout and data.startswith(head[1], body + 8):
-            first = body + 8 + len(head[1])  # as the last one of this table, so all its columns are there
-            if first > end:
-                raise DecodeError(f"the binlog has an event of {table} that ends too early")
-        elif code == events.PARTIAL:
+        if code == events.PARTIAL:
             reason = "the log has only parts of its JSON values (binlog_row_value_options = PARTIAL_JSON)"
-            return self._block(table, reason, PARTIAL_JSON.format(table=table))
-        else:
-            width, bitmaps, first = events.columns_present(data, code, body)
-            if width != len(layout.columns) or first > end:
-                given = f"{width} columns instead of {len(layout.columns)}"
-                raise DecodeError(f"the binlog has rows of {table} with {given}")
-            if any(one != (1 << width) - 1 for one in bitmaps):
-                reason = "the log leaves out columns of its rows, because binlog_row_image is not FULL"
-                return self._block(table, reason, ROW_IMAGE.format(table=table))
-            self._heads[number, code] = (layout, data[body + 8 : first])
-        lanes = self._pending.get(number)
-        if lanes is None or lanes.layout is not layout:
-            lanes = self._pending[number] = Lanes(layout, [], [], [], [], [])
-        part = self._made if self._xa is None else self._xa
-        lanes.starts.append(first)
-        lanes.ends.append(end)
-        lanes.operations.append(events.ROWS[code])
-        lanes.transactions.append(self._transaction() if self._xa is None else 0)
-        lanes.shifts.append(part.width // 2 - first)
-        part.width += 2 * (end - first) + 2
+            return self._block(gulp, table, reason, PARTIAL_JSON.format(table=table))
+        width, bitmaps, first = events.columns_present(gulp.data, code, body)
+        if width != len(layout.columns) or first > end:
+            given = f"{width} columns instead of {len(layout.columns)}"
+            raise DecodeError(f"the binlog has rows of {table} with {given}")
+        if any(one != (1 << width) - 1 for one in bitmaps):
+            reason = "the log leaves out columns of its rows, because binlog_row_image is not FULL"
+            return self._block(gulp, table, reason, ROW_IMAGE.format(table=table))
+        self._heads[number, code] = (layout, gulp.data[body + 8 : first])
+        gulp.first[index], gulp.ends[index] = first, end
+        gulp.owners[index] = self._transaction() if self._xa is None else 0
         return None
 
-    def _flush(self) -> None:
+    def _flush(self, gulp: Gulp) -> None:
         """Decode the rows that were gathered, table by table: the more at once, the faster."""
-        pending, self._pending = self._pending, {}
-        if pending and self._view is None:
-            self._view = padded(self._data)
-        data, take = self._view, self._made.items.append if self._xa is None else self._xa.add
-        for lanes in pending.values():
+        chosen = np.flatnonzero((gulp.owners >= 0) & (gulp.first >= 0))
+        if not len(chosen):
+            return
+        numbers, first = gulp.numbers[chosen], gulp.first[chosen]
+        part, take = (self._made, self._made.items.append) if self._xa is None else (self._xa, self._xa.add)
+        origin, width = int(first[0]), part.width
+        part.width += 2 * (int(gulp.ends[chosen[-1]]) - origin) + 2
+        if self._index is not None:
+            self._touched.update(np.unique(numbers[gulp.owners[chosen] == self._index]).tolist())
+        for number in dict.fromkeys(numbers.tolist()):
+            own = chosen[numbers == number]
+            layout = self._maps[number][1]
+            assert layout is not None  # noqa: S101  # rows of others are not gathered
+            operations, owners = _OPERATIONS[gulp.codes[own]], gulp.owners[own]
+            lanes = Lanes(layout, gulp.first[own], gulp.ends[own], operations, owners, origin, width)
             try:
-                assert data is not None  # noqa: S101  # something is pending
-                take(decode_lanes(data, lanes, before_images=self._before_images))
+                take(decode_lanes(gulp.view, lanes, before_images=self._before_images))
             except MisfitError as error:
-                self._notify(error.blocked(lanes.layout.schema.table))
+                self._notify(error.blocked(layout.schema.table))
+        gulp.owners[chosen] = -1
 
-    def _prepare(self, data: bytes, body: int) -> None:
+    def _prepare(self, gulp: Gulp, body: int) -> None:
         """XA PREPARE: the rows since XA START wait from here on. XA COMMIT ONE PHASE: they count at once."""
+        data = gulp.data
         is_one_phase, form, first, second = struct.unpack_from("<BIII", data, body)
         at, xa = body + 13, self._xa
-        self._flush()
+        self._flush(gulp)
         if xa is None:
             raise DecodeError("the binlog has an XA PREPARE without its XA START")
         if not is_one_phase:
@@ -332,7 +420,7 @@ class BinlogDecoder:
             self._made.items.append(xa.rows(self._transaction(), self._made.width))
             self._made.width += xa.width
 
-    def _statement(self, sql: str, schema: str) -> None:
+    def _statement(self, gulp: Gulp, sql: str, schema: str) -> None:
         statement = Statement(Effect.BEGIN) if sql == "BEGIN" else read_statement(sql, schema)
         effect = statement.effect
         if effect is Effect.BEGIN:
@@ -340,7 +428,8 @@ class BinlogDecoder:
             return None
         if effect is Effect.COMMIT:
             return self._commit()
-        self._flush()
+        self._flush(gulp)
+        self._is_changed = True
         if effect is Effect.XA_START:
             self._in_group, self._xa = True, Prepared(self._again or self._position)
         elif effect in (Effect.XA_COMMIT, Effect.XA_ROLLBACK):
@@ -382,8 +471,8 @@ class BinlogDecoder:
             self._commit()
         return None
 
-    def _block(self, table: TableId, reason: str, remedy: str) -> None:
-        self._flush()  # rows from before it are delivered
+    def _block(self, gulp: Gulp, table: TableId, reason: str, remedy: str) -> None:
+        self._flush(gulp)  # rows from before it are delivered
         self._notify(TableBlocked(table, reason, remedy))
 
     def _announce(self, announced: Announced) -> None:

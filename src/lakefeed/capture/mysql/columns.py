@@ -35,7 +35,7 @@ _PLAIN: dict[str, pa.DataType] = {
     "binary": pa.binary(), "varbinary": pa.binary(), "blob": pa.binary(), "geometry": pa.binary(),
     "vector": pa.binary(),
 }  # fmt: skip
-WIDEST_DECIMAL = 38
+WIDEST_DECIMAL, _DIGITS_OF_64_BITS = 38, 18
 _GEOMETRIES = (
     "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon",
     "geometrycollection", "geomcollection",
@@ -122,8 +122,9 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-PAD = 16
-"""Zero bytes behind the data, so that a number can be read at every offset of it."""
+PAD = 64
+"""Zero bytes behind the data, so that a number can be read at every offset of it, also where it is NULL. The longest, a
+decimal, has 30."""
 ZERO_DATES = f"Correct the value. {BY_RULE}"
 _MICROSECONDS = 1_000_000
 _DAY = 86_400 * _MICROSECONDS
@@ -170,23 +171,41 @@ class ByteReader:
         return self._data[self._at :]
 
 
-def padded(data: bytes | bytearray) -> Bytes:
-    return np.frombuffer(bytes(data) + bytes(PAD), np.uint8)
+def padded(data: bytes | bytearray, end: int | None = None) -> Bytes:
+    """``end`` is that of the data, where zero bytes may follow it already."""
+    is_padded = end is not None and len(data) >= end + PAD
+    return np.frombuffer(data if is_padded else bytes(data) + bytes(PAD), np.uint8)
 
 
 def gathered(data: Bytes, at: Ints, kind: str) -> Any:
     """What begins at ``at``, seen as ``kind`` (``<i4``, ``>u2`` …), one for each offset."""
-    dtype = np.dtype(kind)
-    view: Any = np.ndarray((len(data) - dtype.itemsize + 1,), dtype, data, 0, (1,))  # every byte begins a value
+    width = np.dtype(kind).itemsize
+    return _gathered(data, at, width).view(kind) if width > 1 else data[at].view(kind)
+
+
+def _gathered(data: Bytes, at: Ints, width: int) -> Any:
+    view: Any = np.ndarray((len(data) - width + 1,), f"V{width}", data, 0, (1,))  # every byte begins a value
     return view[at]
 
 
 def big_endian(data: Bytes, at: Ints, width: int) -> Ints:
     """Unsigned numbers of ``width`` bytes, at most 7."""
-    found = np.zeros(len(at), np.int64)
-    for index in range(width):
-        found = (found << 8) | data[at + index]
-    return found
+    if width == 0:
+        return np.zeros(len(at), np.int64)
+    whole = gathered(data, at, ">u8") >> np.uint64(64 - 8 * width)
+    return whole.astype(np.int64)  # type: ignore[no-any-return]
+
+
+def begin_with(data: Bytes, at: Ints, text: bytes) -> Mask:
+    """Whether ``text`` stands at each offset. As many bytes must be there."""
+    if not text:
+        return np.ones(len(at), bool)
+    words = -(-len(text) // 8)
+    found = _gathered(data, at, 8 * words).view("<u8").reshape(len(at), words)
+    wanted = np.frombuffer(text.ljust(8 * words, b"\0"), "<u8")
+    same = found[:, :-1] == wanted[:-1]
+    last = (found[:, -1] ^ wanted[-1]) << np.uint64(64 * words - 8 * len(text))
+    return same.all(axis=1) & (last == 0)  # type: ignore[no-any-return]
 
 
 def _buffer(array: Any) -> pa.Buffer:
@@ -276,6 +295,12 @@ def packed_decimal(field: Field, kind: Kind) -> Any:
             sign = "-" if minus and text.strip("0") else ""
             found.append((f"{sign}{whole}.{fraction}" if fraction else f"{sign}{whole}") if ok else None)
         return pa.array(found, pa.string())
+    if kind.size <= _DIGITS_OF_64_BITS:
+        number = values[0]
+        for value, (digits, _) in zip(values[1:], groups[1:], strict=True):
+            number = number * 10**digits + value
+        number = np.where(negative, -number, number)
+        return _decimals(field, np.stack((number, number >> 63), axis=1), kind.size, kind.scale)
     limbs = [np.zeros(len(at), np.uint64) for _ in range(4)]  # of 32 bits each, the lowest first
     for value, (digits, _) in zip(values, groups, strict=True):
         carry = value.astype(np.uint64)
@@ -340,6 +365,8 @@ def dates(field: Field, kind: Kind, parts: tuple[Any, ...], zero_dates: ZeroDate
 
 def instants(field: Field, kind: Kind, seconds: Any, micro: Any, zero_dates: ZeroDates) -> Any:
     """A timestamp by its seconds since 1970; 0 is 0000-00-00 00:00:00 there."""
+    if zero_dates is not ZeroDates.TEXT and not np.any((seconds == 0) & field.valid):
+        return field.array(seconds * _MICROSECONDS + micro, pa.int64()).cast(kind.arrow(zero_dates))
     whole = seconds.astype("datetime64[s]").astype("datetime64[D]")
     years = whole.astype("datetime64[Y]").astype(np.int64) + 1970
     months = whole.astype("datetime64[M]").astype(np.int64) % 12 + 1

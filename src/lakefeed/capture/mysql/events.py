@@ -114,10 +114,10 @@ def tagged_gtid(data: bytes, at: int, end: int) -> tuple[Origin, int, int]:
     return (str(uuid.UUID(bytes=server)), tag), gno, when
 
 
-def transaction_payload(data: bytes, at: int, end: int) -> tuple[bytes, list[tuple[int, int]]]:
-    """What a compressed transaction (MySQL) has inside, and where its events are. It has fields of type, length and
-    value, then the events."""
-    reader, fields, spans, start = ByteReader(data[at:end]), dict[int, int](), [], 0
+def transaction_payload(data: bytes, at: int, end: int) -> tuple[bytes, list[int]]:
+    """What a compressed transaction (MySQL) has inside, and where its events begin and the last one ends. It has fields
+    of type, length and value, then the events."""
+    reader, fields, edges, start = ByteReader(data[at:end]), dict[int, int](), [0], 0
     while kind := reader.number():
         fields[kind] = ByteReader(reader.text()).number()
     inner = reader.rest()[: fields.get(1)]
@@ -130,9 +130,9 @@ def transaction_payload(data: bytes, at: int, end: int) -> tuple[bytes, list[tup
         size = HEADER.unpack_from(inner, start)[3] if len(inner) - start >= HEADER.size else 0
         if size < HEADER.size or start + size > len(inner):
             raise DecodeError("a compressed transaction ends too early")
-        spans.append((start, start + size))
         start += size
-    return inner, spans
+        edges.append(start)
+    return inner, edges
 
 
 def inflated(data: bytes) -> bytes:

@@ -19,7 +19,17 @@ import pymysql
 
 from lakefeed.capture.fit import MisfitError
 from lakefeed.capture.mysql import columns as to_arrow
-from lakefeed.capture.mysql.columns import TEMPORAL, ByteReader, Field, Kind, big_endian, gathered, padded
+from lakefeed.capture.mysql.columns import (
+    PAD,
+    TEMPORAL,
+    ByteReader,
+    Field,
+    Ints,
+    Kind,
+    big_endian,
+    gathered,
+    padded,
+)  # fmt: skip
 from lakefeed.capture.mysql.database import Connection
 from lakefeed.change.choice import rule_of
 from lakefeed.change.table import OutOfRange
@@ -34,11 +44,11 @@ _EOF, _ERROR, _OK = 0xFE, 0xFF, 0x00
 
 @dataclass(frozen=True, slots=True)
 class Packets:
-    """``data[start:end]`` is the payload of each."""
+    """``data[start:end]`` is the payload of each. ``data`` may have more bytes behind the last one."""
 
     data: bytes
-    starts: list[int]
-    ends: list[int]
+    starts: Ints
+    ends: Ints
 
 
 class PacketReader:
@@ -96,30 +106,31 @@ class PacketReader:
         return self._socket in ready
 
     def _whole(self) -> Packets | None:
+        """The packets that are whole, up to one that comes in parts: that is given by itself."""
         data, at, size = self._buffer, 0, len(self._buffer)
-        starts: list[int] = []
-        ends: list[int] = []
-        while at + 4 <= size:
-            length = _HEAD(data, at)[0] & _LONGEST  # and a number in the fourth byte
-            end = at + 4 + length
-            if end > size:
-                break
-            if length == _LONGEST or self._parts:  # a packet in parts is given by itself
-                if starts:
-                    break
-                self._parts.append(bytes(data[at + 4 : end]))
-                del self._buffer[:end]
-                if length == _LONGEST:
-                    return self._whole()
-                whole, self._parts = b"".join(self._parts), []
-                return Packets(whole, [0], [len(whole)])
-            starts.append(at + 4)
-            ends.append(end)
-            at = end
-        if not starts:
+        begins: list[int] = []
+        last = min(0, size - 4) if self._parts else size - 4
+        while at <= last:  # for each change, so it is short
+            begins.append(at)
+            at += (_HEAD(data, at)[0] & _LONGEST) + 4  # the fourth byte is a number
+        if at > size:
+            at = begins.pop()
+        edges = np.array([*begins, at], np.int64)
+        long = np.flatnonzero(np.diff(edges) == _LONGEST + 4)
+        if begins and (self._parts or (len(long) and long[0] == 0)):
+            end = int(edges[1])
+            self._parts.append(bytes(data[4:end]))
+            del self._buffer[:end]
+            if len(long):
+                return self._whole()
+            whole, self._parts = b"".join(self._parts), []
+            return Packets(whole, np.zeros(1, np.int64), np.array([len(whole)]))
+        edges = edges[: long[0] + 1] if len(long) else edges
+        if len(edges) == 1:
             return None
-        found = Packets(bytes(data[:at]), starts, ends)
-        del self._buffer[:at]
+        with memoryview(data) as view:
+            found = Packets(b"".join((view[: edges[-1]], bytes(PAD))), edges[:-1] + 4, edges[1:])
+        del self._buffer[: edges[-1]]
         return found
 
 
@@ -167,20 +178,19 @@ def read_rows(connection: Connection, sql: str, schema: pa.Schema, answer_second
             is_over, starts, ends = True, starts[:-1], ends[:-1]
         elif first == _ERROR:
             pymysql.err.raise_mysql_exception(batch.data[starts[-1] : ends[-1]])
-        if starts:
+        if len(starts):
             yield pa.RecordBatch.from_arrays(_decoded(batch.data, starts, ends, types, schema), schema=schema)
     driver._execute_command(_COM_STMT_CLOSE, struct.pack("<I", statement))
 
 
 def _decoded(
     raw: bytes,
-    starts: list[int],
-    ends: list[int],
+    row: Ints,
+    limit: Ints,
     types: list[tuple[int, Kind]],
     schema: pa.Schema,
 ) -> list[Any]:
     data = padded(raw)
-    row, limit = np.array(starts, np.int64), np.array(ends, np.int64)
     at = row + 1 + (len(schema) + 9) // 8
     arrays = []
     for index, ((code, kind), column) in enumerate(zip(types, schema, strict=True)):

@@ -27,6 +27,7 @@ from lakefeed.capture.mysql.binary_json import json_texts
 from lakefeed.capture.mysql.columns import (
     CODECS,
     INTEGERS,
+    PAD,
     ByteReader,
     Bytes,
     Field,
@@ -199,6 +200,7 @@ def charset_name(collation: int) -> str:
 
 
 WRITE, UPDATE, DELETE = 0, 1, 2
+_LENGTHS = {1: "<u1", 2: "<u2", 3: "<u4", 4: "<u4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,21 +214,22 @@ class Layout:
 
 @dataclass(slots=True)
 class Lanes:
-    """Row events of one layout, in the order of the log. ``shifts`` turn an offset in the buffer into one of order."""
+    """Row events of one layout, in the order of the log. ``origin`` is where order begins to count: at ``width``."""
 
     layout: Layout
-    starts: list[int]
-    ends: list[int]
-    operations: list[int]
-    transactions: list[int]
-    shifts: list[int]
+    starts: Ints
+    ends: Ints
+    operations: Ints
+    transactions: Ints
+    origin: int
+    width: int
 
 
 def decode_lanes(data: Bytes, lanes: Lanes, *, before_images: bool) -> Rows:
     """MisfitError for a value that its column cannot hold."""
     layout = lanes.layout
-    lane, at, fields = _walk(data, np.array(lanes.starts, np.int64), np.array(lanes.ends, np.int64), layout.columns)
-    operation = np.array(lanes.operations, np.int64)[lane]
+    lane, at, fields = _walk(data, lanes.starts, lanes.ends, layout.columns)
+    operation = lanes.operations[lane]
     first = np.ones(len(lane), np.int64)
     first[1:] = lane[1:] != lane[:-1]
     nth = np.arange(len(lane)) - np.maximum.accumulate(np.where(first, np.arange(len(lane)), 0))
@@ -256,8 +259,8 @@ def decode_lanes(data: Bytes, lanes: Lanes, *, before_images: bool) -> Rows:
     keep = np.ones(len(lane), bool)
     codes[olds[moved]], codes[news[moved]] = int(Operation.DELETE), int(Operation.INSERT)
     keep[olds[~moved]] = False
-    order = 2 * (at + np.array(lanes.shifts, np.int64)[lane]) + 1
-    transactions = np.array(lanes.transactions, np.int32)[lane]
+    order = lanes.width + 2 * (at - lanes.origin) + 1
+    transactions = lanes.transactions[lane]
     chosen = np.flatnonzero(keep)
     if before_images:
         whole = np.flatnonzero((codes == int(Operation.DELETE)) | ~keep)
@@ -278,52 +281,58 @@ def decode_lanes(data: Bytes, lanes: Lanes, *, before_images: bool) -> Rows:
             every = array(index, field).take(pa.array(chosen))
             arrays.append(pc.if_else(pa.array(stays), every, pa.scalar(None, every.type)))
         else:
-            valid = field.valid[chosen] & stays
-            arrays.append(array(index, Field(data, field.starts[chosen], field.lengths[chosen], valid)))
+            starts, valid = field.starts[chosen], field.valid[chosen] & stays
+            lengths = field.lengths[chosen] if layout.columns[index].prefix else starts
+            arrays.append(array(index, Field(data, starts, lengths, valid)))
     return Rows(layout.schema, arrays, codes, order, transactions[chosen])
 
 
 def _walk(data: Bytes, at: Ints, ends: Ints, columns: tuple[WireColumn, ...]) -> tuple[Ints, Ints, list[Field]]:
-    """Of every row, in the order of the log: its lane, where it begins, and where its columns are."""
-    bitmap, limit = (len(columns) + 7) // 8, len(data) - 16
+    """Of every row, in the order of the log: its lane, where it begins, and where its columns are. What has a width of
+    its own is given no lengths."""
+    if not columns:
+        raise DecodeError("a table has no columns")
+    bitmap, limit = (len(columns) + 7) // 8, len(data) - PAD
     lane = np.flatnonzero(at < ends)
     at = at[lane]
     lanes, begins = [], []
-    starts: list[list[Any]] = [[] for _ in columns]
-    lengths: list[list[Any]] = [[] for _ in columns]
-    valids: list[list[Any]] = [[] for _ in columns]
+    parts: list[list[tuple[Any, Any, Any]]] = [[] for _ in columns]
     while len(lane):
         lanes.append(lane)
         begins.append(at)
-        nulls, stop = at, ends[lane]
+        nulls, stop, every = at, ends[lane], np.ones(len(lane), bool)
         at = at + bitmap
         if np.any(at > stop):
             raise DecodeError("a row event ends too early")
         for index, column in enumerate(columns):
-            valid = (data[nulls + index // 8] >> (index % 8)) & 1 == 0
+            if index % 8 == 0:
+                bits = data[nulls + index // 8]
+                some = int(np.bitwise_or.reduce(bits))
+            valid = every if not some >> (index % 8) & 1 else (bits >> (index % 8)) & 1 == 0
             if column.prefix:
-                size = gathered(data, np.minimum(at, limit), "<u4").astype(np.int64)
-                size = np.where(valid, size & ((1 << 8 * column.prefix) - 1), 0)
-                begin = at + np.where(valid, column.prefix, 0)
+                # What a damaged length leads to is read as well; its row ends behind its event, as is seen below.
+                size = gathered(data, np.minimum(at, limit), _LENGTHS[column.prefix]).astype(np.int64)
+                size = size & 0xFFFFFF if column.prefix == 3 else size
+                size, begin = (
+                    (size, at + column.prefix) if valid is every else (size * valid, at + column.prefix * valid)
+                )
+                parts[index].append((begin, size, valid))
+                at = begin + size
             else:
-                size, begin = np.where(valid, column.width, 0), at
-            at = begin + size
-            if np.any(at > stop):
-                raise DecodeError("a row event ends too early")
-            starts[index].append(begin)
-            lengths[index].append(size)
-            valids[index].append(valid)
+                parts[index].append((at, at, valid))
+                at = at + (column.width if valid is every else column.width * valid)
+        if np.any(at > stop):
+            raise DecodeError("a row event ends too early")
         going = at < stop
         lane, at = lane[going], at[going]
     if not lanes:
         empty = np.empty(0, np.int64)
         return empty, empty, [Field(data, empty, empty, np.empty(0, bool)) for _ in columns]
+    if len(lanes) == 1:
+        return lanes[0], begins[0], [Field(data, *one[0]) for one in parts]
     all_lanes, all_begins = np.concatenate(lanes), np.concatenate(begins)
-    sorting = np.argsort(all_begins, kind="stable") if len(lanes) > 1 else slice(None)
-    fields = [
-        Field(data, np.concatenate(a)[sorting], np.concatenate(b)[sorting], np.concatenate(c)[sorting])
-        for a, b, c in zip(starts, lengths, valids, strict=True)
-    ]
+    sorting = np.argsort(all_begins, kind="stable")
+    fields = [Field(data, *(np.concatenate(part)[sorting] for part in zip(*one, strict=True))) for one in parts]
     return all_lanes[sorting], all_begins[sorting], fields
 
 

@@ -9,11 +9,14 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pymysql
 
 from lakefeed.capture.log import LogReader
 from lakefeed.capture.mysql.binlog import BinlogPiece
+from lakefeed.capture.mysql.columns import gathered
 from lakefeed.capture.mysql.database import STREAM, Connection, Database, literal
 from lakefeed.capture.mysql.events import FORMAT, HEADER, HEARTBEAT, ROTATE, Place
 from lakefeed.capture.mysql.history import FIRST_OFFSET, Gtid, executed, log_end, log_files
@@ -26,8 +29,8 @@ _THROUGH_GTID = 0x04
 _HEARTBEAT_NANOSECONDS = 500_000_000
 _UNKNOWN_SECONDS = 0.1
 _ANSWER_SECONDS = 10.0
-_OF_FILES = (ROTATE, FORMAT)
 _NUMBER = struct.Struct("<I")
+_RIGHT, _FORGET = 0x2144DF1C, b"\x00\x80\xfd\xfb\xab"
 _REFUSED = (1236, 4052)
 """The server cannot send the log from here, or another reader has the same server id."""
 
@@ -59,6 +62,7 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
         self._has_checksums = False
         self.made: dict[str, int] = {}
         self._has_read = False
+        self._end: bytes | None = None  # a packet that is no event
         self._target: MysqlBinlog | None = None
         self._is_closed = False
         try:
@@ -110,35 +114,66 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
                 os.close(pipe)
 
     def _take(self, wait_seconds: float) -> Packets | None:
+        if self._end is not None:
+            self._refuse(self._end)
         found, place = self._packets.take(wait_seconds), self._place
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 4096)
         if found is None:
             return None
-        data, view, crc32, number = found.data, memoryview(found.data), zlib.crc32, _NUMBER.unpack_from
-        before: int | None = None
-        for at, end in zip(found.starts, found.ends, strict=True):  # for each change, so it is short
-            if data[at] or end - at <= HEADER.size + 4:
-                self._refuse(data[at:end])
-            code = data[at + 5]
-            if code in _OF_FILES:
-                if code == FORMAT:
-                    self._has_checksums = data[end - 5] == 1
-                    self.made[place.name] = number(data, at + 1)[0]
-                place.move(data, at + 1, end, code, number(data, at + 14)[0])
-            if self._has_checksums and code != ROTATE and crc32(view[at + 1 : end - 4]) != number(data, end - 4)[0]:
-                if before is not None:
-                    place.move(data, before + 1, at, data[before + 5], number(data, before + 14)[0])
-                raise DecodeError(
-                    f"an event of the binlog behind {place} has another checksum than its bytes",
-                    remedy="Run it again, in case the network did it. If the server's file is damaged, move the "
-                    "pipeline's state directory away: every table is copied again.",
-                )
-            before = at
-        at, end = found.starts[-1], found.ends[-1]
-        place.move(data, at + 1, end, data[at + 5], number(data, at + 14)[0])
-        self._has_read = self._has_read or any(data[at + 5] not in (*_OF_FILES, HEARTBEAT) for at in found.starts)
+        data, view = found.data, np.frombuffer(found.data, np.uint8)
+        is_none = (view[found.starts] != 0) | (found.ends - found.starts <= HEADER.size + 4)
+        if is_none.any():  # what came before it is given first
+            first = int(is_none.argmax())
+            self._end = data[found.starts[first] : found.ends[first]]
+            found = Packets(data, found.starts[:first], found.ends[:first])
+            if first == 0:
+                self._refuse(self._end)
+        starts, ends = found.starts, found.ends
+        codes, checked = view[starts + 5], 0
+        for index in np.flatnonzero((codes == ROTATE) | (codes == FORMAT)).tolist():
+            self._check_sums(found, checked, index)
+            at, end, code = int(starts[index]), int(ends[index]), int(codes[index])
+            if code == FORMAT:
+                self._has_checksums = data[end - 5] == 1
+                self.made[place.name] = _NUMBER.unpack_from(data, at + 1)[0]
+            place.move(data, at + 1, end, code, _NUMBER.unpack_from(data, at + 14)[0])
+            checked = index + (code == ROTATE)  # which may have no checksum
+        self._check_sums(found, checked, len(codes))
+        self._move(found, len(codes) - 1)
+        self._has_read = self._has_read or not np.isin(codes, (ROTATE, FORMAT, HEARTBEAT)).all()
         return found
+
+    def _move(self, packets: Packets, index: int) -> None:
+        data, at = packets.data, int(packets.starts[index])
+        self._place.move(data, at + 1, int(packets.ends[index]), data[at + 5], _NUMBER.unpack_from(data, at + 14)[0])
+
+    def _check_sums(self, packets: Packets, low: int, high: int) -> None:
+        """DecodeError if one of these events has another checksum than its bytes.
+
+        Bytes with their own CRC-32 behind them have a CRC-32 that is the same for all. Between two events are the head
+        of a packet and a zero, five bytes: with others in their place, which lead from that one to the beginning, all
+        events have it, too. A wrong one of them changes it whatever follows. So one call is enough."""
+        if not self._has_checksums or low == high:
+            return
+        starts, ends = packets.starts[low:high] + 1, packets.ends[low:high] - 4
+        whole = bytearray(memoryview(packets.data)[starts[0] : ends[-1] + 4])
+        between: Any = np.ndarray((len(whole) - 4,), "V5", whole, 0, (1,))
+        between[starts[1:] - starts[0] - 5] = np.void(_FORGET)
+        if zlib.crc32(whole) == _RIGHT:
+            return
+        slices = map(slice, starts.tolist(), ends.tolist())
+        sums = np.array(list(map(zlib.crc32, map(memoryview(packets.data).__getitem__, slices))), np.uint32)
+        is_wrong = sums != gathered(np.frombuffer(packets.data, np.uint8), ends, "<u4")
+        if is_wrong.any():
+            first = low + int(is_wrong.argmax())
+            if first:
+                self._move(packets, first - 1)
+            raise DecodeError(
+                f"an event of the binlog behind {self._place} has another checksum than its bytes",
+                remedy="Run it again, in case the network did it. If the server's file is damaged, move the "
+                "pipeline's state directory away: every table is copied again.",
+            )
 
     def _refuse(self, packet: bytes) -> None:
         """A packet that is no event: the server has ended the stream, or says why it does not send it."""
