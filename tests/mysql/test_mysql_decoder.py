@@ -6,13 +6,15 @@ from __future__ import annotations
 import random
 import struct
 import uuid
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from tests.mysql.test_mysql_types import COMMON, OWN, _fill, _table
 
-from lakefeed.capture.log import Announced
+from lakefeed.capture.log import Announced, Rows
+from lakefeed.capture.mysql import binlog
 from lakefeed.capture.mysql.binlog import BinlogDecoder, BinlogPiece, Resolved
 from lakefeed.capture.mysql.columns import Kind, ZeroDates
 from lakefeed.capture.mysql.database import Database
@@ -52,6 +54,10 @@ def _recorded(server: MysqlServer, database: str) -> tuple[Gtid, list[bytes]]:
     with server.connect() as writer, writer.cursor() as cursor:
         cursor.execute(f"UPDATE {table} SET c0 = 1 WHERE id < 2")
         cursor.execute(f"DELETE FROM {table} WHERE id = 1")
+    return start, _events_after(place, start)
+
+
+def _events_after(place: Database, start: Gtid) -> list[bytes]:
     reader = BinlogReader(place, 4_000_000_001, start)
     events = []
     while (piece := reader.read(0)) is not None:
@@ -59,7 +65,7 @@ def _recorded(server: MysqlServer, database: str) -> tuple[Gtid, list[bytes]]:
             packets = piece.packets
             events += [packets.data[a:b] for a, b in zip(packets.starts, packets.ends, strict=True)]
     reader.close()
-    return start, events
+    return events
 
 
 def _piece(start: Gtid, events: list[bytes]) -> BinlogPiece:
@@ -68,6 +74,61 @@ def _piece(start: Gtid, events: list[bytes]) -> BinlogPiece:
         at += len(event)
         ends.append(at)
     return BinlogPiece(start, Packets(b"".join(events), np.array([0, *ends[:-1]]), np.array(ends)))
+
+
+def test_events_that_are_looked_at_together_give_what_each_gives_alone(
+    server: MysqlServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tables and one that is not captured, a transaction of each size, an ALTER and an XA transaction between."""
+    place = Database(server.dsn, server.flavour)
+    with place.connection() as connection:
+        start: Gtid = executed(connection)
+    with server.connect(database=database, autocommit=False) as writer, writer.cursor() as cursor:
+        for name in ("a", "b", "other"):
+            cursor.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v varchar(300), d decimal(40,3), n int)")
+        for step in range(120):
+            for name in ("a", "b", "other")[: step % 4]:
+                cursor.execute(f"INSERT INTO {name} VALUES ({step}, repeat('x', {step * 2}), {step} / 7, NULL)")
+                cursor.execute(f"UPDATE {name} SET n = {step}, id = id + {1000 * (step % 2)} WHERE id % 3 = 0")
+            cursor.execute(f"DELETE FROM a WHERE id = {step - 2}")
+            writer.commit()
+            if step == 60:
+                cursor.execute("ALTER TABLE a MODIFY COLUMN v text")
+            if step in (70, 80):
+                cursor.execute(f"XA START 'x{step}'")
+                for name in ("a", "other"):
+                    cursor.execute(f"INSERT INTO {name} VALUES ({-step}, 'xa', NULL, {step})")
+                cursor.execute(f"XA END 'x{step}'")
+                cursor.execute(f"XA PREPARE 'x{step}'")
+                cursor.execute(f"XA COMMIT 'x{step}'")
+    events = _events_after(place, start)
+
+    def decoded(block: int, few: int) -> tuple[list[tuple[object, ...]], list[object]]:
+        monkeypatch.setattr(binlog, "_BLOCK", block)
+        monkeypatch.setattr(binlog, "_FEW", few)
+        resolve = lambda found: Resolved(None) if found.table.name == "other" else _resolve(found)  # noqa: E731
+        decoder = BinlogDecoder(
+            resolve, lambda statement: Announced(), lambda table: table.name != "other", PreparedTransactions()
+        )
+        made = decoder.decode(_piece(start, events))
+        items = [one for item in made.items for one in (item if isinstance(item, Iterator) else (item,))]
+        rows = [
+            (order, str(item.schema.table), code, made.transactions[transaction].end, *values)
+            for item in items
+            if isinstance(item, Rows)
+            for order, code, transaction, *values in zip(
+                np.asarray(item.order).tolist(), np.asarray(item.operations).tolist(),
+                np.asarray(item.transactions).tolist(), *(one.to_pylist() for one in item.columns), strict=True,
+            )
+        ]  # fmt: skip
+        orders = [row[0] for row in rows]
+        assert len(set(orders)) == len(orders)
+        return [row[1:] for row in sorted(rows, key=lambda row: row[0])], list(made.transactions)
+
+    alone = decoded(2_048, 1 << 60)
+    assert len(alone[0]) > 300
+    for block, few in ((2_048, 16), (64, 2), (7, 1), (200, 8)):
+        assert decoded(block, few) == alone
 
 
 @pytest.mark.parametrize("rounds", [50, pytest.param(5_000, marks=pytest.mark.slow)])

@@ -159,6 +159,8 @@ def _kind(
         kind = Kind("binary", size=longest) if is_binary else Kind("char", size=longest, charset=charset)
         return kind, 0, 2 if longest > 255 else 1
     if code in _BLOBS:
+        if not 1 <= meta[0] <= 4:
+            raise DecodeError(f"a table map has a blob whose length has {meta[0]} bytes, which no server has")
         longest = (1 << 8 * meta[0]) - 1
         if code == 252 and not is_binary:
             return Kind("text", size=longest, charset=charset), 0, meta[0]
