@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import struct
 import uuid
+import zlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from tests.mysql.test_mysql_types import COMMON, OWN, _fill, _table
 
 from lakefeed.capture.log import Announced, Rows
-from lakefeed.capture.mysql import binlog
+from lakefeed.capture.mysql import binlog, stream
 from lakefeed.capture.mysql.binlog import BinlogDecoder, BinlogPiece, Resolved
 from lakefeed.capture.mysql.columns import Kind, ZeroDates
 from lakefeed.capture.mysql.database import Database
@@ -129,6 +130,16 @@ def test_events_that_are_looked_at_together_give_what_each_gives_alone(
     assert len(alone[0]) > 300
     for block, few in ((2_048, 16), (64, 2), (7, 1), (200, 8)):
         assert decoded(block, few) == alone
+
+
+def test_many_events_with_their_checksums_have_the_checksum_of_one() -> None:
+    """Otherwise they would be summed up one by one, which is right and slow."""
+    summed = [one + zlib.crc32(one).to_bytes(4, "little") for one in (b"one", bytes(300), b"and another")]
+    assert {zlib.crc32(one) for one in summed} == {stream._RIGHT}
+    assert zlib.crc32(stream._FORGET.join(summed)) == stream._RIGHT
+    assert len(stream._FORGET) == 5
+    for wrong in (summed[0].replace(b"one", b"onf"), summed[0][:-1] + b"?"):
+        assert zlib.crc32(stream._FORGET.join([wrong, *summed])) != stream._RIGHT
 
 
 @pytest.mark.parametrize("rounds", [50, pytest.param(5_000, marks=pytest.mark.slow)])

@@ -160,6 +160,8 @@ class BinlogDecoder:
 
     def _events(self, data: bytes, starts: Ints, ends: Ints, *, inner: bool = False) -> None:
         """``inner``: what was compressed has no checksums and no offsets of its own."""
+        if not len(starts):
+            return
         gulp = Gulp.of(data, starts, ends, is_inner=inner, has_offsets=isinstance(self._position, MysqlBinlog))
         for low in range(0, len(starts), _BLOCK):
             high = min(low + _BLOCK, len(starts))
