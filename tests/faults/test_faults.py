@@ -35,7 +35,6 @@ def survive(source: str, lake: str, names: list[str], seed: int, most: int, spar
     return result
 
 
-@pytest.mark.slow
 def test_some_faults_in_a_row_leave_the_lake_equal_and_nothing_twice(spark: SparkSession, tmp_path: Path) -> None:
     assert survive("postgres", "delta", QUICK, 3, 8, spark, tmp_path / "world").survived.total() >= 6
 
