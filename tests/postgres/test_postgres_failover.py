@@ -43,7 +43,7 @@ class Pair:
     def __init__(self) -> None:
         found = find_binaries()
         version = int(os.environ.get("LAKEFEED_POSTGRES_VERSION", max(found)))
-        self.primary = PostgresServer.start(found[version], {"wal_keep_size": "256MB"})
+        self.primary = PostgresServer.start(found[version], {"wal_keep_size": "256MB", "wal_log_hints": "on"})
         self.standby: PostgresServer | None = None
         self.ports = (self.primary.port, free_port())
         with self.connect() as connection:
@@ -331,13 +331,12 @@ def test_a_rewound_server_is_refused(pair: Pair, tmp_path: Path) -> None:
     lake = MemoryLake(str(tmp_path))
     with pipeline_of(pair, lake, pair.primary.dsn) as pipeline:
         pipeline.sync_once()
-    standby = pair.add_standby({"sync_replication_slots": "off", "wal_log_hints": "on"})
+    standby = pair.add_standby({"sync_replication_slots": "off"})
     standby.promote()
     with psycopg.connect(standby.dsn, autocommit=True) as connection:
         connection.execute("CHECKPOINT")
         connection.execute("INSERT INTO t VALUES (7, 7)")
     old = pair.primary
-    old.settings = {**old.settings, "wal_log_hints": "on"}
     old.halt()
     program, source = old.binaries / "pg_rewind", f"host=127.0.0.1 port={standby.port} user=postgres dbname=postgres"
     command = [str(program), "-D", str(old.directory / "data"), f"--source-server={source}", "--no-sync"]
