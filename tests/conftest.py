@@ -52,6 +52,7 @@ def spark() -> Iterator[SparkSession]:
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         },
         formats=("delta", "iceberg"),
+        stores=("s3",),
     )
     yield session
     session.stop()

@@ -201,7 +201,7 @@ def test_an_unknown_key_is_named_with_its_place_line_and_the_valid_keys(tmp_path
         ("path: ./lake", "path: l\n  format: iceburg", "'iceburg' is not a choice; available: delta, iceberg; did you mean"),  # noqa: E501
         ("path: ./lake", "path: l\n  mode: miror", "lake.mode: 'miror' is not a choice; available: mirror"),
         ("path: ./lake", "path: hdfs://host/lake", "lake.path: no storage is known for hdfs://"),
-        ("path: ./lake", "path: s3://bucket/lake", "lake.path: tables in an object store are not there yet"),
+        ("path: ./lake", "path: gs://bucket/lake", "lake.path: tables can be in an object store that speaks S3"),
         ("path: shop.db", "dsn: postgresql://u@h/d", "line 4: source.dsn belongs to postgres, mysql, mariadb; valid keys of sqlite"),  # noqa: E501
     ],
 )  # fmt: skip

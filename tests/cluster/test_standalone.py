@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import pyspark
 import pytest
 from deltalake import DeltaTable
 
+from lakefeed.lake.formats import FORMATS
+from lakefeed.lake.spark.java import find_java
 from lakefeed.testing.server.spark_cluster import SparkCluster
 
 pytestmark = pytest.mark.slow
@@ -100,6 +103,26 @@ def test_a_worker_that_is_killed_in_a_copy_costs_time_and_no_row(cluster: SparkC
         shop.lakefeed("sync", "shop.yaml")
     shop.require_equal()
     cluster.wait_for_workers(2)
+
+
+def test_the_command_runs_under_spark_submit(cluster: SparkCluster, tmp_path: Path) -> None:
+    shop = Shop(tmp_path, cluster.master)
+    (tmp_path / "shop.yaml").write_text(CONFIG.format(master="none").partition("spark:")[0])
+    (tmp_path / "main.py").write_text("from lakefeed.app.cli import main; main()")
+    shop.sql(MANY.format(rows=600_000, what="INSERT INTO account SELECT i, i FROM n"))
+    home = Path(pyspark.__file__).parent
+    known = FORMATS["delta"]
+    command = [str(home / "bin" / "spark-submit"), "--master", cluster.master, "--packages", known.coordinates]
+    settings = {"spark.sql.extensions": known.extension, **known.settings, "spark.executor.memory": "600m"}
+    settings |= {"spark.cores.max": "2", "spark.driver.host": "127.0.0.1"}
+    command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    environment = {"SPARK_HOME": str(home), "JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(
+        [*command, "main.py", "sync", "shop.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=280,
+        env={**os.environ, **environment}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    shop.require_equal()
 
 
 def test_executors_without_lakefeed_are_named_before_anything_is_copied(cluster: SparkCluster, tmp_path: Path) -> None:

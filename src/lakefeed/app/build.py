@@ -6,20 +6,23 @@ Registries are plain dicts; what stands behind a name is imported when the name 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lakefeed.app.config import Config, EvolutionConfig, LakeConfig
+from lakefeed.app.config import Config, EvolutionConfig, LakeConfig, SparkConfig
 from lakefeed.errors import ConfigError
 from lakefeed.lake.layout import Layout
 from lakefeed.lake.mode import mode_named
 from lakefeed.lake.route import Rule
 from lakefeed.lake.rule.rows import RowOptions
 from lakefeed.lake.schema.policy import Evolution
+from lakefeed.storage.location import is_remote
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
     from lakefeed.capture.base import Source
@@ -30,8 +33,10 @@ if TYPE_CHECKING:
     from lakefeed.verify.live import LiveOptions
     from lakefeed.verify.pipeline import PipelineVerification
 
+    Session = SparkSession | Callable[[], SparkSession]
 
-def delta(whole: Config, spark: SparkSession | None = None) -> Delta:
+
+def delta(whole: Config, spark: Session | None = None) -> Delta:
     from lakefeed.lake.delta import Delta
 
     config = whole.lake
@@ -52,13 +57,18 @@ def delta(whole: Config, spark: SparkSession | None = None) -> Delta:
     )
 
 
-def iceberg(whole: Config, spark: SparkSession | None = None) -> Iceberg:
+def iceberg(whole: Config, spark: Session | None = None) -> Iceberg:
     from lakefeed.lake.iceberg import Iceberg
 
     config = whole.lake
     if "deletion_vectors" in config.model_fields_set:
         raise ConfigError(
             "lake.deletion_vectors is for Delta tables", remedy="Remove it: Iceberg tables always mark deleted rows."
+        )
+    if is_remote(config.path):
+        raise ConfigError(
+            f"lake.path: Iceberg tables in an object store have not been tried, and {config.path} is in one",
+            remedy="Set lake.format: delta, or lake.path to a directory.",
         )
     return Iceberg(
         spark or session_of(whole),
@@ -75,7 +85,7 @@ def iceberg(whole: Config, spark: SparkSession | None = None) -> Iceberg:
     )
 
 
-LAKES: dict[str, Callable[[Config, SparkSession | None], Delta | Iceberg]] = {
+LAKES: dict[str, Callable[[Config, Session | None], Delta | Iceberg]] = {
     "delta": delta,
     "iceberg": iceberg,
 }
@@ -84,15 +94,14 @@ LAKES: dict[str, Callable[[Config, SparkSession | None], Delta | Iceberg]] = {
 
 def session_of(config: Config) -> Callable[[], SparkSession]:
     """What gives the Spark session of a configuration when it is first needed. ConfigError for what cannot work."""
-    from lakefeed.lake.location import stores_of
     from lakefeed.lake.spark.session import spark_session
 
     spark = config.spark
-    is_cluster = spark.master is not None and not spark.master.startswith("local")
-    if is_cluster and config.state().is_remote:
+    if spark.remote is not None:
         raise ConfigError(
-            f"a journal at {config.state()} is merged from copies on this machine, which {spark.master} does not reach",
-            remedy="Set spark.master: local[*], or journal.path to a directory that every worker has.",
+            f"spark.remote: {spark.remote} is Spark Connect, which has no SparkContext: copies, and merges that can be "
+            "stopped, need one",
+            remedy="Set spark.master to the cluster's own address instead: spark://…, yarn or k8s://….",
         )
     return partial(
         spark_session,
@@ -100,7 +109,40 @@ def session_of(config: Config) -> Callable[[], SparkSession]:
         master=spark.master,
         settings=spark.conf,
         formats=(config.lake.format,),
-        stores=stores_of(config.lake.path),
+        stores=stores(config),
+        packages=spark.packages,
+    )
+
+
+def stores(config: Config) -> tuple[str, ...]:
+    """The object stores that Spark must reach: the tables', and the journal's, where a cluster's workers read it."""
+    from lakefeed.lake.location import stores_of
+
+    is_cluster = config.spark.master is not None and not config.spark.master.startswith("local")
+    journal = stores_of(config.journal.path or "") if is_cluster else ()
+    return tuple(sorted({*stores_of(config.lake.path), *journal}))
+
+
+def shared_session(configs: Mapping[Path, Config]) -> Callable[[], SparkSession]:
+    """What gives the one session of several configurations. ConfigError if they want different ones."""
+    from lakefeed.lake.spark.session import spark_session
+
+    spark = next((config.spark for config in configs.values()), SparkConfig())
+    for file, config in configs.items():
+        if config.spark != spark:
+            raise ConfigError(
+                f"{file.name} has another section spark than {next(iter(configs)).name}, and all pipelines of one "
+                "process share one session",
+                remedy="Write the same section into all of them, or run them in processes of their own.",
+            )
+        session_of(config)  # what cannot work is refused
+    return partial(
+        spark_session,
+        spark.app_name,
+        master=spark.master,
+        settings={"spark.scheduler.mode": "FAIR", **spark.conf},
+        formats=tuple(sorted({config.lake.format for config in configs.values()})) or ("delta",),
+        stores=tuple(sorted({one for config in configs.values() for one in stores(config)})),
         packages=spark.packages,
     )
 
@@ -166,12 +208,12 @@ def build_source(config: Config) -> Source:
     return config.source.source()
 
 
-def build_lake(config: Config, spark: SparkSession | None = None) -> Delta | Iceberg:
+def build_lake(config: Config, spark: Session | None = None) -> Delta | Iceberg:
     """The lake of a configuration. Starts no Spark; ``spark`` is a session to use instead of one of its own."""
     return LAKES[config.lake.format](config, spark)
 
 
-def build_pipeline(config: Config, *, spark: SparkSession | None = None, listener: Listener | None = None) -> Pipeline:
+def build_pipeline(config: Config, *, spark: Session | None = None, listener: Listener | None = None) -> Pipeline:
     """A pipeline, not yet opened: it has connected to no source and started no Spark."""
     from lakefeed.flow.options import PipelineOptions
     from lakefeed.flow.pipeline import Pipeline

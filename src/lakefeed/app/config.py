@@ -193,6 +193,7 @@ class SparkConfig(Section):
     master: Text | None = Field(
         default=None, description="local[*], spark://host:7077, yarn, k8s://…; without it this machine."
     )
+    remote: Text | None = Field(default=None, description="Spark Connect (sc://…): refused, with the reason.")
     app_name: Text = Field(default="lakefeed", description="The name that Spark's own pages show.")
     conf: dict[str, str] = Field(default_factory=dict, description="Settings of Spark, above Lakefeed's own.")
     packages: bool = Field(
@@ -335,11 +336,10 @@ def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Con
 
 def _place(key: str, text: str, directory: Path) -> str:
     """An object store's address as it is; a path, or a file: URL, as an absolute path."""
-    if is_remote(text) and key == "lake.path":
+    if is_remote(text) and key == "lake.path" and not text.startswith(("s3://", "s3a://")):
         raise ConfigError(
-            "lake.path: tables in an object store are not there yet: a commit of Delta by Spark is an ordinary put, so "
-            "that two writers would not notice each other",
-            remedy="Write a path such as ./lake. The journal can be in an object store: journal.path.",
+            f"lake.path: tables can be in an object store that speaks S3, and {text} does not",
+            remedy="Write a path such as ./lake, or s3://bucket/lake. The journal can be there: journal.path.",
         )
     if is_remote(text):
         return text.rstrip("/")
@@ -348,7 +348,7 @@ def _place(key: str, text: str, directory: Path) -> str:
         known = ", ".join(f"{one}://" for one in SCHEMES)
         raise ConfigError(
             f"{key}: no storage is known for {scheme}://",
-            remedy=f"Write a path such as ./lake; journal.path may be {known}, too.",
+            remedy=f"Write a path such as ./lake, or an address: s3://…, and for journal.path {known}.",
         )
     return str((directory / Path(rest if separator else text).expanduser()).resolve())
 

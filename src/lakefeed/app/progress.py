@@ -106,6 +106,28 @@ def _event(event: str, message: str, more: Mapping[str, Any] | None = None, **fi
     show_event(message, {"event": event, **fields, **(more or {})})
 
 
+class NamedLines(Listener):
+    """One line for each event that a person may want to know of, with the pipeline's name: several run at once."""
+
+    def __init__(self, pipeline: str) -> None:
+        self._pipeline = pipeline
+        self._standing_by = ""
+
+    def snapshot_done(self, table: TableId, rows: int, seconds: float) -> None:
+        show_note(f"{self._pipeline}: {table}: copied {counted(rows, 'row')} in {seconds_text(seconds)}")
+
+    def table_error(self, table: TableId, message: str, remedy: str) -> None:
+        show_note(f"{self._pipeline}: {table_error_text(table, message, remedy)}")
+
+    def retrying(self, error: Exception, seconds: float) -> None:
+        show_note(f"{self._pipeline}: {retrying_text(error, seconds)}")
+
+    def standing_by(self, error: Exception) -> None:
+        if self._standing_by != str(error):
+            self._standing_by = str(error)
+            show_note(f"{self._pipeline}: standing by: {error}")
+
+
 class Lines(Display):
     """One line for each event."""
 

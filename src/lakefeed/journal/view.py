@@ -244,7 +244,7 @@ class JournalView:
                 self._check(segment)
                 self._sound.add(segment.path)
             elif self.root.is_remote:
-                self._fetch(segment)  # it may have been released meanwhile
+                self.fetch(segment)  # it may have been released meanwhile
 
     def schema(self, table: TableId, version: int) -> TableSchema:
         """One version of a table's schema. JournalError if there is none, or retention has dropped it."""
@@ -290,7 +290,7 @@ class JournalView:
         if self.root.is_remote and segment.bytes > _FETCHED_FOR_TIME_BYTES:
             return None
         try:
-            self._fetch(segment)
+            self.fetch(segment)
         except JournalDamagedError:
             return None
         return newest_time(segment)
@@ -300,7 +300,8 @@ class JournalView:
         """Where the journal is."""
         return self._layout.root
 
-    def _fetch(self, segment: Segment) -> None:
+    def fetch(self, segment: Segment) -> None:
+        """Make a segment readable at its path: on an object store, by a copy."""
         name = self.root.name_of(segment.path)
         try:
             self.root.fetch(name)
@@ -308,7 +309,7 @@ class JournalView:
             check_size(segment, None, self.root.place(name))
 
     def _check(self, segment: Segment) -> None:
-        self._fetch(segment)
+        self.fetch(segment)
         try:
             check_segment(segment)
         except JournalDamagedError:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow import fs
 
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId
@@ -89,7 +90,8 @@ def write_chunk(
         first = next(groups, None)
         if first is None:
             return ChunkFile(None, reader.high, getattr(reader, "low", None))
-        files.create_dir(root, recursive=True)
+        if isinstance(files, fs.LocalFileSystem):  # a store has no directories, only objects that stand for them
+            files.create_dir(root, recursive=True)
         sample = first.slice(0, _SAMPLE_ROWS)
         repetitive = [  # the columns for which a dictionary pays
             name

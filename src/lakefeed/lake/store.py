@@ -18,6 +18,7 @@ from lakefeed.lake.spark.type import quoted
 from lakefeed.lake.window import KeyBounds
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from lakefeed.lake.mode.base import CurrentRows, Mode
@@ -76,6 +77,8 @@ class MergeRows:
     inserts_if: str | None = None
     replaces: bool
     count: int
+    within: Replaceable | None = None
+    """The files that may have rows that match, where an extent said so (``Extent.replaceable``); None: all."""
 
     def statement(self, table: str, view: str) -> str:
         """As one MERGE; ``view`` has the rows."""
@@ -248,6 +251,9 @@ class TableStore(Protocol):
         Names of ``key`` that the table does not have are passed over. What nobody needs is removed even if the packing
         fails, which then is raised.
         """
+
+    def require_copyable(self, columns: pa.Schema) -> None:
+        """TableStoppedError if a table with these columns cannot be made here. No Spark."""
 
     def lost_by(self, path: Sequence[TableSchema]) -> str | None:
         """What of the owner's (a partition field, a comment) ``evolve`` would lose; None if nothing. No Spark."""

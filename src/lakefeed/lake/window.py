@@ -27,9 +27,10 @@ import pyarrow.parquet as pq
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, Operation
 from lakefeed.change.segment import Segment, Window
 from lakefeed.change.table import Column, TableSchema
-from lakefeed.lake.location import filesystem, spark_path
+from lakefeed.lake.location import filesystem, spark_options, spark_path
 from lakefeed.lake.schema.projection import lineage, projected, steps
 from lakefeed.lake.spark.type import quoted, text_literal
+from lakefeed.storage.copies import original_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -130,7 +131,14 @@ def read_segments(
     own = [pa.field(column.name, column.type) for column in schema.columns]  # nullable: a delete has only the key
     added = [pa.field(name, _METADATA[name]) for name in metadata]
     columns = from_arrow_schema(pa.schema([*own, *added]), prefer_timestamp_ntz=True)
-    return session.read.schema(columns).parquet(*(spark_path(one.path, as_glob=True) for one in segments))
+    paths = [one.path for one in segments]
+    originals = [original_of(path) for path in paths]
+    if any(originals) and not str(session.conf.get("spark.master", "local")).startswith("local"):
+        # Copies of objects: the workers of a cluster read the objects themselves.
+        paths = [original or path for original, path in zip(originals, paths, strict=True)]
+        for name, value in spark_options(next(filter(None, originals))).items():
+            session.conf.set(name, value)
+    return session.read.schema(columns).parquet(*(spark_path(path, as_glob=True) for path in paths))
 
 
 def _carried(name: str | None) -> SparkColumn:

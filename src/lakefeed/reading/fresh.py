@@ -9,51 +9,65 @@ from lakefeed.journal.pin import Pin
 from lakefeed.reading.moment import AnyLake, Moment, ReadLake, pipeline_place, root_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame, SparkSession
 
 
-def current(spark: SparkSession, lake: AnyLake, table: str) -> DataFrame:
+def current(spark: SparkSession, lake: AnyLake, table: str, *, journal: str | Path | None = None) -> DataFrame:
     """A lake table with everything that the journal has for it, merged or not: the source as it was captured last.
 
-    ``lake`` is the lake's path or the lake itself, as in ``read_at``. No row goes through Python, nothing is written.
+    ``lake`` is the lake's path or the lake itself, as in ``read_at``; ``journal`` is the configuration's
+    ``journal.path``, where it has one. No row goes through Python, nothing is written.
     LakeError if the journal no longer has the changes that the table lacks, or if one of them stops the table.
     """
-    place, name = ReadLake.of(spark, lake), TableId.parse(table)
+    place, name = ReadLake.of(spark, lake, journal), TableId.parse(table)
     pipeline = place.pipeline_of(name)
     return pipeline.at(name, pipeline.journal.head)
 
 
 def snapshot(
-    spark: SparkSession, lake: AnyLake, at: Moment = None, *, pipeline: str | None = None
+    spark: SparkSession,
+    lake: AnyLake,
+    at: Moment = None,
+    *,
+    pipeline: str | None = None,
+    journal: str | Path | None = None,
 ) -> dict[str, DataFrame]:
     """Every table of a pipeline at one change set, by ``schema.table``: what one transaction of the source changed in
     several tables is there in all of them, or in none.
 
     ``at``: the newest change set, or a number, or the last one that ends at or before a position, or that has nothing
-    from after a time of the source's clock. ``pipeline`` is needed where the lake has several. LakeError with the
-    reason if a table cannot be given at that moment: it was copied later, or the version or the changes are gone.
+    from after a time of the source's clock. ``pipeline`` is needed where the lake has several, ``journal`` where the
+    configuration has a ``journal.path``. LakeError with the reason if a table cannot be given at that moment: it was
+    copied later, or the version or the changes are gone.
     """
-    chosen = ReadLake.of(spark, lake).pipeline(pipeline)
+    chosen = ReadLake.of(spark, lake, journal).pipeline(pipeline)
     number = chosen.change_set(at)
     return {str(state.table): chosen.at(state.table, number) for state in chosen.live()}
 
 
 def register_views(
-    spark: SparkSession, lake: AnyLake, at: Moment = None, *, pipeline: str | None = None
+    spark: SparkSession,
+    lake: AnyLake,
+    at: Moment = None,
+    *,
+    pipeline: str | None = None,
+    journal: str | Path | None = None,
 ) -> tuple[str, ...]:
     """``snapshot`` as temporary views of the session, called ``schema_table``. Returns their names.
 
     A view shows the moment of this call. Call it again for a later one.
     """
     names = []
-    for table, rows in snapshot(spark, lake, at, pipeline=pipeline).items():
+    for table, rows in snapshot(spark, lake, at, pipeline=pipeline, journal=journal).items():
         name = table.replace(".", "_")
         rows.createOrReplaceTempView(f"`{name}`")
         names.append(name)
     return tuple(names)
 
 
-def pin(lake: AnyLake, seconds: float, *, pipeline: str | None = None) -> Pin:
+def pin(lake: AnyLake, seconds: float, *, pipeline: str | None = None, journal: str | Path | None = None) -> Pin:
     """Keep everything that can be read of a lake now, for so many seconds or until it is released.
 
         with lakefeed.pin("lake", seconds=600):
@@ -63,4 +77,4 @@ def pin(lake: AnyLake, seconds: float, *, pipeline: str | None = None) -> Pin:
     The pipeline trims no change set meanwhile, and its maintenance removes no version of a table. A pin that nobody
     releases ends by itself, after a week at most. ``pipeline`` is needed where the lake has several.
     """
-    return Pin.make(pipeline_place(root_of(lake), pipeline), seconds)
+    return Pin.make(pipeline_place(str(journal or root_of(lake)), pipeline)[1], seconds)

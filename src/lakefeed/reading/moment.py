@@ -46,6 +46,7 @@ from lakefeed.lake.store import AppendRows, MergeRows, Stamp, Step
 from lakefeed.lake.table import SparkTable
 from lakefeed.lake.window import last_time
 from lakefeed.reading.options import STATE_FOLDER
+from lakefeed.storage.base import Storage
 from lakefeed.storage.location import storage_at
 
 if TYPE_CHECKING:
@@ -62,15 +63,16 @@ KEEPS_MORE = "Ask for a later moment; journal.keep_seconds, or a lakefeed.pin, k
 
 @dataclass(frozen=True)
 class ReadLake:
-    """The pipelines of one lake, and the versions of its tables."""
+    """The pipelines of one lake, and the versions of its tables. ``journal``: their place, if it is another."""
 
     spark: SparkSession
     given: AnyLake
     root: str
+    journal: str | None = None
 
     @classmethod
-    def of(cls, spark: SparkSession, lake: AnyLake) -> ReadLake:
-        return cls(spark, lake, root_of(lake))
+    def of(cls, spark: SparkSession, lake: AnyLake, journal: str | Path | None = None) -> ReadLake:
+        return cls(spark, lake, root_of(lake), str(journal) if journal is not None else None)
 
     def history(self, table: TableId) -> TableHistory:
         if isinstance(self.given, Delta | Iceberg):
@@ -78,17 +80,17 @@ class ReadLake:
         return history_at(self.spark, self.root, table_path(self.root, table), table)  # the format is that of the table
 
     def pipeline(self, name: str | None) -> ReadPipeline:
-        place = pipeline_place(self.root, name)
+        name, place = pipeline_place(self.journal or self.root, name)
         journal = _journal(place)  # first: states that are newer than it say what a trim since then took
-        return ReadPipeline(self, place.name, journal, TableStates(place))
+        return ReadPipeline(self, name, journal, TableStates(place))
 
     def pipeline_of(self, table: TableId) -> ReadPipeline:
         """The one that keeps a lake table."""
         tables: list[TableId] = []
-        for place in _places(self.root).values():
+        for name, place in _places(self.journal or self.root).items():
             states = TableStates(place).all()
             if table in states:
-                return self.pipeline(place.name)
+                return self.pipeline(name)
             tables += states
         raise LakeError(
             f"the lake has no table {table}", remedy=f"It has {', '.join(map(str, sorted(tables))) or 'none yet'}."
@@ -99,22 +101,25 @@ def root_of(lake: AnyLake) -> str:
     return lake.path if isinstance(lake, Delta | Iceberg) else lake_root(lake)
 
 
-def pipeline_place(root: str, name: str | None) -> Path:
-    """The state directory of a lake's pipeline; ``name`` may be left out where there is one."""
+def pipeline_place(root: str, name: str | None) -> tuple[str, Storage]:
+    """The name and the state of a lake's pipeline; ``name`` may be left out where there is one."""
     found = _places(root)
     if name is None and len(found) == 1:
-        return next(iter(found.values()))
+        return next(iter(found.items()))
     if name is None or name not in found:
         problem = "the lake has several pipelines" if name is None else f"the lake has no pipeline '{name}'"
         raise ConfigError(problem, remedy=f"Give pipeline= one of: {', '.join(found)}.")
-    return found[name]
+    return name, found[name]
 
 
-def _places(root: str) -> dict[str, Path]:
-    folder = Path(root) / STATE_FOLDER
-    found = {place.name: place for place in sorted(folder.glob("*")) if (place / "commits").is_dir()}
+def _places(root: str) -> dict[str, Storage]:
+    states = storage_at(root).below(STATE_FOLDER)
+    found = {name: states.below(name) for name in states.folders() if states.has_folder(f"{name}/{Layout.commits}")}
     if not found:
-        raise LakeError(f"there is no pipeline's journal in {folder}", remedy="Check the lake's path.")
+        raise LakeError(
+            f"there is no pipeline's journal in {states}",
+            remedy="Check the lake's path. Where journal.path is another place, give that: journal=….",
+        )
     return found
 
 
@@ -123,28 +128,32 @@ class _Known:
     """A journal as this process has read it, and how its newest commit file was then: another file, another journal."""
 
     journal: Journal
-    newest: tuple[int, int, int] | None
+    newest: tuple[int, ...] | None
 
 
-_known: dict[Path, _Known] = {}
+_known: dict[str, _Known] = {}
 _reading = threading.Lock()
 
 
-def _journal(place: Path) -> Journal:
+def _journal(place: Storage) -> Journal:
     """The journal as it is now: read on, where this process has read it before."""
     with _reading:
-        known = _known.get(place)
+        known = _known.get(str(place))
         if known is not None and known.newest is not None and _newest_file(place, known.journal) == known.newest:
             known.journal.refresh()
         else:
-            known = _known[place] = _Known(Journal.read(place), None)
+            known = _known[str(place)] = _Known(Journal.read(place), None)
         known.newest = _newest_file(place, known.journal)
         return known.journal
 
 
-def _newest_file(place: Path, journal: Journal) -> tuple[int, int, int] | None:
+def _newest_file(place: Storage, journal: Journal) -> tuple[int, ...] | None:
+    name = f"{Layout.commits}/{journal.head:020d}.json"
+    if place.directory is None:  # a journal that was made anew has other numbers, or another size
+        size = place.size(name)
+        return (size,) if size is not None else None
     with suppress(FileNotFoundError):
-        found = (place / Layout.commits / f"{journal.head:020d}.json").stat()
+        found = (place.directory / name).stat()
         return found.st_ino, found.st_mtime_ns, found.st_size
     return None
 
@@ -186,6 +195,8 @@ class ReadPipeline:
     def _last_before(self, at: datetime) -> int:
         """The last change set before the first that has a change committed after ``at``."""
         for commit in self.journal.commits():
+            for segment in commit.segments:
+                self.journal.fetch(segment)
             times = [time for segment in commit.segments if (time := last_time(segment)) is not None]
             if times and max(times) > at:
                 return commit.number - 1
@@ -279,13 +290,15 @@ class _Plans:
         place = decisions_file(storage_at(lake.root), self._pipeline.name, route.table)
         decisions = _ReadDecisions(Policy(route.table, route.mode, self._evolution), place)
         store: Any = self._store  # of a TableStore, what the modes ask for
-        rule = _ReadRule(self._rule(route), route.table, rule_file(lake.root, self._pipeline.name, route.table))
+        rule = _ReadRule(
+            self._rule(route), route.table, rule_file(storage_at(lake.root), self._pipeline.name, route.table)
+        )
         return SparkTable(self._pipeline.name, route, store, _OneSession(lake.spark), decisions, rule)
 
     def _rule(self, route: Route) -> RowRule:
         """What rows are made by: the rule of the lake that was given, or the one that the pipeline has written down."""
         lake = self._pipeline.lake
-        recorded = read_recorded(rule_file(lake.root, self._pipeline.name, route.table))
+        recorded = read_recorded(rule_file(storage_at(lake.root), self._pipeline.name, route.table))
         if recorded is None:
             return RowRule()
         if isinstance(lake.given, Delta | Iceberg):

@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 
 from lakefeed.errors import ConfigError, JournalError, LeaseLostError, StorageUnavailableError
 from lakefeed.storage.base import Entry, NewFile, Storage
+from lakefeed.storage.copies import note_copies
 from lakefeed.storage.local import LocalFile
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class ObjectStorage(Storage):
             text = _without(_said(error), options.values())
             remedy = "Correct the section storage, or the environment variables of the store."
             raise ConfigError(f"{address} cannot be opened: {text}", remedy=remedy) from None
-        return cls(store, address, prefix, Spool(address))
+        return cls(store, address, prefix, Spool(bucket))
 
     def below(self, name: str = "") -> ObjectStorage:
         inner = f"{self._prefix}/{name}".strip("/")
@@ -337,7 +338,7 @@ class ObjectFile(LocalFile):
 
 
 class Spool:
-    """Files of one store on this machine, below a temporary directory of this process; gone when it ends.
+    """Files of one bucket on this machine, below a temporary directory of this process; gone when it ends.
 
     What a killed process left goes when the next one begins: the directory's name has the process id.
     """
@@ -369,6 +370,7 @@ class Spool:
                 directory = tempfile.mkdtemp(prefix=f"{_SPOOL}{os.getpid()}-")
                 weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
                 self._directory = Path(directory)
+                note_copies(directory, self._address)
             return self._directory
 
 

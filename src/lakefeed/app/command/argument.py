@@ -18,4 +18,8 @@ def _named(file: Path) -> Path:
 ConfigFile = Annotated[
     Path, typer.Argument(metavar="FILE", help="The configuration file.", show_default=False, callback=_named)
 ]
+ConfigFiles = Annotated[
+    list[Path],
+    typer.Argument(metavar="FILE…", help="Configuration files, or directories of them.", show_default=False),
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

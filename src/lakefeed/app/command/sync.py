@@ -9,10 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakefeed.app.command.argument import ConfigFile, JsonFlag
-from lakefeed.app.output import counted, is_quiet, seconds_text, show_note, show_object, show_table, show_text
+from lakefeed.app.command.argument import ConfigFile, ConfigFiles, JsonFlag
+from lakefeed.app.output import (
+    counted,
+    is_quiet,
+    seconds_text,
+    show_note,
+    show_object,
+    show_table,
+    show_text,
+    speak_of,
+)
+from lakefeed.flow.report.listener import Listener
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lakefeed.app.config import Config
     from lakefeed.flow.pipeline import Pipeline
     from lakefeed.flow.result import CycleResult
 
@@ -67,6 +80,41 @@ def sync(
     return FAILURE if result.errors else 0
 
 
+def run_many(files: list[Path], for_seconds: float | None, *, standby: bool, http: str | None, as_json: bool) -> int:
+    """``run`` of several pipelines: see ``app.many``."""
+    from lakefeed.app.many import Pipelines
+    from lakefeed.app.progress import CycleObjects, NamedLines
+    from lakefeed.app.supervise import Supervised
+    from lakefeed.errors import ConfigError
+
+    if http is not None:
+        raise ConfigError(
+            "--http is for one pipeline", remedy="Give each file an address of its own: monitor: {http: HOST:PORT}."
+        )
+    is_silent = as_json or is_quiet()
+
+    def listener(config: Config) -> Listener:
+        if as_json:
+            return CycleObjects(lambda result: show_object({"pipeline": config.pipeline, **result.to_dict()}))
+        return Listener() if is_silent else NamedLines(config.pipeline)
+
+    pipelines = Pipelines(files, (lambda _: None) if is_silent else show_note, listener, standby=standby)
+    Supervised(pipelines).run(for_seconds)
+    for path, error in pipelines.failed.items():
+        if as_json:
+            show_object({"file": str(path), "error": str(error)})
+        else:
+            show_note(f"{path.name} failed: {error}")
+    code = FAILURE if pipelines.failed else 0
+    if pipelines.hanging:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # an orderly exit would wait for their threads
+    if not is_silent:
+        show_text("Stopped cleanly." if not code else "Stopped.")
+    return code
+
+
 def cycle_object(result: CycleResult, pipeline: Pipeline) -> dict[str, Any]:
     """What ``sync --json`` prints. ``tables`` has every table; one that is stopped also has its error and remedy."""
     tables: dict[str, dict[str, Any]] = {
@@ -93,7 +141,7 @@ class _Standby:
 
 
 def run(
-    file: ConfigFile,
+    files: ConfigFiles,
     for_seconds: Annotated[
         float | None, typer.Option("--for", min=0, metavar="SECONDS", help="Stop by itself after so long.")
     ] = None,
@@ -109,8 +157,13 @@ def run(
 ) -> int:
     """Sync continuously until SIGINT (Ctrl-C) or SIGTERM, which stop it cleanly.
 
-    With --json it prints one object for each cycle that brought something.
+    With --json it prints one object for each cycle that brought something. Several files, or a directory, are several
+    pipelines in one process and one Spark session; one that fails does not touch the others.
     """
+    if len(files) > 1 or files[0].is_dir():
+        return run_many(files, for_seconds, standby=standby, http=http, as_json=as_json)
+    file = files[0]
+    speak_of(file)
     from lakefeed.app.build import build_pipeline, verified_meanwhile
     from lakefeed.app.config import load_config
     from lakefeed.app.dashboard import served

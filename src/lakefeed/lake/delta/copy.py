@@ -44,6 +44,9 @@ _CONFLICT_TRIES = 5
 _HOSTILE = " ,;{}()\n\t="
 _OWNER = "lakefeed.owner"
 
+LOCAL_TIME = "timestampNtz"
+"""The feature of tables that have a timestamp without a zone."""
+
 COLUMN_MAPPING = {"delta.columnMapping.mode": "name"}
 """Files have names of their own for columns."""
 
@@ -62,6 +65,7 @@ def load_table(
     commits, one for each number that is recorded; what would be lost has Delta refuse the first of them.
     """
     ids, total = AppIds(store.owner, copy.generation), len(copy.chunks)
+    stored = lake_arrow(mode.schema(copy.schema))
     with store.writing() as table:
         begun = table is not None and table.transaction_version(ids.owner) == copy.generation
         done: int | None = table.transaction_version(ids.copy) if table is not None and begun else None
@@ -79,7 +83,6 @@ def load_table(
             remedy="Choose another lake path, or move that table away if nobody needs it there.",
             table=str(copy.table),
         )
-    stored = lake_arrow(mode.schema(copy.schema))
     if done is None:
         with _explaining(copy.table):
             _make_for_spark(store, stored, copy, session)
@@ -134,9 +137,7 @@ def load_table(
             if settings.get(name, "").lower() != value.lower()
         }
     if lacks:
-        # By Spark: deltalake would have readers know variants, too, to read a table with deletion vectors.
-        place = quoted(spark_path(store.location))
-        session().sql(f"ALTER TABLE delta.{place} SET TBLPROPERTIES ({listed_properties(lacks)})")
+        store.set_properties(session, lacks)
     return _loaded(store, copy.generation)
 
 
@@ -232,13 +233,10 @@ def _commit_group(
                     system.delete_file(f"{root}/{one.name}")
                 return
             if keeps and table is not None and before is None:
-                schema = _with_comments(stored, table)
+                schema = with_comments(stored, table)
                 named = table.protocol().reader_features or ()
-                if "timestamp_ntz" in schema.to_json() and "timestampNtz" not in named:
-                    # A commit of its own, harmless to repeat. By Spark: deltalake forgets what older protocols imply.
-                    place = quoted(spark_path(store.location))
-                    allowed = "'delta.feature.timestampNtz' = 'supported'"
-                    session().sql(f"ALTER TABLE delta.{place} SET TBLPROPERTIES ({allowed})")
+                if "timestamp_ntz" in schema.to_json() and LOCAL_TIME not in named:
+                    store.allow(session, LOCAL_TIME)
                     table.update_incremental()
             try:
                 if table is not None:
@@ -316,7 +314,7 @@ def _recording(app_id: str, version: int, metadata: Mapping[str, Any]) -> dict[s
     return {"txnAppId": app_id, "txnVersion": str(version), "userMetadata": json.dumps(metadata)}
 
 
-def _with_comments(stored: pa.Schema, table: DeltaTable) -> Schema:
+def with_comments(stored: pa.Schema, table: DeltaTable) -> Schema:
     """The columns of a new copy, with the comments that columns of their names have."""
     from deltalake import Schema
 

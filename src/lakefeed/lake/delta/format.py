@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from lakefeed.change.choice import Choices
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.lake.delta.history import DeltaHistory, DeltaRows
+from lakefeed.lake.delta.remote import StoreDelta
 from lakefeed.lake.delta.store import SESSION, DeltaOptions, DeltaStore
 from lakefeed.lake.formats import FORMATS
 from lakefeed.lake.location import lake_root, spark_options, table_path
@@ -24,6 +25,7 @@ from lakefeed.lake.rule.record import TableRule, rule_file
 from lakefeed.lake.rule.rows import RowRule
 from lakefeed.lake.schema.decision import Decisions, decisions_file
 from lakefeed.lake.schema.policy import Evolution
+from lakefeed.lake.spark.job import POOL
 from lakefeed.lake.spark.session import Sessions, checked_session
 from lakefeed.lake.table import SparkTable
 from lakefeed.storage.location import give_options, storage_at
@@ -93,7 +95,7 @@ class Delta:
         def session() -> SparkSession:
             return checked_session(spark() if callable(spark) else spark)
 
-        settings = {**SESSION, **spark_options(self._root)}
+        settings = {**SESSION, **spark_options(self._root), POOL: pipeline}
         return DeltaFormat(pipeline, Sessions(session, settings), self._root, self._routes, self._options)
 
 
@@ -143,13 +145,14 @@ class DeltaFormat:
             if route not in self._tables:
                 layout = self._routes.layout(route)
                 options = self._options.of_table(route.table, layout)
-                store = DeltaStore(table_path(self._root, route.table), self._pipeline, route, options)
+                kind = StoreDelta if "://" in self._root else DeltaStore
+                store = kind(table_path(self._root, route.table), self._pipeline, route, options)
                 decisions = Decisions(
                     self._routes.policy(route), decisions_file(self._lake, self._pipeline, route.table)
                 )
                 # Delta partitions by columns: a partition by a function is a column that the rule makes.
                 rows = replace(self._routes.rows(route), parts=layout.functions)
-                rule = TableRule(rows, route.table, rule_file(self._root, self._pipeline, route.table))
+                rule = TableRule(rows, route.table, rule_file(self._lake, self._pipeline, route.table))
                 staging = table_path(f"{self._root}/_lakefeed/{self._pipeline}/staged", route.table)
                 self._tables[route] = SparkTable(self._pipeline, route, store, self._sessions, decisions, rule, staging)
             return self._tables[route]

@@ -20,7 +20,7 @@ from lakefeed.errors import LakeError
 from lakefeed.lake.base import TableVersion
 from lakefeed.lake.delta.feature import features_of
 from lakefeed.lake.history import LogCommit, exact_states, noted
-from lakefeed.lake.location import delta_uri, filesystem, spark_path
+from lakefeed.lake.location import delta_uri, filesystem, spark_options, spark_path
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -84,6 +84,8 @@ class DeltaHistory:
         """Few plain files are read as such: Delta's own reader first reads the log, in Spark jobs of its own."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
+        for name, value in spark_options(self._path).items():
+            spark.conf.set(name, value)
         if self._checked is not None and self._checked[0] == version:
             _, table, files = self._checked
             if features_of(table).takes_files and 0 < len(files) <= _FEW_FILES:

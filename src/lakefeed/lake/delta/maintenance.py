@@ -79,7 +79,7 @@ def maintain_table(
             by = layout.cluster_by or (key if options.cluster else ())
             by = () if features_of(table).is_clustered or not packs else by
             sized = replace(options, file_bytes=layout.file_bytes or options.file_bytes)
-            pack(session(), store.location, sized, [name for name in by if name in there], share)
+            store.pack(session(), sized, [name for name in by if name in there], share)
             packed = store.opened()
             after = len(packed.get_add_actions(flatten=True).column("path")) if packed is not None else after
     finally:  # a table that cannot be packed must not grow without end, too

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
-import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -23,9 +20,9 @@ from pyarrow import fs
 from pyroaring import BitMap
 
 from lakefeed.errors import LakeError
+from lakefeed.lake.delta.log import removed
 from lakefeed.lake.loader import DataFile
 from lakefeed.lake.location import filesystem, spark_path
-from lakefeed.lake.spark.error import ConcurrentModification
 from lakefeed.lake.vector import FILE, ROW, decoded, encoded, united, unpacked
 
 if TYPE_CHECKING:
@@ -37,7 +34,6 @@ Entry = dict[str, Any]
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
 _TIGHT = re.compile(r'"tightBounds"\s*:\s*true')
-_OF_REMOVED = ("path", "partitionValues", "size", "tags", "deletionVector")
 _FORMAT_VERSION = b"\x01"
 # Z85, which Delta writes identifiers and inline vectors in, has the digits of Python's base 85 under other characters.
 _B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
@@ -68,9 +64,9 @@ class LiveFiles:
             if actions is None:  # another process has removed it behind a checkpoint
                 self._begin(version)
                 continue
-            for removed in (one["remove"] for one in actions if "remove" in one):
-                self._entries.pop(removed["path"], None)
-                self._counts.pop(removed["path"], None)
+            for gone in (one["remove"] for one in actions if "remove" in one):
+                self._entries.pop(gone["path"], None)
+                self._counts.pop(gone["path"], None)
             for added in (one["add"] for one in actions if "add" in one):
                 self._add(added)
             self._version = (self._version if self._version is not None else -1) + 1
@@ -219,15 +215,13 @@ def marking(
 
     A file that has no other row left goes.
     """
-    marks, now = united(old, new), int(time.time() * 1000)
+    marks = united(old, new)
     empty = {path for path, rows in marks.items() if len(rows) == row_count(entries[path])}
     vectors = write_vectors(location, {path: rows for path, rows in marks.items() if path not in empty})
     actions: list[dict[str, Entry]] = []
     for path in marks:
         entry = entries[path]
-        removed: Entry = {name: entry[name] for name in _OF_REMOVED if name in entry}
-        removed |= {"deletionTimestamp": now, "dataChange": True, "extendedFileMetadata": True}
-        actions.append({"remove": removed})
+        actions.append(removed(entry))
         if path in vectors:
             # Bounds and counts stay those of all rows, which they say ("not tight").
             text = str(entry["stats"]).rstrip()
@@ -253,36 +247,3 @@ def adding(files: Iterable[DataFile]) -> list[dict[str, Entry]]:
         }
         for one in files
     ]
-
-
-def put_commit(
-    location: str, version: int, actions: Sequence[Mapping[str, Any]], transactions: Mapping[str, int], note: str
-) -> None:
-    """Make ``version`` of the table; ConcurrentModification if somebody has made it. Local disks only.
-
-    The entry appears whole or not at all: it is written under another name, and linked to its own, which fails if it
-    is there.
-    """
-    now = int(time.time() * 1000)
-    information = {
-        "timestamp": now,
-        "operation": "MERGE",
-        "operationParameters": {},
-        "isBlindAppend": False,
-        "engineInfo": "lakefeed",
-        "userMetadata": note,
-    }
-    recorded = [{"txn": {"appId": app, "version": number, "lastUpdated": now}} for app, number in transactions.items()]
-    lines = [{"commitInfo": information}, *recorded, *actions]
-    entry = Path(location, "_delta_log", f"{version:020d}.json")
-    temporary = entry.with_name(f"_commit_{uuid.uuid4()}.json.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write("\n".join(json.dumps(line, ensure_ascii=False) for line in lines).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(temporary, entry)
-    except FileExistsError as error:
-        raise ConcurrentModification(f"version {version} of {location} is another commit's") from error
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -39,11 +39,19 @@ from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import CommitFailedError, LakeError, TableStoppedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
-from lakefeed.lake.delta.copy import COLUMN_MAPPING, FileChunk, listed_properties, load_table, needs_mapping
+from lakefeed.lake.delta.copy import (
+    COLUMN_MAPPING,
+    LOCAL_TIME,
+    FileChunk,
+    listed_properties,
+    load_table,
+    needs_mapping,
+)
 from lakefeed.lake.delta.feature import features_of
 from lakefeed.lake.delta.history import AppIds, exact_versions, newest_restore
-from lakefeed.lake.delta.maintenance import WRITTEN, maintain_table
-from lakefeed.lake.delta.mark import LiveFiles, adding, located_files, marking, paths_of, put_commit
+from lakefeed.lake.delta.log import put_commit
+from lakefeed.lake.delta.maintenance import WRITTEN, maintain_table, pack
+from lakefeed.lake.delta.mark import LiveFiles, adding, located_files, marking, paths_of
 from lakefeed.lake.delta.owner import overwriting
 from lakefeed.lake.layout import Layout
 from lakefeed.lake.loader import DataFile, file_statistics
@@ -123,7 +131,6 @@ class DeltaStore:
         self.layout = options.layout
         self._route = route
         self._uri = delta_uri(path)
-        self._links = "://" not in path  # commits of our own need a disk: an entry of the log is linked to its name
         self._storage = dict(options.storage) or None
         self._lock = threading.RLock()  # ``commit`` asks ``applied`` inside
         self._table: DeltaTable | None = None  # as it was last read
@@ -151,7 +158,7 @@ class DeltaStore:
                     features = features_of(table)
                     known = not features.has_masked_rows and not counts.null_count
                     rows = int(pc.sum(counts, min_count=0).as_py()) if known else None
-                    if features.takes_marks and self._links:
+                    if features.takes_marks:
                         self._files.at(table.version())
                         rows = self._files.rows
                     found = Applied(number=number, schema_version=version, rows=rows)
@@ -234,7 +241,7 @@ class DeltaStore:
         merges = features.masks_rows or features.tracks_rows or bool(table.metadata().partition_columns)
         paths = actions.filter(touched).column("path").to_pylist()
         of_version = Replaceable(version, tuple(map(str, paths)))
-        marks = features.takes_marks and self._links and not actions.column("num_records").null_count
+        marks = features.takes_marks and not actions.column("num_records").null_count
         return Extent(
             files=actions.num_rows,
             bytes=int(pc.sum(sizes, min_count=0).as_py()),
@@ -294,14 +301,13 @@ class DeltaStore:
         4 check that the table still is what the step was planned on  5 write the deletion vectors, which only the
         commit makes part of the table  6 one commit that names all of it.
         """
+        step = self._committable(session, step)
         with self._lock:
             table = self._table
             features = features_of(table) if table is not None else None
             appends = isinstance(step, AppendRows) and features is not None
             by_files = isinstance(step, RewriteRows) or (appends and features is not None and features.takes_files)
-            by_marks = isinstance(step, MarkRows) or (
-                appends and features is not None and features.takes_marks and self._links
-            )
+            by_marks = isinstance(step, MarkRows) or (appends and features is not None and features.takes_marks)
             # Spark would not see that another process has a part of these change sets.
             done = self._done(stamp, fresh=not by_files and not by_marks)  # 1
         if done is not None:
@@ -310,10 +316,10 @@ class DeltaStore:
             if isinstance(step, MarkRows):
                 found, written = both(
                     lambda: positions(step.gone, step.count),  # 2
-                    lambda: write_files(step.rows, self.location),  # 3
+                    lambda: self._write(step.rows),  # 3
                 )
             else:
-                found, written = {}, write_files(step.rows, self.location)  # 3
+                found, written = {}, self._write(step.rows)  # 3
             with self._lock:
                 done, table = self._done(stamp), self._table  # another thread may have read it again
                 if done is not None or table is None:
@@ -349,6 +355,13 @@ class DeltaStore:
         with self._lock:
             return self._done(stamp, fresh=True) or self._lost(stamp)
 
+    def _committable(self, session: SparkSession, step: Step) -> Step:  # noqa: ARG002
+        """The step as this store commits it: here Spark does what is not done by files."""
+        return step
+
+    def _write(self, rows: DataFrame) -> list[DataFile]:
+        return write_files(rows, self.location)
+
     def _commit_files(self, table: DeltaTable, step: Step, written: Sequence[DataFile], stamp: Stamp) -> None:
         from deltalake.exceptions import CommitFailedError as Refused
         from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
@@ -379,9 +392,14 @@ class DeltaStore:
                 raise ConcurrentModification(f"the log of {self.location} names other files than it did")
             actions += marking(self.location, entries, self._files.marks(new), new)  # 5
         hit("lake.after_marks")
-        recorded = {AppIds(self.owner, stamp.generation).applied: stamp.number or 0}
+        self._put(table, actions, {AppIds(self.owner, stamp.generation).applied: stamp.number or 0}, stamp)  # 6
+
+    def _put(
+        self, table: DeltaTable, actions: Sequence[Mapping[str, Any]], recorded: Mapping[str, int], stamp: Stamp
+    ) -> None:
+        """The next version of the table, made here."""
         version = table.version() + 1
-        put_commit(self.location, version, actions, recorded, json.dumps(stamp.metadata))  # 6
+        put_commit(self.location, version, actions, recorded, json.dumps(stamp.metadata))
         if version % _CHECKPOINT_VERSIONS == 0:
             table.update_incremental()
             table.create_checkpoint()
@@ -411,25 +429,14 @@ class DeltaStore:
         most of it in metadata, with column mapping and type widening; some readers do not have these features.
         """
         place, first, last = spark_path(self.location), path[0], path[-1]
-        if _has_local_time(last) and not _has_local_time(first):
+        if has_local_time(last) and not has_local_time(first):
             # A table made without a timestamp that has no zone must be allowed one first. A commit of its own, harmless
             # to repeat, in a session without the stamp: it must not be taken for the evolution.
-            session.newSession().sql(
-                f"ALTER TABLE delta.{quoted(place)} SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')"
-            )
+            self.allow(session.newSession, LOCAL_TIME)
         if needs_mapping(last.names) and not needs_mapping(first.names):  # as above: a commit of its own
-            session.newSession().sql(
-                f"ALTER TABLE delta.{quoted(place)} SET TBLPROPERTIES ({listed_properties(COLUMN_MAPPING)})"
-            )
-        came_from = lineage(path)
-        kept = [name for name, was in came_from.items() if was == name]
-        is_only_metadata = (
-            tuple(kept) == first.names
-            and all(first.column(name).type == last.column(name).type for name in kept)
-            and all(last.column(name).default is None for name, was in came_from.items() if was is None)
-        )
+            self.set_properties(session.newSession, COLUMN_MAPPING)
         with self._stamped(session, stamp):
-            if is_only_metadata:
+            if is_only_metadata_change(path):
                 columns = ", ".join(f"{quoted(column.name)} {spark_type(column.type)}" for column in last.columns)
                 nothing = session.createDataFrame([], columns)
                 nothing.write.format("delta").mode("append").option("mergeSchema", "true").save(place)
@@ -512,13 +519,43 @@ class DeltaStore:
                 raise LakeError(f"{named} has lost a file: {path}")
         return tuple(FileChunk(schema, path, current, state.position) for path in paths)
 
+    def require_copyable(self, columns: pa.Schema) -> None:
+        """TableStoppedError if a table with these columns cannot be made here."""
+
+    def allow(self, session: Callable[[], SparkSession], feature: str) -> None:
+        """The table has a feature of Delta from now on. A commit of its own, harmless to repeat.
+
+        By Spark: deltalake forgets what older protocols imply.
+        """
+        self.set_properties(session, {f"delta.feature.{feature}": "supported"})
+
+    def set_properties(self, session: Callable[[], SparkSession], properties: Mapping[str, str]) -> None:
+        """As ``allow``. By Spark: deltalake would have readers know variants, too, to read deletion vectors."""
+        place = quoted(spark_path(self.location))
+        session().sql(f"ALTER TABLE delta.{place} SET TBLPROPERTIES ({listed_properties(properties)})")
+
+    def pack(self, session: SparkSession, options: MaintenanceOptions, key: Sequence[str], share: float | None) -> None:
+        """Small files into large ones: see ``maintenance``."""
+        pack(session, self.location, options, key, share)
+
     def maintain(
         self, session: Callable[[], SparkSession], options: MaintenanceOptions, key: Sequence[str]
     ) -> MaintenanceResult:
         return maintain_table(self, session, options, key)
 
 
-def _has_local_time(schema: TableSchema) -> bool:
+def is_only_metadata_change(path: Sequence[TableSchema]) -> bool:
+    """Are columns added without a default, and nothing else?"""
+    first, last, came_from = path[0], path[-1], lineage(path)
+    kept = [name for name, was in came_from.items() if was == name]
+    return (
+        tuple(kept) == first.names
+        and all(first.column(name).type == last.column(name).type for name in kept)
+        and all(last.column(name).default is None for name, was in came_from.items() if was is None)
+    )
+
+
+def has_local_time(schema: TableSchema) -> bool:
     """Has it a timestamp without a zone, maybe in a list?"""
     kinds: list[Any] = list(schema.arrow.types)
     while any(map(pa.types.is_list, kinds)):

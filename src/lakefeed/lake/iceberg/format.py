@@ -24,6 +24,7 @@ from lakefeed.lake.rule.record import TableRule, rule_file
 from lakefeed.lake.rule.rows import RowRule
 from lakefeed.lake.schema.decision import Decisions, decisions_file
 from lakefeed.lake.schema.policy import Evolution
+from lakefeed.lake.spark.job import POOL
 from lakefeed.lake.spark.session import Sessions, checked_session
 from lakefeed.lake.table import SparkTable
 from lakefeed.storage.base import Storage
@@ -108,7 +109,7 @@ class IcebergFormat:
         self._spark = spark
         self._catalog = catalog
         self._routes = routes
-        self._sessions = Sessions(spark, catalog.settings())
+        self._sessions = Sessions(spark, {**catalog.settings(), POOL: pipeline})
         self._java = JavaCatalog(catalog.name, catalog.properties, self._sessions.child)
         self._lock = threading.Lock()
         self._tables: dict[Route, SparkTable] = {}
@@ -156,7 +157,7 @@ class IcebergFormat:
                     self._routes.layout(route),
                 )
                 decisions = Decisions(self._routes.policy(route), decisions_file(self._lake, self._pipeline, table))
-                rule = TableRule(self._routes.rows(route), table, rule_file(catalog.root, self._pipeline, table))
+                rule = TableRule(self._routes.rows(route), table, rule_file(self._lake, self._pipeline, table))
                 staging = table_path(f"{catalog.root}/_lakefeed/{self._pipeline}/staged", table)
                 self._tables[route] = SparkTable(self._pipeline, route, store, self._sessions, decisions, rule, staging)
             return self._tables[route]

@@ -36,6 +36,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyroaring import BitMap
 
 from lakefeed.change.position import decode_position
@@ -376,6 +377,9 @@ class IcebergStore:
                 remedy=f"{'; '.join(statements)}. The pipeline then goes on by itself.",
                 table=table,
             )
+
+    def require_copyable(self, columns: pa.Schema) -> None:
+        """Iceberg commits through its catalog, wherever the files are."""
 
     def lost_by(self, path: Sequence[TableSchema]) -> str | None:
         metadata = self.metadata()

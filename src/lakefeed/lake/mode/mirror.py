@@ -6,7 +6,7 @@ With ``metadata`` each row says what its last change was.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -116,4 +116,4 @@ class Mirror(Mode):
         merge = merge_step(changes, window, bounds, own)
         if extent is not None and extent.markable is not None:
             return mark_step(session, store, window, merge, extent.markable)
-        return merge
+        return replace(merge, within=extent.replaceable if extent is not None else None)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from lakefeed.change.batch import OP, SEQ, Operation
@@ -116,7 +116,8 @@ def upsert_step(session: SparkSession, window: Window, store: TableStore, own: O
         count = rewritten_files(session, window, extent)
     if extent is None or not count:
         bounds = narrowed(bounds, window, extent.bytes if extent is not None else 0)
-        return merge_step(collapsed, window, bounds, own)
+        merge = merge_step(collapsed, window, bounds, own)
+        return replace(merge, within=extent.replaceable if extent is not None else None)
 
     # Stored rows, with what the window leaves instead of the rows of its keys.
     rows, old = left_rows(collapsed, window, own), extent.replaceable

@@ -33,6 +33,7 @@ from lakefeed.lake.rule.changes import EARLY, LEFT_OUT
 from lakefeed.lake.rule.resolve import Resolved
 from lakefeed.lake.spark.error import explained
 from lakefeed.lake.spark.type import lake_arrow
+from lakefeed.storage.location import options_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -125,7 +126,7 @@ class StagedGroups:
         table, place = self._ruled.source.table, f"{self._directory}/{uuid.uuid4().hex}"
         self.clear()  # what the group before has left, or a process that died
         given = lake_arrow(self._ruled.source)
-        write = partial(attempt_chunk, directory=f"{place}/source", schema=given)
+        write = partial(attempt_chunk, directory=f"{place}/source", schema=given, storage=options_of(place))
         written = written_chunks(chunks, write, table, lambda: self._session().sparkContext)  # 1
         high: Position | None = None
         for one in written:
@@ -177,9 +178,10 @@ def write_ruled(
     found = files.get_file_info(fs.FileSelector(root, allow_not_found=True, recursive=True))
     written = []
     for path in sorted(info.path for info in found if info.base_name.endswith(".parquet")):
-        folders = path.removeprefix(root).strip("/").split("/")[:-1]
+        below = path.removeprefix(root).strip("/")
+        folders = below.split("/")[:-1]
         partition = tuple(unquote(folder.partition("=")[2]) for folder in folders)
-        written.append(_Written(path, pq.read_metadata(path, filesystem=files).num_rows, partition))
+        written.append(_Written(f"{place}/{below}", pq.read_metadata(path, filesystem=files).num_rows, partition))
     return written
 
 

@@ -16,10 +16,11 @@ from typing import Any
 
 from lakefeed.change.mask import KEYED
 from lakefeed.change.table import TableId
-from lakefeed.durable import make_directory, replace_file
 from lakefeed.errors import LakeError, TableStoppedError
 from lakefeed.lake.location import table_path
 from lakefeed.lake.rule.rows import RowRule
+from lakefeed.storage.base import Storage, StoredFile
+from lakefeed.storage.local import LocalStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +34,17 @@ class Recorded:
     touched: Mapping[str, int]
 
 
-def rule_file(root: str, pipeline: str, table: TableId) -> Path:
-    """Where the rule of one lake table is: with the rest of the pipeline's state."""
-    return Path(table_path(f"{root}/_lakefeed/{pipeline}/rules", table) + ".json")
+def rule_file(lake: Storage, pipeline: str, table: TableId) -> StoredFile:
+    """Where the rule of one lake table is: in the lake, below the folder of the pipeline that made it."""
+    return StoredFile(lake.below(), table_path(f"_lakefeed/{pipeline}/rules", table) + ".json")
 
 
-def read_recorded(place: Path) -> Recorded | None:
-    try:
-        body: dict[str, Any] = json.loads(place.read_bytes())
-    except FileNotFoundError:
+def read_recorded(place: StoredFile | Path) -> Recorded | None:
+    data = _stored(place).read()
+    if data is None:
         return None
+    try:
+        body: dict[str, Any] = json.loads(data)
     except ValueError as error:
         raise LakeError(
             f"the file {place}, which says by which rule a lake table was made, is damaged: {error}",
@@ -52,13 +54,17 @@ def read_recorded(place: Path) -> Recorded | None:
     return Recorded(body["generation"], body["fingerprint"], body["described"], rule, body["touched"])
 
 
+def _stored(place: StoredFile | Path) -> StoredFile:
+    return StoredFile(LocalStorage(place.parent), place.name) if isinstance(place, Path) else place
+
+
 class TableRule:
     """The rule of one lake table by the configuration, beside the one on record. ``place`` is the table's file."""
 
-    def __init__(self, rule: RowRule, table: TableId, place: Path | None = None) -> None:
+    def __init__(self, rule: RowRule, table: TableId, place: StoredFile | Path | None = None) -> None:
         self.rule = rule
         self._table = table
-        self._place = place
+        self._place = _stored(place) if place is not None else None
         self._known: Recorded | None = None
         self._is_read = False
         self.required: int | None = None
@@ -80,7 +86,7 @@ class TableRule:
         if self._place is None:
             return
         if self.rule.is_nothing:
-            self._place.unlink(missing_ok=True)
+            self._place.storage.remove([self._place.name])
             self._known, self._is_read = None, True
         elif self.recorded(generation) is not None:
             self.require(generation)
@@ -127,6 +133,6 @@ class TableRule:
             "rule": None if is_secret else rule.to_json(),
             "touched": dict(touched),
         }
-        make_directory(self._place.parent)
-        replace_file(self._place, json.dumps(body, ensure_ascii=False, indent=1).encode(), fsync=fsync)
+        data = json.dumps(body, ensure_ascii=False, indent=1).encode()
+        (self._place.storage if fsync else self._place.storage.without_fsync()).replace(self._place.name, data)
         self._known, self._is_read = read_recorded(self._place), True

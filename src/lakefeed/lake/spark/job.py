@@ -21,6 +21,9 @@ T = TypeVar("T")
 U = TypeVar("U")
 _POLL_SECONDS = 0.02
 
+POOL = "lakefeed.pool"
+"""The setting of a session that names whose jobs these are: where Spark's scheduler is fair, each gets its share."""
+
 
 def run_job(session: SparkSession, name: str, action: Callable[[], T], *, failpoint: str) -> T:
     """Do ``action``, return what it returns and raise what it raises.
@@ -29,7 +32,7 @@ def run_job(session: SparkSession, name: str, action: Callable[[], T], *, failpo
     """
     from pyspark import InheritableThread
 
-    context = session.sparkContext
+    context, pool = session.sparkContext, session.conf.get(POOL, None)
     group = f"lakefeed-{uuid.uuid4()}"
     ended = threading.Event()
     results: list[T] = []
@@ -38,6 +41,7 @@ def run_job(session: SparkSession, name: str, action: Callable[[], T], *, failpo
     def work() -> None:
         try:
             context.setJobGroup(group, name)
+            context.setLocalProperty("spark.scheduler.pool", pool or "default")
             results.append(action())
         except BaseException as error:  # noqa: BLE001  # handed to the caller below
             errors.append(error)

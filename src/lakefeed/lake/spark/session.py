@@ -33,6 +33,18 @@ _SAME_EVERYWHERE = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled
 _GIB = 1024**3
 _KEPT_LOGS = 10
 _building = threading.Lock()
+_GATEWAY = "PYSPARK_GATEWAY_PORT"
+"""The variable by which spark-submit names the JVM that it has started."""
+_OF_THE_JVM = (
+    "spark.master",
+    "spark.driver.memory",
+    "spark.driver.host",
+    "spark.driver.bindAddress",
+    "spark.driver.extraJavaOptions",
+    "spark.driver.extraClassPath",
+    "spark.sql.adaptive.enabled",
+    "spark.sql.shuffle.partitions",
+)
 
 
 def spark_session(
@@ -49,8 +61,8 @@ def spark_session(
 
     ``formats`` are the table formats that it can write, ``delta`` and ``iceberg``; ``stores`` object stores: ``s3``.
     ``master`` is a cluster's, or none for this machine; what its executors need is checked by one small job.
-    ``packages=False``: the cluster has the jars. ``settings`` stand above Lakefeed's own. SparkSetupError says in one
-    sentence what is missing (Java, jars) and what repairs it.
+    ``packages=False``: the cluster has the jars. Under spark-submit its master, memory and jars are taken. ``settings``
+    stand above Lakefeed's own. SparkSetupError says in one sentence what is missing (Java, jars) and what repairs it.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -67,16 +79,20 @@ def spark_session(
             old.unlink(missing_ok=True)
         log = directory / f"spark-{os.getpid()}.log"
         wanted = coordinates_of(formats, stores)
+        is_submitted = _GATEWAY in os.environ  # the JVM is there: who made it chose master, memory and jars
+        packages = packages and not is_submitted
         with resolving(wanted) if packages else nullcontext(()) as jars:
             conf = session_conf(app_name, jars, log.parent, formats, stores)
             if not packages:
                 conf = _without(conf, "spark.jars.packages", "spark.jars.excludes")
+            if is_submitted:
+                conf = _without(conf, *_OF_THE_JVM)
             if master is not None:
                 conf = _on_cluster(conf, master, jars)
             session = _start(conf.setAll(list((settings or {}).items())), log, wanted)
             if not jars and conf.get("spark.jars.packages", "") == wanted:
                 remember_jars(session.sparkContext.getConf().get("spark.jars", "").split(","), wanted)
-        if master is not None and not master.startswith("local"):
+        if not str(session.sparkContext.master).startswith("local"):
             check_executors(session)
         return session
 
@@ -215,6 +231,12 @@ def _start(conf: SparkConf, log: Path, packages: str) -> SparkSession:
 
 def checked_session(session: SparkSession, formats: Sequence[str] = ("delta",)) -> SparkSession:
     """The user's own session, if Lakefeed can work in it; else SparkSetupError with the settings to add."""
+    if type(session).__module__.startswith("pyspark.sql.connect"):
+        raise SparkSetupError(
+            "the session is one of Spark Connect, which has no SparkContext: copies, and merges that can be stopped, "
+            "need one",
+            remedy="Give a classic session, or have Lakefeed build one: spark.master in the configuration.",
+        )
     wanted = _format_settings(formats)
     loaded = (session.conf.get("spark.sql.extensions", "") or "").split(",")
     lacking = [

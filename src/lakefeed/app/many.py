@@ -1,0 +1,158 @@
+"""Several pipelines in one process and one Spark session: ``lakefeed run a.yaml b.yaml``, or a directory of files.
+
+Each pipeline has its own threads, its own lease and its own state, as in a process of its own; what they share is the
+JVM. Spark gives each an equal share of its cores while they all have work (a scheduler pool for each). A pipeline that
+fails stays behind alone: the others go on, and the command says so at its end.
+
+A directory is looked at every two seconds: a file that comes is started, one that goes is stopped after its step under
+way, one that changes is stopped and started again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lakefeed.app.build import build_pipeline, shared_session
+from lakefeed.app.config import Config, load_config
+from lakefeed.app.dashboard import served
+from lakefeed.app.observe import observed
+from lakefeed.errors import ConfigError, LakefeedError
+from lakefeed.flow.report.listener import Listener
+
+if TYPE_CHECKING:
+    from lakefeed.flow.pipeline import Pipeline
+
+_LOOK_SECONDS = 2.0
+_CHECK_SECONDS = 0.1
+_SUFFIXES = (".yaml", ".yml")
+
+
+def files_of(given: Sequence[Path]) -> list[Path]:
+    """The configuration files that are meant: a directory stands for those that are in it now."""
+    found: list[Path] = []
+    for path in given:
+        found += sorted(one for one in path.iterdir() if one.suffix in _SUFFIXES) if path.is_dir() else [path]
+    return list(dict.fromkeys(one.absolute() for one in found))
+
+
+@dataclass
+class _Running:
+    """One pipeline while it runs. ``stamp``: which content of the file it was started with."""
+
+    file: Path
+    stamp: int
+    thread: threading.Thread | None = None
+    pipeline: Pipeline | None = None
+    error: Exception | None = None
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+
+class Pipelines:
+    """See the module. ``run`` blocks until ``stop``, until the time is over, or until every pipeline has ended.
+
+    ``say`` gets one line for people. ``failed`` are the files whose pipelines ended with an error, with that.
+    """
+
+    def __init__(
+        self,
+        given: Sequence[Path],
+        say: Callable[[str], None],
+        listener: Callable[[Config], Listener],
+        *,
+        standby: bool,
+    ) -> None:
+        if missing := [str(path) for path in given if not path.exists()]:
+            raise ConfigError(
+                f"there is no file {', '.join(missing)}", remedy="Correct the name, or write it: lakefeed init FILE."
+            )
+        files = files_of(given)
+        if not files:
+            raise ConfigError(
+                f"there is no configuration file in {', '.join(map(str, given))}",
+                remedy=f"Put files there that end in {' or '.join(_SUFFIXES)}; `lakefeed init shop.yaml` writes one.",
+            )
+        self._given = tuple(given)
+        self._follows = any(path.is_dir() for path in given)
+        self._say = say
+        self._listener = listener
+        self._standby = standby
+        self._stopping = threading.Event()
+        self._running: dict[Path, _Running] = {}
+        self.failed: dict[Path, Exception] = {}
+        self.hanging: list[str] = []
+        # A file that cannot be read is that pipeline's trouble, not the session's.
+        configs = {file: config for file in files if (config := self._loaded(file)) is not None}
+        self._session = shared_session(configs)
+
+    def _loaded(self, file: Path) -> Config | None:
+        try:
+            return load_config(file)
+        except (LakefeedError, OSError):
+            return None  # said when it is started
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self, for_seconds: float | None = None) -> None:
+        until = time.monotonic() + for_seconds if for_seconds is not None else None
+        next_look = 0.0
+        while not self._stopping.is_set() and (until is None or time.monotonic() < until):
+            if time.monotonic() >= next_look and (self._follows or not next_look):
+                self._look()
+                next_look = time.monotonic() + _LOOK_SECONDS
+            if not self._follows and not any(one.thread and one.thread.is_alive() for one in self._running.values()):
+                break  # all have failed
+            self._stopping.wait(_CHECK_SECONDS)
+        self._end(list(self._running))
+
+    def _look(self) -> None:
+        """Start what is new, stop what is gone, and say what has failed."""
+        wanted = {file: file.stat().st_mtime_ns for file in files_of(self._given) if file.exists()}
+        for file, one in list(self._running.items()):
+            if wanted.get(file) != one.stamp:
+                self._say(
+                    f"{file.name}: {'it has changed' if file in wanted else 'it is gone'}, stopping its pipeline."
+                )
+                self._end([file])
+                self.failed.pop(file, None)
+        for file, stamp in wanted.items():
+            if file not in self._running:
+                one = self._running[file] = _Running(file, stamp)
+                one.thread = threading.Thread(target=self._work, args=(one,), name=f"lakefeed-{file.stem}", daemon=True)
+                one.thread.start()
+
+    def _end(self, files: Sequence[Path]) -> None:
+        """Stop pipelines, all at once, and wait for them: ten seconds at most, whatever hangs."""
+        ending = [self._running.pop(file) for file in files]
+        for one in ending:
+            one.stopping.set()
+        while left := [one for one in ending if one.thread is not None and one.thread.is_alive()]:
+            for one in left:
+                if one.pipeline is not None:
+                    one.pipeline.stop()  # again and again: run() forgets a stop that came before it had begun
+            time.sleep(_CHECK_SECONDS)
+        for one in ending:
+            if one.pipeline is not None:
+                self.hanging += [f"{one.file.name}: {name}" for name in one.pipeline.hanging]
+
+    def _work(self, one: _Running) -> None:
+        """One pipeline, from its file to its end. Whatever it raises is its own."""
+        try:
+            config = load_config(one.file)
+            with ExitStack() as stack:
+                listeners = stack.enter_context(observed(config, self._listener(config)))
+                one.pipeline = stack.enter_context(build_pipeline(config, spark=self._session, listener=listeners))
+                url = stack.enter_context(served(config, one.pipeline, config.monitor.http))
+                self._say(f"Running {config.pipeline} ({one.file.name}){f'; dashboard: {url}' if url else ''}.")
+                if not one.stopping.is_set():
+                    one.pipeline.run(standby=self._standby)
+        except Exception as error:  # noqa: BLE001  # one pipeline's trouble is that pipeline's
+            one.error = self.failed[one.file] = error
+            remedy = f" Remedy: {error.remedy}" if isinstance(error, LakefeedError) and error.remedy else ""
+            self._say(f"{one.file.name}: stopped, the others go on: {error}{'' if remedy in str(error) else remedy}")

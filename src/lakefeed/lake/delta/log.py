@@ -1,0 +1,122 @@
+"""Entries of a Delta table's log that are made here: how one is put, and the actions that it has.
+
+An entry appears whole, under the number that it was made for, or not at all: of several writers that make one number,
+exactly one comes through. On a disk it is written under another name and linked to its own; in an object store it is
+put with ``If-None-Match: *`` (docs/object-stores.md). Spark's own commits do neither there, so that they are not used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lakefeed.errors import LakeError
+from lakefeed.lake.spark.error import ConcurrentModification
+from lakefeed.storage.location import storage_at
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+Action = dict[str, Any]
+
+_OF_REMOVED = ("path", "partitionValues", "size", "tags", "deletionVector")
+_IMPLIED = {1: (), 2: ("appendOnly", "invariants")}
+"""What older protocols ask of writers, by the names of features; newer ones than these name them."""
+
+
+def put_commit(
+    location: str,
+    version: int,
+    actions: Sequence[Mapping[str, Any]],
+    transactions: Mapping[str, int],
+    note: str,
+    operation: str = "MERGE",
+) -> None:
+    """Make ``version`` of the table; ConcurrentModification if somebody has made it."""
+    now = int(time.time() * 1000)
+    information = {
+        "timestamp": now,
+        "operation": operation,
+        "operationParameters": {},
+        "isBlindAppend": False,
+        "engineInfo": "lakefeed",
+        "userMetadata": note,
+        "txnId": str(uuid.uuid4()),  # no two entries are alike: a store tells a writer's own from another's by that
+    }
+    recorded = [{"txn": {"appId": app, "version": number, "lastUpdated": now}} for app, number in transactions.items()]
+    lines = [{"commitInfo": information}, *recorded, *actions]
+    data = "\n".join(json.dumps(line, ensure_ascii=False) for line in lines).encode()
+    try:
+        if "://" in location:
+            storage_at(location).create(f"_delta_log/{version:020d}.json", data)
+        else:
+            _link(Path(location, "_delta_log", f"{version:020d}.json"), data)
+    except FileExistsError as error:
+        raise ConcurrentModification(f"version {version} of {location} is another commit's") from error
+
+
+def _link(entry: Path, data: bytes) -> None:
+    temporary = entry.with_name(f"_commit_{uuid.uuid4()}.json.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, entry)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def removed(entry: Mapping[str, Any], *, changes_rows: bool = True) -> Action:
+    """The action that takes a file out of the table, as the log describes it."""
+    found: Action = {name: entry[name] for name in _OF_REMOVED if name in entry}
+    found |= {"deletionTimestamp": int(time.time() * 1000), "dataChange": changes_rows, "extendedFileMetadata": True}
+    return {"remove": found}
+
+
+def described(table: DeltaTable, schema: str | None = None, properties: Mapping[str, str] | None = None) -> Action:
+    """The table's metadata again, with another schema or more properties."""
+    metadata = table.metadata()
+    return {
+        "metaData": {
+            "id": str(metadata.id),
+            "name": metadata.name,
+            "description": metadata.description,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": schema if schema is not None else table.schema().to_json(),
+            "partitionColumns": metadata.partition_columns,
+            "configuration": {**metadata.configuration, **(properties or {})},
+            "createdTime": metadata.created_time,
+        }
+    }
+
+
+def allowing(table: DeltaTable, features: Iterable[str]) -> list[Action]:
+    """The protocol that has these features, too, which readers must know; nothing if the table has them."""
+    protocol = table.protocol()
+    readers, writers = set(protocol.reader_features or ()), set(protocol.writer_features or ())
+    wanted = set(features)
+    if wanted <= readers & writers:
+        return []
+    if protocol.min_writer_version < 7:
+        if protocol.min_writer_version not in _IMPLIED or protocol.min_reader_version > 1:
+            raise LakeError(
+                f"the table's protocol ({protocol.min_reader_version}, {protocol.min_writer_version}) asks for "
+                f"features that it does not name, so that {', '.join(sorted(wanted))} cannot be added here"
+            )
+        writers |= set(_IMPLIED[protocol.min_writer_version])
+    return [
+        {
+            "protocol": {
+                "minReaderVersion": 3,
+                "minWriterVersion": 7,
+                "readerFeatures": sorted(readers | wanted),
+                "writerFeatures": sorted(writers | wanted),
+            }
+        }
+    ]

@@ -1,0 +1,212 @@
+"""Delta tables in an object store: the contract of every table format, each step of a pipeline, two writers."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.storage.on_store import OnStore, read_store
+
+from lakefeed import Delta, Pipeline, Rule, Sqlite, current
+from lakefeed.errors import SparkSetupError
+from lakefeed.flow.options import PipelineOptions
+from lakefeed.lake.delta.log import put_commit
+from lakefeed.lake.delta.remote import packable
+from lakefeed.lake.layout import Layout
+from lakefeed.lake.maintenance import MaintenanceOptions
+from lakefeed.lake.spark.error import ConcurrentModification
+from lakefeed.lake.spark.session import checked_session
+from lakefeed.storage.location import give_options, storage_at
+from lakefeed.testing.format_contract import TableFormatContract
+from lakefeed.testing.mode_contract import KeylessContract, MirrorContract
+from lakefeed.testing.server.object_store import Moto, Seaweed
+from lakefeed.testing.server.proxy import HttpProxy
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.slow
+class TestDeltaInAStore(OnStore, TableFormatContract):
+    pass
+
+
+@pytest.mark.slow
+class TestMarkedDeltaInAStore(OnStore, TableFormatContract):
+    deletion_vectors = True
+
+
+@pytest.mark.slow
+class TestMirrorInAStore(OnStore, MirrorContract):
+    pass
+
+
+@pytest.mark.slow
+class TestKeylessInAStore(OnStore, KeylessContract):
+    pass
+
+
+class Shop:
+    """A SQLite database, and a pipeline whose tables and journal are in a store."""
+
+    def __init__(
+        self, directory: Path, spark: SparkSession, address: str, options: dict[str, str], **lake: Any
+    ) -> None:
+        self.database, self.address, self.options = directory / "shop.db", address, options
+        self.sql("CREATE TABLE item (id INTEGER PRIMARY KEY, name TEXT, price INTEGER)")
+        self.lake = Delta(spark, address, storage_options=options, **lake)
+        small = PipelineOptions(maintenance=MaintenanceOptions(file_bytes=1 << 20))
+        self.pipeline = Pipeline(Sqlite(self.database), self.lake, name="shop", storage_options=options, options=small)
+
+    def sql(self, *statements: str) -> None:
+        with closing(sqlite3.connect(self.database, isolation_level=None)) as connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    def sync(self) -> None:
+        result = self.pipeline.sync_once()
+        assert not result.errors, result.errors
+        self.require_equal()
+
+    def require_equal(self) -> None:
+        with closing(sqlite3.connect(self.database)) as connection:
+            connection.row_factory = sqlite3.Row
+            source = [dict(row) for row in connection.execute("SELECT * FROM item ORDER BY id")]
+        assert sorted(read_store(f"{self.address}/main/item", self.options), key=lambda row: row["id"]) == source
+
+    def entries(self) -> list[dict[str, Any]]:
+        """What each commit of the table's log says of itself."""
+        storage = storage_at(f"{self.address}/main/item", self.options)
+        names = [name for name in storage.names("_delta_log") if name.endswith(".json")]
+        lines = [json.loads(line) for name in names for line in storage.read(name).splitlines()]
+        return [line["commitInfo"] for line in lines if "commitInfo" in line]
+
+
+@pytest.mark.parametrize("marks", [pytest.param(False, marks=pytest.mark.slow), True], ids=["files", "marks"])
+def test_every_step_of_a_pipeline_is_a_commit_that_is_put_if_absent(
+    spark: SparkSession, seaweed: Seaweed, address: str, tmp_path: Path, marks: bool
+) -> None:
+    shop = Shop(tmp_path, spark, address, seaweed.options, deletion_vectors=marks)
+    many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000)"
+    shop.sql(f"{many} INSERT INTO item SELECT i, 'item ' || i, i FROM n")
+    with shop.pipeline:
+        shop.sync()
+        shop.sql("UPDATE item SET price = -price WHERE id % 100 = 0", "DELETE FROM item WHERE id % 333 = 0")
+        shop.sync()
+        shop.sql("INSERT INTO item VALUES (5000, 'new', NULL)")  # no file can have it: appended
+        shop.sync()
+        shop.sql("ALTER TABLE item ADD COLUMN note TEXT", "UPDATE item SET note = 'n' WHERE id = 5")
+        shop.sync()
+        shop.sql("ALTER TABLE item ADD COLUMN rank INTEGER DEFAULT 7", "DELETE FROM item WHERE id = 6")
+        shop.sync()
+        shop.sql("UPDATE item SET name = 'x' WHERE id < 30")
+        shop.sync()
+        packed = shop.pipeline.maintain()
+        assert not marks or all(one.files_after < one.files_before for one in packed.values()), packed
+        shop.require_equal()
+        fresh = current(spark, shop.lake, "main.item").toArrow().num_rows
+        assert fresh == len(read_store(f"{address}/main/item", seaweed.options))
+    engines = {str(entry.get("engineInfo", "")).partition(":")[0] for entry in shop.entries()}
+    assert engines <= {"lakefeed", "delta-rs"}, engines  # and not Spark's
+
+
+@pytest.mark.slow
+def test_truncated_and_rebuilt_tables(spark: SparkSession, seaweed: Seaweed, address: str, tmp_path: Path) -> None:
+    shop = Shop(tmp_path, spark, address, seaweed.options)
+    shop.sql("INSERT INTO item VALUES (1, 'a', 1), (2, 'b', 2)")
+    with shop.pipeline:
+        shop.sync()
+        shop.sql("DELETE FROM item", "INSERT INTO item VALUES (3, 'c', 3)")
+        shop.sync()
+        for from_source in (False, True):
+            shop.pipeline.rebuild("main.item", from_source=from_source)
+            shop.sync()
+
+
+@pytest.mark.parametrize("kind", ["seaweed", "moto"])
+def test_of_two_writers_of_one_version_one_comes_through(kind: str, request: pytest.FixtureRequest) -> None:
+    server: Seaweed | Moto = request.getfixturevalue(kind)
+    location = f"s3://lakefeed/{kind}-two-writers"
+    give_options(location, server.options)
+    put_commit(location, 3, [{"add": {"path": "one"}}], {"app": 1}, "{}")
+    with pytest.raises(ConcurrentModification, match="version 3"):
+        put_commit(location, 3, [{"add": {"path": "two"}}], {"app": 1}, "{}")
+    written = storage_at(location, server.options).read(f"_delta_log/{3:020d}.json")
+    assert b'"one"' in written
+    assert b'"two"' not in written
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("marks", [False, True], ids=["files", "marks"])
+def test_requests_of_tables(
+    spark: SparkSession, seaweed: Seaweed, tmp_path: Path, marks: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prints what docs/object-stores.md has; journal and tables together."""
+    bucket = f"counted-{'marks' if marks else 'files'}"  # of its own: Hadoop keeps a client for each
+    with HttpProxy(seaweed.port) as proxy:
+        options = {**seaweed.options, "endpoint": proxy.endpoint}
+        shop = Shop(tmp_path, spark, f"{seaweed.bucket(bucket)}/shop", options, deletion_vectors=marks)
+        shop.sql("INSERT INTO item VALUES (1, 'a', 1), (2, 'b', 2), (3, 'c', 3)")
+
+        def counted(what: str) -> Counter[str]:
+            before = Counter(proxy.requests)
+            result = shop.pipeline.sync_once()
+            assert not result.errors, result.errors
+            found = Counter(proxy.requests) - before
+            with capsys.disabled():
+                print(f"\n{bucket} {what}: {dict(found)}")
+            return found
+
+        with shop.pipeline:
+            counted("first copy")
+            for number in range(4):
+                shop.sql(f"UPDATE item SET price = price + 1 WHERE id = {number % 3 + 1}")
+                busy = counted("a window of one change")
+            idle = counted("nothing new")
+    assert sum(busy.values()) <= 60, busy
+    assert sum(idle.values()) <= 10, idle
+
+
+def test_what_only_spark_could_commit_is_refused_by_check(
+    spark: SparkSession, seaweed: Seaweed, address: str, tmp_path: Path
+) -> None:
+    shop = Shop(tmp_path, spark, address, seaweed.options, rules=[Rule("item", layout=Layout(partition_by=("price",)))])
+    found = [one for one in shop.pipeline.check() if "object store" in one.problem]
+    assert len(found) == 1
+    assert "cannot have partitions" in found[0].problem
+    assert not storage_at(f"{address}/main", seaweed.options).names()
+
+
+def test_a_session_of_spark_connect_is_refused_in_one_sentence() -> None:
+    session: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    with pytest.raises(SparkSetupError, match="Spark Connect, which has no SparkContext"):
+        checked_session(session)
+
+
+def entry(size: int, rows: int = 100, marked: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = {"size": size, "stats": json.dumps({"numRecords": rows})}
+    return found | ({"deletionVector": {"cardinality": marked}} if marked else {})
+
+
+@pytest.mark.parametrize(
+    ("entries", "wanted"),
+    [
+        ({"a": entry(10), "b": entry(20)}, ["a", "b"]),
+        ({"a": entry(10), "b": entry(900)}, []),  # one small file is as good as any
+        ({"a": entry(900, marked=60), "b": entry(900)}, ["a"]),
+        ({"a": entry(900, marked=60), "b": entry(10)}, ["a", "b"]),
+        (
+            {str(number): entry(400) for number in range(30)},
+            [str(number) for number in sorted(range(30), key=str)][:20],
+        ),
+    ],
+)
+def test_files_that_are_packed_together(entries: dict[str, dict[str, Any]], wanted: list[str]) -> None:
+    assert packable(entries, 1000, 0.5) == wanted
