@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lakefeed.app.build import build_pipeline, shared_session
+from lakefeed.app.build import build_pipeline, shared_session, verified_meanwhile
 from lakefeed.app.config import Config, load_config
 from lakefeed.app.dashboard import served
 from lakefeed.app.observe import observed
@@ -149,6 +149,7 @@ class Pipelines:
                 listeners = stack.enter_context(observed(config, self._listener(config)))
                 one.pipeline = stack.enter_context(build_pipeline(config, spark=self._session, listener=listeners))
                 url = stack.enter_context(served(config, one.pipeline, config.monitor.http))
+                stack.enter_context(verified_meanwhile(config, f"lakefeed sync {one.file}"))
                 self._say(f"Running {config.pipeline} ({one.file.name}){f'; dashboard: {url}' if url else ''}.")
                 if not one.stopping.is_set():
                     one.pipeline.run(standby=self._standby)
