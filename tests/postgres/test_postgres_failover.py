@@ -178,6 +178,7 @@ def promoted_under_load(pair: Pair, lake: MemoryLake, promotions: int) -> None:
                 assert time.monotonic() < until, f"promotion {turn + 1}: {failed or pipeline.status()}"
                 assert not failed
                 time.sleep(0.2)
+            print(f"promotion {turn + 1} survived", flush=True)
         writer.end()
         pipeline.stop()
         thread.join(30)
