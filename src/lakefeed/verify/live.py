@@ -10,8 +10,8 @@ One look:
               between the lowest ``low`` and that change set has *moved*: the two sides may show it at different
               times. Any other key has had one value all the while: if it differs now, it differs
 Keys that moved and differ are looked at again, by key, which takes milliseconds instead of minutes: few of them move
-once more meanwhile. A row that changes during every look is right if what was read of it is one of the states that the
-journal says it went through; else it is told, and is not called equal.
+once more meanwhile. A row that does is right if what was read of it is one of the states that the journal says it went
+through; one of which nobody can say that after several looks is told, and is not called equal.
 
 A source that polls has no bracket. There the changes since the look began are those that moved, and the journal has to
 pass the time of the newest row that was read.
@@ -157,10 +157,10 @@ class LiveTable:
                 found.source_rows, found.lake_rows = first.looked.source_rows, first.looked.lake_rows
                 found.add(first.looked)
                 moved = first.looked.moved
-                for left in reversed(range(self.options.looks)):
+                for turn in range(self.options.looks):
                     if not moved:
                         break
-                    last = self._look(work, moved, progress, explains=not left)
+                    last = self._look(work, moved, progress, explains=turn > 0)
                     found.add(last.looked)
                     moved = last.looked.moved
             except (NotComparedError, MovedOnError) as error:
@@ -244,8 +244,8 @@ class LiveTable:
         """Of rows with these keys: how many differ, and which, those among them that changed during every look."""
         found, moved = _Found(), tuple(keys)
         with Pin.make(self.state, _PIN_SECONDS), Staging(self.state, self.record.table) as work:
-            for _ in range(self.options.looks):
-                looked = self._look(work, moved, lambda _side, _rows: None).looked
+            for turn in range(self.options.looks):
+                looked = self._look(work, moved, lambda _side, _rows: None, explains=turn > 0).looked
                 found.add(looked)
                 moved = looked.moved or ()
                 if not moved:
