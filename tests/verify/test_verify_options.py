@@ -73,6 +73,7 @@ def test_what_was_read_before_a_kill_is_not_read_again(tmp_path: Path) -> None:
     killed.__enter__()
     with pytest.raises(LeaseError), Staging(state, ITEMS):
         pass
+    assert {path.stat().st_mode & 0o777 for path in (killed.place, killed.place.parent)} == {0o700}
     killed.begin(asked, [{"chunk": 1}, {"chunk": 2}], 7)
     (killed.place / "part.parquet").write_bytes(b"")
     position = SqliteSequence(3, 4)

@@ -67,7 +67,7 @@ def test_damage_is_found_and_repaired_under_a_writer(tmp_path: Path, spark: Any,
         "body = CASE a WHEN 1805 THEN concat(body, ' ') ELSE body END, "
         "b = CASE a WHEN 1806 THEN 'other' ELSE b END WHERE a > 1801"
     )
-    with shop.running(), writing(writer(dsn)):
+    with shop.running(), writing(writer(dsn), 0.1):
         done = shop.repair("public.items", chunk_rows=300)
         told = "\n".join(done.found.differences)
         assert done.found.differing == 7, told

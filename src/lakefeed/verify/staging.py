@@ -41,7 +41,8 @@ class Staging:
         self._plan: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
-        self.place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (self.place.parent, self.place):  # rows of the source are nobody else's
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = (self.place / ".lock").open("a")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
