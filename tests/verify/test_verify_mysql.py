@@ -19,6 +19,7 @@ sync: {{interval_seconds: 0.2}}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_damage_is_found_and_repaired_under_a_writer(

@@ -16,7 +16,7 @@ from lakefeed.app.config import load_config
 from lakefeed.change.table import TableId
 from lakefeed.flow.table_state import TableStates
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 CONFIG = """
 pipeline: shop
 source: {{kind: postgres, dsn: "{dsn}"{more}}}
