@@ -18,7 +18,7 @@ Append ChangeCapture ChangeSet Checkpoint CheckpointDamagedError CheckpointError
 Column CommitFailedError CommitUnknownError ConfigError CycleResult DecodeError Delivery Delta DescribedTable Dialect
 Evolution FileCheckpointStore FileWatermarkStore Finding FullDiff Iceberg JournalDamagedError JournalError
 JournalFullError JournalOptions Lag LakeError LakefeedError Layout LeaseError LeaseLostError Listener
-MaintenanceOptions MemoryCheckpointStore MemoryWatermarkStore Mirror Mysql OP Operation Pace Pin Pipeline
+MaintenanceOptions MemoryCheckpointStore MemoryWatermarkStore Mirror Mysql OP Operation Origin Pace Pin Pipeline
 PipelineOptions PipelineStatus Plan Polling PollingSource PositionLostError Postgres PostgresPolling Query
 RebuildNeededError Retry RowOptions Rule Runtime RuntimeOptions SEQ Session SoftDelete SourceChangedError SourceError
 SourceSetupError SourceUnavailableError SparkSetupError Sqlite SqlitePolling StateError StorageUnavailableError TableId

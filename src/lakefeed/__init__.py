@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from lakefeed.lake.mode import Append as Append
     from lakefeed.lake.mode import Mirror as Mirror
     from lakefeed.lake.mode import Temporal as Temporal
+    from lakefeed.lake.route import Origin as Origin
     from lakefeed.lake.route import Rule as Rule
     from lakefeed.lake.rule.rows import RowOptions as RowOptions
     from lakefeed.lake.schema.policy import Evolution as Evolution
@@ -131,7 +132,7 @@ _HOMES = {
     "lakefeed.lake.maintenance": "MaintenanceOptions",
     "lakefeed.lake.mode": "Append Mirror Temporal",
     "lakefeed.lake.schema.policy": "Evolution",
-    "lakefeed.lake.route": "Rule",
+    "lakefeed.lake.route": "Origin Rule",
     "lakefeed.lake.layout": "Layout",
     "lakefeed.lake.rule.rows": "RowOptions",
     "lakefeed.lake.spark.session": "spark_session",

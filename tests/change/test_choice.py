@@ -63,3 +63,9 @@ def test_a_rule_survives_in_a_stored_schema() -> None:
     column = Column("until", pa.date32(), out_of_range=OutOfRange.CLAMP)
     assert Column.from_json(column.to_json()) == column
     assert "out_of_range" not in Column("until", pa.date32()).to_json()
+
+
+def test_variant_is_refused_with_what_is_missing_and_what_to_do_instead() -> None:
+    problem, remedy = Routes(Mirror(), [Rule("t", types={"tags": "variant"})]).choices.of(T).unfit(SCHEMA) or ("", "")
+    assert "the type variant, which is not there: copies and verify write and read files by Arrow" in problem
+    assert "Choose string, and read it with parse_json" in remedy

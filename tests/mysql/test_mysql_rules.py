@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from deltalake import DeltaTable
 
 from lakefeed import Delta, Pipeline
 from lakefeed.capture.mysql.source import Mysql
@@ -33,7 +34,8 @@ def test_rows_come_and_go_by_the_condition_and_values_are_what_the_rule_says(
     lake = Delta(spark, tmp_path, rules=[Rule("people", rows=rows)], salt="pepper")
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute(
-            f"CREATE TABLE {database}.people (id int PRIMARY KEY, email varchar(99), `Country Code` char(2), note text)"
+            f"CREATE TABLE {database}.people (id int PRIMARY KEY, email varchar(99),"
+            " `Country Code` char(2) COMMENT 'It''s ISO 3166', note text) COMMENT 'Who they are'"
         )
         cursor.execute(f"INSERT INTO {database}.people VALUES (1, 'a@x', 'DE', 'n'), (2, 'b@x', 'FR', 'nn')")
         connection.commit()
@@ -47,3 +49,6 @@ def test_rows_come_and_go_by_the_condition_and_values_are_what_the_rule_says(
     assert found is not None
     hashed = hashlib.sha256(b"pepperb@x").hexdigest()
     assert found.to_pylist() == [{"id": 2, "email": hashed, "country_code": "DE", "note": "nn", "size": 2}]
+    table = DeltaTable(tmp_path / database / "people")
+    said = {one.name: one.metadata.get("comment") for one in table.schema().fields}
+    assert (table.metadata().description, said["country_code"]) == ("Who they are", "It's ISO 3166")

@@ -15,10 +15,10 @@ from lakefeed.lake.base import TableFormat
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.iceberg import Iceberg
 from lakefeed.lake.mode import Mirror, Mode
-from lakefeed.lake.route import Rule
+from lakefeed.lake.route import Origin, Rule
 from lakefeed.lake.rule.rows import RowOptions
 from lakefeed.testing.format_contract import TableFormatContract
-from lakefeed.testing.mode_contract import ModeContract
+from lakefeed.testing.mode_contract import AppendContract, KeylessContract, MirrorContract, ModeContract
 from lakefeed.testing.temporal_contract import TemporalContract
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 RULES = (Rule("*", rows=RowOptions(where="coalesce(1 = 1, false)")),)
+UNION = (Rule("*", name="whole", only=True, union=Origin()),)
 
 
 class _OnDelta:
@@ -46,6 +47,53 @@ class _OnIceberg(_OnDelta):
 
     def read_rows(self, tables: TableFormat, table: TableId) -> list[dict[str, Any]]:
         return read_iceberg(tables.table(tables.routes(table)[0]).location)
+
+
+class _UnionOnDelta:
+    """A part of a lake table that several source tables may feed."""
+
+    @pytest.fixture(autouse=True)
+    def _spark(self, spark: SparkSession) -> None:
+        self.spark = spark
+
+    def make_format(self, root: Path, mode: Mode = Mirror()) -> TableFormat:  # noqa: B008  # immutable
+        return Delta(self.spark, root, mode=mode, rules=UNION).bind("contract")
+
+    def read_rows(self, tables: TableFormat, table: TableId) -> list[dict[str, Any]]:
+        return without_origin(read_delta(tables.table(tables.routes(table)[0]).location), table)
+
+
+class _UnionOnIceberg(_UnionOnDelta):
+    def make_format(self, root: Path, mode: Mode = Mirror()) -> TableFormat:  # noqa: B008
+        return Iceberg(self.spark, root, mode=mode, rules=UNION).bind("contract")
+
+    def read_rows(self, tables: TableFormat, table: TableId) -> list[dict[str, Any]]:
+        return without_origin(read_iceberg(tables.table(tables.routes(table)[0]).location), table)
+
+
+def without_origin(rows: list[dict[str, Any]], table: TableId) -> list[dict[str, Any]]:
+    assert {row["origin"] for row in rows} <= {str(table)}
+    return [{name: value for name, value in row.items() if name != "origin"} for row in rows]
+
+
+class TestUnionDelta(_UnionOnDelta, MirrorContract):
+    pass
+
+
+class TestUnionDeltaKeyless(_UnionOnDelta, KeylessContract):
+    pass
+
+
+class TestUnionIceberg(_UnionOnIceberg, MirrorContract):
+    pass
+
+
+class TestUnionIcebergTemporal(_UnionOnIceberg, TemporalContract):
+    pass
+
+
+class TestUnionIcebergAppend(_UnionOnIceberg, AppendContract):
+    pass
 
 
 class TestRuledDelta(_OnDelta, TableFormatContract):

@@ -143,3 +143,56 @@ def test_changes_of_recent_days_touch_the_files_of_those_days_alone_and_a_row_ma
     assert found["main.events"].lake_rows == DAYS * 3 + 2
     if kind == "delta":
         assert DeltaTable(place).metadata().configuration["delta.enableChangeDataFeed"] == "true"
+
+
+LATER = """
+pipeline: p
+source: {{kind: sqlite, path: s.db}}
+lake:
+  path: ./lake
+  format: {format}
+  tables:
+    - {{match: events, {layout}}}
+"""
+
+
+@pytest.mark.parametrize(("kind", "name"), [("delta", "delta.logRetentionDuration"), ("iceberg", "read.split.open")])
+def test_a_layout_that_is_changed_later_is_changed_in_place_or_told_until_the_table_is_copied_again(
+    kind: str, name: str, spark: SparkSession, tmp_path: Path, database: sqlite3.Connection
+) -> None:
+    value = "interval 9 days" if kind == "delta" else "9"
+
+    def has() -> tuple[list[str], str | None]:
+        if kind == "delta":
+            found = DeltaTable(tmp_path / "lake" / "main" / "events")
+            return list(found.metadata().partition_columns), found.metadata().configuration.get(name)
+        table = HadoopMetadata(str(tmp_path / "lake" / "main" / "events")).table()
+        return [one.name for one in table.spec().fields], table.properties.get(name)
+
+    database.executescript(
+        "CREATE TABLE events (id INTEGER PRIMARY KEY, kind TEXT); INSERT INTO events VALUES (1, 'a')"
+    )
+    with build_pipeline(config_of(tmp_path, LATER.format(format=kind, layout="mode: mirror")), spark=spark) as pipeline:
+        assert not pipeline.sync_once().errors
+        assert has() == ([], None)
+    changed = f'partition_by: [kind], cluster_by: [id], properties: {{"{name}": "{value}"}}'
+    config = config_of(tmp_path, LATER.format(format=kind, layout=changed))
+    told = "partition_by is kind, and the table is partitioned by nothing"
+    (planned,) = build_pipeline(config, spark=spark).plan().tables
+    assert f"{told}: it changes with lakefeed rebuild FILE main.events --from-source" in planned.reason
+    assert f"property {name} is {value}, and not set in the table" in planned.reason
+    with build_pipeline(config, spark=spark) as pipeline:
+        (finding,) = [one for one in pipeline.check() if "partition_by" in one.problem]
+        assert finding.remedy == "lakefeed rebuild FILE main.events --from-source"
+        database.execute("INSERT INTO events VALUES (2, 'b')")
+        assert not pipeline.sync_once().errors
+        assert has() == ([], value)  # in place
+        (status,) = pipeline.status().tables.values()
+        assert [told in text for text in status.layout] == [True]
+    pipeline = build_pipeline(config, spark=spark)
+    pipeline.rebuild("main.events", from_source=True)
+    with pipeline:
+        assert not pipeline.sync_once().errors
+        assert has() == (["kind"], value)
+        assert [one.layout for one in pipeline.status().tables.values()] == [()]
+    assert [row["id"] for row in stored(tmp_path, "events")] == [1, 2]

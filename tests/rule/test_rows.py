@@ -200,6 +200,10 @@ def test_a_rule_that_cannot_be_stops_its_table_alone_and_one_that_was_changed_sa
         assert [row["id"] for row in stored(tmp_path, "people")] == [1, 2]
     database.execute("UPDATE people SET first = 'x'")
     changed = config_of(tmp_path, text.replace("'DE'", "'FR'"))
+    told = build_pipeline(changed, spark=spark).check()
+    assert any("its rule has changed since it was copied" in one.problem for one in told if one.level is Level.ERROR)
+    planned = {str(one.table): one for one in build_pipeline(changed, spark=spark).plan().tables}["main.people"]
+    assert (planned.action, "its rule has changed" in planned.reason) == ("stop", True)
     with build_pipeline(changed, spark=spark) as pipeline:
         error = pipeline.sync_once().tables[TableId("main", "people")]
         assert "its rule has changed since it was copied, from 'where country = 'DE''" in (error.error or "")

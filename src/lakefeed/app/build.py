@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lakefeed.app.config import Config, EvolutionConfig, LakeConfig, SparkConfig
+from lakefeed.app.config import Config, EvolutionConfig, LakeConfig, SparkConfig, UnionConfig
 from lakefeed.errors import ConfigError
 from lakefeed.lake.layout import Layout
 from lakefeed.lake.mode import mode_named
-from lakefeed.lake.route import Rule
+from lakefeed.lake.route import Origin, Rule
 from lakefeed.lake.rule.rows import RowOptions
 from lakefeed.lake.schema.policy import Evolution
 from lakefeed.storage.location import is_remote
@@ -165,6 +165,7 @@ def rules(config: LakeConfig, database: str | None = None) -> list[Rule]:
             keyless=table.keyless,
             namespace=_filled(table.namespace, database),
             only=table.only,
+            union=_origin(table.union, database),
             rows=RowOptions(
                 where=table.where,
                 transform=table.transform or None,
@@ -184,6 +185,12 @@ def rules(config: LakeConfig, database: str | None = None) -> list[Rule]:
         )
         for table in config.tables
     ]
+
+
+def _origin(union: bool | UnionConfig, database: str | None) -> Origin | None:
+    if isinstance(union, UnionConfig):
+        return Origin(union.column, _filled(union.value, database) or union.value)
+    return Origin() if union else None
 
 
 def _filled(text: str | None, database: str | None) -> str | None:

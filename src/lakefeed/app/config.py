@@ -53,6 +53,15 @@ class EvolutionConfig(Section):
     change_key: Literal["rebuild", "stop"] | None = Field(default=None, description="rebuild: copy the table again.")
 
 
+class UnionConfig(Section):
+    """How the rows of several source tables in one lake table are told apart."""
+
+    column: Text = Field(default="origin", description="The column that says where a row is from; part of the key.")
+    value: Text = Field(
+        default="{schema}.{table}", description="What it has; may have {table}, {schema} and {database} in it."
+    )
+
+
 class LakeTableConfig(Section):
     """What is different for some tables, or with a name a second lake table beside the first."""
 
@@ -62,6 +71,9 @@ class LakeTableConfig(Section):
         default=None, description="Adds a lake table of this name; may have {table}, {schema} and {database} in it."
     )
     only: bool = Field(default=False, description="The lake table of this name is the only one of its source table.")
+    union: bool | UnionConfig = Field(
+        default=False, description="All source tables that match feed the lake table of this name: docs/choosing.md."
+    )
     namespace: Text | None = Field(
         default=None, description="The lake table's schema; may have {schema} and {database} in it."
     )

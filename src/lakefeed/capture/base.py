@@ -18,7 +18,7 @@ import pyarrow as pa
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.choice import Choices
 from lakefeed.change.position import Position
-from lakefeed.change.table import TableId, TableSchema
+from lakefeed.change.table import Comments, TableId, TableSchema
 from lakefeed.errors import SourceChangedError, SourceSetupError, StateError
 from lakefeed.storage.base import Storage
 
@@ -178,6 +178,10 @@ class ChangeCapture(ABC):
         """About how large tables are, by the source's own statistics; those that it has none of are left out. On a
         connection of its own; cheap."""
         return {}
+
+    def comments(self, table: TableId) -> Comments:  # noqa: ARG002
+        """What the source says to people of a table, as it is now. On a connection of its own; cheap."""
+        return Comments()
 
     def keep_state(self, state: Storage) -> None:  # noqa: B027
         """Called once, before ``open``: where the pipeline keeps its state, for a source that keeps no resume point."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 from lakefeed.capture.base import TableSize
 from lakefeed.change.choice import Choices
 from lakefeed.change.position import Position
-from lakefeed.change.table import Column, TableId, TableSchema
+from lakefeed.change.table import Column, Comments, TableId, TableSchema
 from lakefeed.change.watermark import KeyValue
 from lakefeed.errors import SourceSetupError
 
@@ -191,6 +191,10 @@ class Session(ABC):
     def sizes(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSize]:  # noqa: ARG002
         """See ``ChangeCapture.sizes``."""
         return {}
+
+    def comments(self, table: TableId) -> Comments:  # noqa: ARG002
+        """See ``ChangeCapture.comments``."""
+        return Comments()
 
     def cuts(self, table: DescribedTable, where: Sequence[str], key: Sequence[Column], rows: int) -> Cuts | None:  # noqa: ARG002
         """Cuts for ranges of about ``rows`` rows, where the database has a cheaper way than to count and to walk the

@@ -35,7 +35,7 @@ from lakefeed.capture.snapshot import TableChunk, keyed_chunks, plan_chunks, sti
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.choice import Choices, is_literal
 from lakefeed.change.position import Position
-from lakefeed.change.table import TableId, TableSchema
+from lakefeed.change.table import Comments, TableId, TableSchema
 from lakefeed.errors import ConfigError
 from lakefeed.storage.base import Storage
 
@@ -79,6 +79,10 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
     def sizes(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSize]:
         with closing(self._dialect.connect()) as session:
             return session.sizes(tables)
+
+    def comments(self, table: TableId) -> Comments:
+        with closing(self._dialect.connect()) as session:
+            return session.comments(table)
 
     def keep_state(self, state: Storage) -> None:
         self._resume.keep_state(state)

@@ -66,7 +66,7 @@ class TableChoice:
                 names = ", ".join(schema.names)
                 return f"types has '{glob}', which matches no column", f"The columns are {names}."
             if chosen == VARIANT:
-                why = "Spark alone can write and read one, and copies and verify work without it"
+                why = "copies and verify write and read files by Arrow, deltalake and pyiceberg, which have no variant"
                 return f"types gives {columns[0].name} the type variant, which is not there: {why}", _VARIANT
             for one in columns:
                 if self.type_of(one.name) == chosen and not _is_so(one, chosen):

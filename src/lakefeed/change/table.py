@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -109,6 +109,14 @@ class Column:
     def from_json(cls, data: dict[str, Any]) -> Column:
         rule = OutOfRange(data.get("out_of_range", OutOfRange.STOP))
         return cls(**{**data, "type": type_from_text(data["type"]), "out_of_range": rule})
+
+
+@dataclass(frozen=True, slots=True)
+class Comments:
+    """What a source says to people of a table and of its columns, by name; empty where it says nothing."""
+
+    table: str = ""
+    columns: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -321,6 +321,7 @@ class TableCopies:
                 base=state.base,
                 position=state.low,
                 chunks=[self._shape.chunk(chunk, self._capture.chunk) for chunk in state.chunks],
+                comments=self._capture.comments(state.source),
             )
             loaded = self._tables.table(state.route).load(copy, progress)
         except (DecodeError, TableStoppedError) as error:

@@ -41,9 +41,13 @@ def maintain_tables(
         kept = options.keep_hours + hours if options.keep_hours is not None else None
         options = replace(options, keep_hours=kept, keep_versions=_ALL_VERSIONS)
     found: dict[TableId, MaintenanceResult] = {}
+    done: set[TableId] = set()  # the parts of a union are stored as one
     for state in states.in_phase(Phase.LIVE):
         if over():
             break
+        if state.route.stored in done:
+            continue
+        done.add(state.route.stored)
         try:
             key = state.schema.key if state.schema is not None else ()
             found[state.table] = tables.table(state.route).maintain(options, key)

@@ -15,7 +15,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from lakefeed.errors import (
 from lakefeed.flow.capture_side import source_forgot
 from lakefeed.flow.full_diff import FullDiffs
 from lakefeed.flow.maintenance import maintain_tables
+from lakefeed.flow.migration import MigratedTable, plan_migration
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.flow.plan import Plan, make_plan
 from lakefeed.flow.rebuild import Rebuild, Rebuilt
@@ -177,6 +178,13 @@ class Pipeline:
         with self._work:
             self._close()
             return make_plan(self._capture, self._tables, self.state)
+
+    def plan_migration(self, migrate: Callable[[], None]) -> list[MigratedTable]:
+        """What a migration of the source would mean for the lake tables. This pipeline's source is a scratch database
+        with the source's tables and none of its rows; ``migrate`` runs the migration there."""
+        with self._work:
+            self._close()
+            return plan_migration(self._capture, self._tables, migrate)
 
     def sync_once(self, *, tables: Sequence[str] = ()) -> CycleResult:
         """One cycle: copy what the lake does not have yet, capture, apply.
@@ -417,10 +425,18 @@ class Pipeline:
     def _table_findings(self, offered: Sequence[TableSchema], routes: Mapping[TableId, Route]) -> Iterator[Finding]:
         """What keeps single lake tables from being made: names, types, and rules that do not fit."""
         shape, schemas = Shape(self._tables.columns, self._tables.sensitive), {one.table: one for one in offered}
+        live = {state.table: state for state in TableStates(self.state).in_phase(Phase.LIVE)}
         for route in sorted(routes.values(), key=lambda route: route.table):
             try:
                 plan = shape.planned(SnapshotPlan(schemas[route.source], (), 0))
                 needed = self._tables.table(route).check(plan.schema)
+                if route.table in live:
+                    self._tables.table(route).rule(live[route.table].generation)
+                for one in self._tables.table(route).laid_out_otherwise():
+                    if not one.in_place:
+                        again = f"lakefeed rebuild FILE {route.table} --from-source"
+                        problem = f"{route.table}: {one.text}"
+                        yield Finding(level=Level.WARNING, problem=problem, remedy=again, table=route.source)
                 statement = self._capture.unsent(route.source) if needed else None
                 if statement is not None:
                     problem = (

@@ -142,6 +142,9 @@ def _planned(
         if changed:
             action, reason = Action.STOP, changed
             remedy = f"Put the configuration back, or copy the table again: {rebuild}"
+        if action is Action.FOLLOW:
+            told = (one.told(route.table) for one in lake_table.laid_out_otherwise())
+            reason = "; ".join((reason, *told))
     if choice.inserts_only and not schema.key:
         reason += "; by inserts alone (keyless: inserts), so that updates and deletes are not seen"
     if unfit is not None and action is not Action.LEAVE:

@@ -80,6 +80,11 @@ class Rebuild:
             chosen, clashes = settled(every, self._states.fed())
             left = {clash.second.table: clash.second for clash in reversed(clashes) if clash.is_left}
             routes = {**chosen, **left, **routes}
+        parts = sorted(one.table for one in routes.values() if one.part is not None and one.part.table == table)
+        if parts and from_source:  # the whole of a union
+            for part in parts:
+                self.run(part, from_source=True)
+            return Rebuilt(table=table)
         if table not in routes:
             raise ConfigError(
                 f"the pipeline has no lake table {table}",

@@ -80,7 +80,7 @@ class TableStatus:
     lake table has not, and how long ago the oldest of them was committed; 0 if there are none, None if that is not
     known. ``rows_per_second``: changes applied, mean over the last minute. ``copy``: how far the copy under way is.
     ``rules``: how many values the table's rule has touched, by what it does, and how many rows its condition has left
-    out.
+    out. ``layout``: what the configuration now says otherwise of how the table lies on disk, and what brings it about.
     """
 
     state: str
@@ -98,6 +98,7 @@ class TableStatus:
     copy: CopyProgress | None = None
     verified: Verified | None = None
     rules: Mapping[str, int] = field(default_factory=dict)
+    layout: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +278,8 @@ def _read_once(
                 status = replace(status, compared=compared)
             touched = tables.table(state.route).touched(state.generation)
             found[table] = replace(status, verified=verified.get(table), rules=dict(touched))
+            if state.phase is Phase.LIVE and not isinstance(answers.get(table, _UNANSWERED), Exception):
+                found[table] = replace(found[table], layout=_laid_out_otherwise(tables, state))
         lag, silent = _lag_of(asked)  # 3
         verdict, reason = _verdict(root, liveness, found, journal.head, lag, now)  # 4
         return PipelineStatus(
@@ -306,6 +309,10 @@ def _lag_of(asked: Lag | Callable[[], object]) -> tuple[Lag, tuple[str, ...]]:
 
 def _recorded(tables: TableFormat, state: TableState) -> Applied | None:
     return tables.table(state.route).applied(state.generation)
+
+
+def _laid_out_otherwise(tables: TableFormat, state: TableState) -> tuple[str, ...]:
+    return tuple(one.told(state.table) for one in tables.table(state.route).laid_out_otherwise())
 
 
 def _table_status(

@@ -32,7 +32,7 @@ from lakefeed.durable import pack, unpack
 from lakefeed.errors import JournalDamagedError, LakefeedError, StateError
 from lakefeed.journal.commit import Commit
 from lakefeed.lake.mode import Mode, mode_from_json
-from lakefeed.lake.route import Route
+from lakefeed.lake.route import Part, Route
 from lakefeed.lake.schema.policy import Evolution
 from lakefeed.storage.base import Storage
 from lakefeed.storage.location import storage_at
@@ -64,7 +64,8 @@ class TableState:
     ``leaving``: the source table is gone, or is not in the configuration any more; ``last_change_set``: the one with
     the last of its changes, once that is known. ``renewed``: a person wants the table made again, so that it gets what
     new tables get, and not the types that it had. ``evolution``: what the configuration has it do when the source's
-    schema changes, for readers that do not have the configuration.
+    schema changes, for readers that do not have the configuration. ``part``: which rows of which lake table it is, in
+    a union.
     """
 
     table: TableId
@@ -90,16 +91,18 @@ class TableState:
     last_change_set: int | None = None
     renewed: bool = False
     evolution: Evolution = field(default_factory=Evolution)
+    part: Part | None = None
 
     @property
     def route(self) -> Route:
-        return Route(self.table, self.source, self.mode)
+        return Route(self.table, self.source, self.mode, self.part)
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
         data |= {"table": str(self.table), "source": str(self.source), "mode": self.mode.to_json()}
         data |= {"phase": self.phase.value, "chunks": [dict(chunk) for chunk in self.chunks]}
         data |= {"schema": self.schema.to_json() if self.schema else None, "evolution": asdict(self.evolution)}
+        data |= {"part": self.part.to_json() if self.part else None}
         positions = {"low": self.low, "high": self.high, "exact_at": self.exact_at}
         return data | {name: one.encode() if one else None for name, one in positions.items()}
 
@@ -115,6 +118,7 @@ class TableState:
                 "chunks": tuple(data["chunks"]),
                 "evolution": Evolution().with_choices(data.get("evolution", {})),  # older states have none
                 "schema": TableSchema.from_json(data["schema"]) if data["schema"] else None,
+                "part": Part.from_json(data["part"]) if data.get("part") else None,
                 **{name: decode_position(data[name]) for name in ("low", "high", "exact_at") if data.get(name)},
             }
         )
@@ -196,6 +200,7 @@ class TableStates:
                 table=route.table,
                 source=route.source,
                 mode=route.mode,
+                part=route.part,
                 generation=max(time.time_ns() // 1_000_000, before.generation + 1 if before else 0),
                 phase=Phase.STAGED,
                 reason=reason,

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lakefeed.change.choice import Choices
 from lakefeed.change.position import Position
 from lakefeed.change.segment import Counts, Window
-from lakefeed.change.table import TableId, TableSchema
+from lakefeed.change.table import Comments, TableId, TableSchema
 from lakefeed.errors import RebuildCause
+from lakefeed.lake.layout import Difference
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class TableCopy:
     position: Position | None
     chunks: Sequence[ChunkSource]
     as_of: datetime | None = None
+    comments: Comments = field(default_factory=Comments)
+    """The source's; under the lake table's names, once ``schema`` has these."""
     ruled: Callable[[Sequence[ChunkSource]], Sequence[ChunkSource]] | None = None
     """What makes chunks of the lake table's rows of a group of ``chunks``, where a rule makes them: see ``lake.rule``.
     ``schema`` then has the lake table's columns."""
@@ -94,6 +97,8 @@ class TableCopy:
     @property
     def description(self) -> str:
         """For people, as the lake table's comment."""
+        if self.comments.table:
+            return self.comments.table
         return f"Made of {self.table}, kept by Lakefeed. Key: {', '.join(self.schema.key) or 'none'}."
 
     def metadata(self, pipeline: str) -> dict[str, Any]:
@@ -206,6 +211,12 @@ class LakeTable(Protocol):
 
     def touched(self, generation: int) -> Mapping[str, int]:
         """How many values the table's rule has touched, by what it does, and how many rows it left out. No JVM."""
+
+    def is_in_place(self, path: Sequence[TableSchema]) -> bool:
+        """Would the schemas of the source on ``path`` change the table's metadata alone? No JVM."""
+
+    def laid_out_otherwise(self) -> tuple[Difference, ...]:
+        """What the table has otherwise than the configuration says of partitions, order and properties. No JVM."""
 
     def maintain(self, options: MaintenanceOptions, key: Sequence[str]) -> MaintenanceResult:
         """Pack small files and remove what nobody needs any more. Runs beside syncs: see flow.maintenance.

@@ -80,10 +80,13 @@ def other_format_at(location: str, own: str) -> str | None:
     return next((name.title() for name, known in FORMATS.items() if name != own and known.is_at(location)), None)
 
 
-def history_at(spark: SparkSession, root: str, location: str, table: TableId) -> TableHistory:
-    """The versions of a table below the lake's path ``root``, in the format that it has at ``location``."""
+def history_at(
+    spark: SparkSession, root: str, location: str, table: TableId, stored: TableId | None = None
+) -> TableHistory:
+    """The versions of a table below the lake's path ``root``, in the format that it has at ``location``; maybe a part
+    of the table ``stored``."""
     known = FORMATS[format_at(location) or next(iter(FORMATS))]
-    history: TableHistory = named(known.lake)(spark, root).history(table)
+    history: TableHistory = named(known.lake)(spark, root).history(table, stored)
     return history
 
 

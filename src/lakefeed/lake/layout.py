@@ -8,7 +8,7 @@ function is a column of the lake table, called ``created_at_day`` and so on, whi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lakefeed.errors import ConfigError
@@ -96,3 +96,42 @@ class Layout:
             properties=tuple(properties.items()),
             file_bytes=self.file_bytes or other.file_bytes,
         )
+
+    @property
+    def says_nothing(self) -> bool:
+        """Of what a table itself has: maintenance alone knows of ``file_bytes``."""
+        return self.partition_by is None and self.cluster_by is None and not self.properties
+
+    def differences(
+        self, partitions: Sequence[str], properties: Mapping[str, str], order: Sequence[str] | None = None
+    ) -> tuple[Difference, ...]:
+        """Between what it says and what a table has: its partitions as this has them, its properties, and the columns
+        that it is sorted by; None where only maintenance knows these."""
+        found = []
+        wanted = [str(one) for one in self.partitions]
+        if self.partition_by is not None and list(partitions) != wanted:
+            was, now = (", ".join(one) or "nothing" for one in (partitions, wanted))
+            found.append(Difference(f"partition_by is {now}, and the table is partitioned by {was}", in_place=False))
+        if self.cluster_by is not None and order is not None and list(order) != list(self.cluster_by):
+            was, now = (", ".join(one) or "nothing" for one in (order, self.cluster_by))
+            found.append(Difference(f"cluster_by is {now}, and the table is sorted by {was}", in_place=True))
+        for name, value in self.properties:
+            if str(properties.get(name, "")).lower() != value.lower():
+                was = properties.get(name, "not set")
+                found.append(Difference(f"property {name} is {value}, and {was} in the table", in_place=True))
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a table has otherwise than its layout says: a sentence. ``in_place``: it is changed with the table's next
+    changes; else by a new copy alone."""
+
+    text: str
+    in_place: bool
+
+    def told(self, table: object) -> str:
+        """With what brings it about."""
+        if self.in_place:
+            return f"{self.text}: it changes with the next changes of the table"
+        return f"{self.text}: it changes with lakefeed rebuild FILE {table} --from-source"

@@ -5,14 +5,16 @@ Delta tables are read with deltalake, Iceberg tables with pyiceberg: neither sha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lakefeed.lake.formats import FORMATS, format_at, named
 from lakefeed.lake.location import lake_root
+from lakefeed.lake.route import Part
 
 
 class StoredRows(Protocol):
@@ -27,6 +29,21 @@ class StoredRows(Protocol):
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows, in any order, each batch with ``schema``."""
+
+
+class PartRows:
+    """The rows of a part of a union, with some of the table's columns."""
+
+    def __init__(self, rows: StoredRows, part: Part, columns: Collection[str]) -> None:
+        self._rows = rows
+        self._part = part
+        self.schema = pa.schema([field for field in rows.schema if field.name in columns])
+        self.estimate: int | None = None
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._rows.batches():
+            own: Any = pc.equal(batch.column(self._part.column), pa.scalar(self._part.value))
+            yield batch.filter(own).select(self.schema.names)
 
 
 def rows_at(path: str) -> StoredRows | None:

@@ -3,6 +3,11 @@
 Every source table that the pipeline captures has one lake table of its own name in the lake's mode. A rule without a
 name says what is different for the tables it matches; a rule with a name adds a lake table beside it. Of several rules
 that say something, one that names the table counts before one with a pattern, and a later one before an earlier one.
+
+Several source tables may feed one lake table (``union``): each has a *part* of it, the rows whose origin column has its
+value. A part is a lake table to everything above the formats, called ``table@value``, with a state, a generation, an
+applied number and a rule of its own; the formats store all parts of a lake table in one place (``Route.stored``), and
+the commits of a part touch its own rows alone (docs/decisions/0014-union.md).
 """
 
 from __future__ import annotations
@@ -20,12 +25,45 @@ from lakefeed.lake.schema.policy import Evolution, Policy
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """The column of a union that says which source table a row is of, and its value for one of them."""
+
+    column: str = "origin"
+    value: str = "{schema}.{table}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of one source table in the lake table ``table``, which several feed: ``column`` is ``value`` there."""
+
+    table: TableId
+    column: str
+    value: str
+
+    def to_json(self) -> dict[str, str]:
+        return {"table": str(self.table), "column": self.column, "value": self.value}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, str]) -> Part:
+        return cls(TableId.parse(data["table"]), data["column"], data["value"])
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
-    """One lake table: ``table`` is its name in the lake, ``source`` the table that its rows come from."""
+    """One lake table: ``table`` is its name in the lake, ``source`` the table that its rows come from.
+
+    ``part``: it is a part of a lake table that several source tables feed.
+    """
 
     table: TableId
     source: TableId
     mode: Mode
+    part: Part | None = None
+
+    @property
+    def stored(self) -> TableId:
+        """The lake table that readers find the rows in."""
+        return self.part.table if self.part is not None else self.table
 
     @classmethod
     def same(cls, table: TableId, mode: Mode = Mirror()) -> Route:  # noqa: B008  # immutable
@@ -47,7 +85,7 @@ class Rule:
     not one lake table's, so a rule with a name has none.
 
     ``rows`` says what rows become, ``layout`` how the table lies on disk; a rule with a name has what the rules without
-    one say, where it says nothing itself.
+    one say, where it says nothing itself. ``union``: all source tables that it matches feed the lake table of its name.
     """
 
     match: str
@@ -62,6 +100,7 @@ class Rule:
     only: bool = False
     rows: RowOptions = field(default_factory=RowOptions)
     layout: Layout = field(default_factory=Layout)
+    union: Origin | None = None
 
     def __post_init__(self) -> None:
         of_source = {
@@ -77,6 +116,11 @@ class Rule:
             )
         if self.only and self.name is None:
             raise ConfigError(f"the rule for {self.match} has only, and no name", remedy="Add name, or remove only.")
+        if self.union is not None and self.name is None:
+            raise ConfigError(
+                f"the rule for {self.match} has union, and no name",
+                remedy="Add name: the lake table that all these source tables feed.",
+            )
         both = set(self.rows.mask or ()) & set(self.rows.transform or ())
         if both:
             raise ConfigError(
@@ -120,7 +164,11 @@ class Clash:
 
     @property
     def problem(self) -> str:
-        table, one, other = self.first.table, self.second.source, self.first.source
+        table, one, other = self.first.stored, self.second.source, self.first.source
+        if self.is_of_union:
+            what = f"{self.first.mode.describe()}, {self._parted(self.first)}"
+            what = f"{what}, and as {self.second.mode.describe()}, {self._parted(self.second)}"
+            return f"source tables {other} and {one} are both to feed the lake table {table}, as {what}"
         if one == other:
             modes = f"{self.first.mode.describe()} and {self.second.mode.describe()}"
             return f"two rules make the lake table {table} of {one}, as {modes}; it is {self.first.mode.describe()}"
@@ -129,7 +177,21 @@ class Clash:
         return f"source tables {one} and {other} are both to feed the lake table {table}, which {other} feeds"
 
     @property
+    def is_of_union(self) -> bool:
+        """One of the two is a part of the lake table, and the other is not, or is one of another kind."""
+        return self.first.stored == self.second.stored and (self.first.part or self.second.part) is not None
+
+    @staticmethod
+    def _parted(route: Route) -> str:
+        return f"with {route.part.column} = '{route.part.value}'" if route.part is not None else "without union"
+
+    @property
     def remedy(self) -> str:
+        if self.is_of_union:
+            return (
+                "Give all of them union, the same mode and the same column, and a value that tells them apart, such as "
+                "union: {column: origin, value: '{schema}.{table}'}; or another name."
+            )
         mine = next((one for one in (self.second, self.first) if one.table != one.source), self.second)
         example = f"name: '{{table}}_{mine.mode.name}'"
         by = f"{mine.table} of {mine.source} as {mine.mode.describe()}"
@@ -162,7 +224,17 @@ def settled(routes: Iterable[Route], fed: Mapping[TableId, Route]) -> tuple[dict
         first = chosen.setdefault(route.table, route)
         if first is not route:
             clashes.append(Clash(first, route))
+    first_of: dict[TableId, Route] = {}  # the lake tables that are stored, and who says what they are
+    for route in list(chosen.values()):
+        first = first_of.setdefault(route.stored, route)
+        if _kind(first) != _kind(route):
+            clashes.append(Clash(first, chosen.pop(route.table)))
     return chosen, tuple(clashes)
+
+
+def _kind(route: Route) -> tuple[Mode, str | None]:
+    """What all parts of one lake table have in common."""
+    return route.mode, route.part.column if route.part is not None else None
 
 
 class Routes:
@@ -200,7 +272,7 @@ class Routes:
         own = self._own(source)
         modes = [rule.mode for rule in own if rule.mode is not None]
         named = [rule for rule in self._rules if rule.name is not None and rule.matches(source)]
-        routes = [Route(_placed(source, rule), source, rule.mode or self._mode) for rule in named]
+        routes = [_routed(source, rule, rule.mode or self._mode) for rule in named]
         if any(rule.only for rule in named):
             return tuple(routes)
         spaces = [rule for rule in own if rule.namespace is not None]
@@ -226,13 +298,18 @@ class Routes:
         for one in self._for(route):
             rule = one.rows.onto(rule, is_literal=one.is_literal)
         early = self.sensitive(route.source).mask
-        return replace(rule, mask=tuple(one for one in rule.mask if one[0] not in dict(early)), early=early)
+        origin = (route.part.column, route.part.value) if route.part is not None else None
+        masks = tuple(one for one in rule.mask if one[0] not in dict(early))
+        return replace(rule, mask=masks, early=early, origin=origin)
 
     def layout(self, route: Route) -> Layout:
         """How the lake table of a route lies on disk."""
         layout = Layout()
         for one in self._for(route):
             layout = one.layout.onto(layout)
+        if route.part is not None:  # first, so that each part has files of its own
+            others = [one for one in layout.partition_by or () if one != route.part.column]
+            layout = replace(layout, partition_by=(route.part.column, *others))
         return layout
 
     def policy(self, route: Route) -> Policy:
@@ -272,7 +349,7 @@ class Routes:
     def _named(self, route: Route) -> list[Rule]:
         """The rules with a name that make the lake table of a route."""
         named = [one for one in self._rules if one.name is not None and one.matches(route.source)]
-        mine = [one for one in named if _placed(route.source, one) == route.table]
+        mine = [one for one in named if _routed(route.source, one, route.mode).table == route.table]
         return sorted(mine, key=lambda rule: rule.is_literal)
 
     def _for(self, route: Route) -> list[Rule]:
@@ -287,3 +364,12 @@ def _placed(source: TableId, rule: Rule) -> TableId:
         return text.replace("{table}", source.name).replace("{schema}", source.schema)
 
     return TableId(filled(rule.namespace or "{schema}"), filled(rule.name or "{table}"))
+
+
+def _routed(source: TableId, rule: Rule, mode: Mode) -> Route:
+    """The route of a rule with a name."""
+    table = _placed(source, rule)
+    if rule.union is None:
+        return Route(table, source, mode)
+    value = rule.union.value.replace("{table}", source.name).replace("{schema}", source.schema)
+    return Route(TableId(table.schema, f"{table.name}@{value}"), source, mode, Part(table, rule.union.column, value))

@@ -6,14 +6,15 @@ A new table format is a folder with a TableStore, a TableFormat and a Lake, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lakefeed.change.table import TableSchema
-from lakefeed.errors import CommitFailedError
+from lakefeed.errors import CommitFailedError, LakeError
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
-from lakefeed.lake.layout import Layout
+from lakefeed.lake.layout import Difference, Layout
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
+from lakefeed.lake.schema.projection import lineage
 from lakefeed.lake.spark.type import quoted
 from lakefeed.lake.window import KeyBounds
 
@@ -139,6 +140,31 @@ class MarkRows:
 Step = AppendRows | ReplaceRows | RewriteRows | MergeRows | MarkRows
 
 
+def is_only_added(path: Sequence[TableSchema]) -> bool:
+    """Are all columns of the last schema as they were in the first, or new and NULL in rows from before?"""
+    first, last = path[0], path[-1]
+    return all(
+        (was is None and last.column(name).default is None)
+        or (was == name and first.column(was).type == last.column(name).type)
+        for name, was in lineage(path).items()
+    )
+
+
+def completed(step: Step, columns: Sequence[str]) -> Step:
+    """The same step for a table that has further columns: they are NULL in rows that come, and stay in others."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    def whole(rows: DataFrame) -> DataFrame:
+        lacking = [name for name in columns if name not in rows.columns]
+        return rows.withColumns({name: F.lit(None) for name in lacking}).select(*map(quoted, columns))
+
+    if isinstance(step, MergeRows):
+        return replace(step, inserts={name: step.inserts.get(name, "NULL") for name in columns})
+    if isinstance(step, AppendRows | ReplaceRows):
+        return replace(step, rows=whole(step.rows))
+    raise LakeError(f"a {type(step).__name__} is no step for a part of a table")  # pragma: no cover  # has partitions
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
     """What a commit records in the same atomic step as its data.
@@ -254,6 +280,19 @@ class TableStore(Protocol):
 
     def require_copyable(self, columns: pa.Schema) -> None:
         """TableStoppedError if a table with these columns cannot be made here. No Spark."""
+
+    def other_type(self, schema: TableSchema) -> str | None:
+        """A column that the stored table has with another type than ``schema``, with both; None if there is none, or no
+        such table. For parts of a union, which share their columns. No Spark."""
+
+    def is_in_place(self, path: Sequence[TableSchema]) -> bool:
+        """Does ``evolve`` change metadata alone? Nothing is asked of the table."""
+
+    def laid_out_otherwise(self) -> tuple[Difference, ...]:
+        """What the table has otherwise than ``layout`` says; nothing if there is no table. No Spark."""
+
+    def lay_out(self, session: SparkSession) -> None:
+        """Change those of the differences that can be changed in place. A commit of its own, harmless to repeat."""
 
     def lost_by(self, path: Sequence[TableSchema]) -> str | None:
         """What of the owner's (a partition field, a comment) ``evolve`` would lose; None if nothing. No Spark."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lakefeed.change.segment import Window
-from lakefeed.change.table import TableSchema
+from lakefeed.change.table import Comments, TableSchema
 from lakefeed.errors import CommitUnknownError, LakeError, LakefeedError, RebuildNeededError, TableStoppedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
+from lakefeed.lake.layout import Difference
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.route import Route
 from lakefeed.lake.rule.changes import ruled_window, source_rows, touched_by_window
@@ -28,7 +30,7 @@ from lakefeed.lake.spark.error import explained, is_conflict
 from lakefeed.lake.spark.job import run_job
 from lakefeed.lake.spark.session import Sessions
 from lakefeed.lake.spark.type import lake_arrow, quoted, refuse_unstorable
-from lakefeed.lake.store import Stamp, TableStore, not_where_expected
+from lakefeed.lake.store import Stamp, TableStore, is_only_added, not_where_expected
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,7 +42,8 @@ _CONFLICT_TRIES = 5
 
 class SparkTable:
     """See ``lake.base.LakeTable`` for the contract. ``decisions`` say which columns the table has, ``rule`` what they
-    are made of. ``staging`` is a directory for the copy of a table whose rule Spark evaluates."""
+    are made of. ``staging`` is a directory for the copy of a table whose rule Spark evaluates. ``turn``: the parts of
+    one stored table write one at a time."""
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class SparkTable:
         decisions: Decisions | None = None,
         rule: TableRule | None = None,
         staging: str | None = None,
+        turn: AbstractContextManager[Any] | None = None,
     ) -> None:
         self.route = route
         self.location = store.location
@@ -62,9 +66,10 @@ class SparkTable:
         self._store = store
         self._sessions = sessions
         self._session: SparkSession | None = None  # the table's own, made when it is needed
-        self._turn = threading.Lock()
+        self._turn = turn or threading.RLock()
         self._key: tuple[str, ...] | None = None
         self._resolved: Resolved | None = None
+        self._is_laid_out = store.layout.says_nothing
 
     def applied(self, generation: int) -> Applied | None:
         return self._store.applied(generation)
@@ -93,7 +98,11 @@ class SparkTable:
         hit("lake.before_load")
         session = cache(self._sessions.child)
         ruled = self._checked(copy.schema, session)
+        self._refuse_other_types(ruled)
         self._rule.begin(copy.generation)
+        called = dict(zip(ruled.source.names, ruled.schema.names, strict=False))
+        by_column = {called[name]: text for name, text in copy.comments.columns.items() if name in called}
+        copy = replace(copy, comments=Comments(copy.comments.table, by_column))
         staged: StagedGroups | None = None
         if not ruled.is_renaming or self._store.parts:
             count = partial(self._rule.add, copy.generation)
@@ -103,8 +112,7 @@ class SparkTable:
             names = ruled.schema.names
             copy = replace(copy, schema=ruled.schema, chunks=[RenamedChunk(chunk, names) for chunk in copy.chunks])
         if self._rule.rule.early:
-            lake = dict(zip(ruled.source.names, ruled.schema.names, strict=False))
-            early = {lake[name]: name for name, _ in self._rule.rule.early if name in lake}
+            early = {called[name]: name for name, _ in self._rule.rule.early if name in called}
             copy = replace(copy, wrote=lambda files: self._rule.add(copy.generation, touched_early(early, files)))
         loaded = self._store.load(copy, self._mode, session, progress)
         if staged is not None:
@@ -127,6 +135,12 @@ class SparkTable:
 
     def touched(self, generation: int) -> Mapping[str, int]:
         return self._rule.touched(generation)
+
+    def is_in_place(self, path: Sequence[TableSchema]) -> bool:
+        return self._store.is_in_place([self._mode.schema(one) for one in path])
+
+    def laid_out_otherwise(self) -> tuple[Difference, ...]:
+        return () if self._store.layout.says_nothing else self._store.laid_out_otherwise()
 
     def apply(self, window: Window, generation: int) -> Applied:
         """Each of the steps is skipped if the table has it. A window without changes makes no commit.
@@ -165,6 +179,10 @@ class SparkTable:
             if not window.segments:
                 return applied
             session = self._session = self._session or self._sessions.child()
+            if not self._is_laid_out:
+                if any(one.in_place for one in self._store.laid_out_otherwise()):
+                    self._store.lay_out(session.newSession())
+                self._is_laid_out = True
             name = f"lakefeed: {self.route.table} up to change set {window.upto}"
             hit("lake.before_commit")
             for left in reversed(range(_CONFLICT_TRIES)):
@@ -215,7 +233,11 @@ class SparkTable:
         self._refuse_made_otherwise(*ruled)
         own = [self._mode.schema(one.schema) for one in ruled]
         refuse_unstorable(own[-1], added=self._mode.added_columns(), reserved=self._store.reserved)
-        if (lost := self._store.lost_by(own)) is not None:
+        if self.route.part is not None:
+            self._refuse_other_types(ruled[-1])
+            if not is_only_added(own):
+                self._refuse_loss(f"the rows of the other parts of {self.route.part.table}")
+        elif (lost := self._store.lost_by(own)) is not None:
             self._refuse_loss(lost)
         self._decisions.decide(after, path, generation, stale)
         stamp = replace(stamp, number=None, schema_version=target)
@@ -225,6 +247,18 @@ class SparkTable:
         except Exception as error:  # noqa: BLE001  # judged by what the table then records
             return self._outcome(error, stamp)
         return self._store.applied(generation) or replace(applied, schema_version=target)
+
+    def _refuse_other_types(self, ruled: Resolved) -> None:
+        """TableStoppedError if a part of a union has a column that the stored table has with another type."""
+        part = self.route.part
+        if part is not None and (unlike := self._store.other_type(self._mode.schema(ruled.schema))) is not None:
+            raise TableStoppedError(
+                f"table {self.route.table}: the lake table {part.table}, which several source tables feed, has "
+                f"{unlike}",
+                remedy="Give the column the same type in all of them, with types: {column: string} or a CAST in "
+                f"transform, and copy them again: lakefeed rebuild FILE {part.table} --from-source",
+                table=str(self.route.table),
+            )
 
     def _refuse_loss(self, lost: str) -> None:
         """The rows would have to be written again under new types, and the table would lose what its owner set.
@@ -262,12 +296,12 @@ class SparkTable:
 
     def states(self, generation: int) -> tuple[TableVersion, ...]:
         """A state with other columns than the source's is left out: it could not copy another table."""
-        states = self._store.states(generation)
+        states = self._store.states(generation) if self.route.part is None else ()
         return tuple(state for state in states if self._decisions.get(state.schema_version, generation) is None)
 
     def chunks(self, state: TableVersion, schema: TableSchema) -> tuple[ChunkSource, ...] | None:
         current = self._mode.current_rows()
-        if current is None:
+        if current is None or self.route.part is not None:
             return None
         recorded = self._rule.newest()
         if recorded is None:

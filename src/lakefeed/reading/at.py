@@ -36,6 +36,8 @@ def read_at(
     point.
     """
     point, name, place = _Point.of(position, change_set), TableId.parse(table), ReadLake.of(spark, lake)
+    if "://" not in place.root and (parts := _union(place, name)) is not None:
+        return parts.at(name, parts.change_set(point.change_set if point.change_set is not None else point.position))
     history = place.history(name)
     commits = history.commits()
     state = state_at(commits, point.covers)
@@ -101,6 +103,15 @@ def _pipeline(lake: ReadLake, metadata: Mapping[str, Any]) -> ReadPipeline | Non
         return lake.pipeline(str(metadata["pipeline"]))
     except (ConfigError, LakeError):
         return None
+
+
+def _union(lake: ReadLake, table: TableId) -> ReadPipeline | None:
+    """The pipeline of a table that is a union; None for every other table."""
+    try:
+        pipeline = lake.pipeline_of(table)
+    except (ConfigError, LakeError):
+        return None
+    return pipeline if pipeline.parts(table) else None
 
 
 def _number(pipeline: ReadPipeline | None, table: TableId, point: _Point, state: LogState) -> int:

@@ -44,7 +44,7 @@ def snapshot(
     """
     chosen = ReadLake.of(spark, lake, journal).pipeline(pipeline)
     number = chosen.change_set(at)
-    return {str(state.table): chosen.at(state.table, number) for state in chosen.live()}
+    return {str(table): chosen.at(table, number) for table in chosen.tables()}
 
 
 def register_views(

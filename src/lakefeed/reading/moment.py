@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ from lakefeed.lake.engine import Engine, Enrolled
 from lakefeed.lake.formats import history_at
 from lakefeed.lake.history import LogCommit, TableHistory, state_at
 from lakefeed.lake.iceberg import Iceberg
+from lakefeed.lake.layout import Layout as TableLayout
 from lakefeed.lake.location import lake_root, table_path
 from lakefeed.lake.route import Route
 from lakefeed.lake.rule.record import TableRule, read_recorded, rule_file
@@ -42,6 +44,7 @@ from lakefeed.lake.schema.mapping import ColumnMapping
 from lakefeed.lake.schema.policy import Evolution, Policy
 from lakefeed.lake.schema.projection import projected
 from lakefeed.lake.spark.session import Sessions
+from lakefeed.lake.spark.type import quoted
 from lakefeed.lake.store import AppendRows, MergeRows, Stamp, Step
 from lakefeed.lake.table import SparkTable
 from lakefeed.lake.window import last_time
@@ -74,10 +77,12 @@ class ReadLake:
     def of(cls, spark: SparkSession, lake: AnyLake, journal: str | Path | None = None) -> ReadLake:
         return cls(spark, lake, root_of(lake), str(journal) if journal is not None else None)
 
-    def history(self, table: TableId) -> TableHistory:
+    def history(self, table: TableId, stored: TableId | None = None) -> TableHistory:
+        """Of a table, maybe a part of the table ``stored``."""
         if isinstance(self.given, Delta | Iceberg):
-            return self.given.history(table)
-        return history_at(self.spark, self.root, table_path(self.root, table), table)  # the format is that of the table
+            return self.given.history(table, stored)
+        # The format is that of the table.
+        return history_at(self.spark, self.root, table_path(self.root, stored or table), table, stored)
 
     def pipeline(self, name: str | None) -> ReadPipeline:
         name, place = pipeline_place(self.journal or self.root, name)
@@ -89,9 +94,10 @@ class ReadLake:
         tables: list[TableId] = []
         for name, place in _places(self.journal or self.root).items():
             states = TableStates(place).all()
-            if table in states:
+            stored = {state.route.stored for state in states.values()}
+            if table in states or table in stored:
                 return self.pipeline(name)
-            tables += states
+            tables += stored
         raise LakeError(
             f"the lake has no table {table}", remedy=f"It has {', '.join(map(str, sorted(tables))) or 'none yet'}."
         )
@@ -202,15 +208,32 @@ class ReadPipeline:
                 return commit.number - 1
         return self.journal.head
 
+    def tables(self) -> list[TableId]:
+        """The lake tables that can be read; the parts of a union are one."""
+        return sorted({state.route.stored for state in self.live()})
+
+    def parts(self, table: TableId) -> list[TableState]:
+        """The parts of a union, as far as they have rows; none for any other table."""
+        every = self.states.in_phase(Phase.LIVE, Phase.DROPPED)
+        return sorted((one for one in every if one.part and one.part.table == table), key=lambda one: one.table)
+
     def at(self, table: TableId, number: int) -> DataFrame:
-        """One table at change set ``number``, as a plan of Spark."""
+        """One table at change set ``number``, as a plan of Spark. A union is the rows of all its parts."""
+        if parts := self.parts(table):
+            return reduce(
+                lambda one, other: one.unionByName(other, allowMissingColumns=True),
+                (self.at(part.table, number) for part in parts),
+            )
         state, journal = self.states.get(table), self.journal
         if state is None or state.phase not in (Phase.LIVE, Phase.DROPPED):
             what = f"is {state.phase.value}: {state.reason}" if state is not None else "is not there"
             raise LakeError(f"table {table} {what}", remedy="Run `lakefeed sync`, then read again.")
         refused = f"table {table} cannot be read at change set {number}"
-        history = self.lake.history(table)
-        commits = [one for one in history.commits() if _generation(one) in (None, state.generation)]
+        history = self.lake.history(table, state.route.stored)
+        # In the log of a union, the commits of the other parts leave this one as it is.
+        commits = [
+            one for one in history.commits() if _generation(one) in (None, state.generation) and _is_of(one, state)
+        ]
         found = state_at(commits, lambda commit: commit.upto <= number)
         if found is None or found.commit.applied is None:
             raise LakeError(
@@ -236,10 +259,13 @@ class ReadPipeline:
         version = max(
             int((one.metadata or {}).get("schema_version", 0)) for one in commits if one.version <= found.version
         )
+        rows = history.read(self.lake.spark, found.version)
+        if state.part is not None:
+            rows = rows.where(rows[quoted(state.part.column)] == state.part.value)
         store = _PlannedStore(
-            history.read(self.lake.spark, found.version),
+            rows,
             Applied(number=applied, schema_version=version, rows=None),
-            table_path(self.lake.root, table),
+            table_path(self.lake.root, state.route.stored),
         )
         entry = Enrolled(
             state.route,
@@ -353,6 +379,7 @@ class _PlannedStore:
     """A TableStore that keeps a plan of the rows instead of files: every step makes another plan of it."""
 
     reserved: tuple[str, ...] = ()
+    layout = TableLayout()
 
     def __init__(self, rows: DataFrame, applied: Applied, location: str) -> None:
         self.rows = rows
@@ -372,13 +399,16 @@ class _PlannedStore:
         if isinstance(step, MergeRows):
             self.rows = step.merged(self.rows)
         elif isinstance(step, AppendRows):
-            self.rows = self.rows.unionByName(step.rows)
+            self.rows = self.rows.unionByName(step.rows, allowMissingColumns=True)
         else:
             self.rows = step.rows
         self._applied = Applied(
             number=stamp.number or self._applied.number, schema_version=self._applied.schema_version, rows=None
         )
         return self._applied
+
+    def other_type(self, schema: TableSchema) -> None:  # noqa: ARG002  # the parts of a union are put together later
+        return None
 
     def lost_by(self, path: Sequence[TableSchema]) -> None:  # noqa: ARG002  # a plan loses nothing
         return None
@@ -387,6 +417,11 @@ class _PlannedStore:
         self.rows = self.rows.select(*projected(path))
         version = stamp.schema_version or self._applied.schema_version
         self._applied = Applied(number=self._applied.number, schema_version=version, rows=None)
+
+
+def _is_of(commit: LogCommit, state: TableState) -> bool:
+    """Was it made by this part of a union, or by nobody of the pipeline's?"""
+    return state.part is None or commit.metadata is None or commit.metadata.get("table") == str(state.source)
 
 
 def _generation(commit: LogCommit) -> int | None:

@@ -21,7 +21,7 @@ from lakefeed.capture.base import ChangeCapture, Chunk, Continuity, Finding, Lag
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.choice import Choices
 from lakefeed.change.position import Position
-from lakefeed.change.table import TableId, TableSchema
+from lakefeed.change.table import Comments, TableId, TableSchema
 from lakefeed.embed.checkpoint import Checkpoint, CheckpointStore
 from lakefeed.errors import SourceUnavailableError
 
@@ -150,6 +150,9 @@ class FaultyCapture(ChangeCapture):
 
     def sizes(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSize]:
         return self._capture.sizes(tables)
+
+    def comments(self, table: TableId) -> Comments:
+        return self._capture.comments(table)
 
     def recall(self, schemas: Sequence[TableSchema]) -> None:
         self._capture.recall(schemas)

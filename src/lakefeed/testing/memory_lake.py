@@ -24,6 +24,7 @@ from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import LakeError, RebuildNeededError, TableStoppedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import Applied, Loaded, TableCopy, TableVersion
+from lakefeed.lake.layout import Difference
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.mode import Mirror
 from lakefeed.lake.route import Route, Routes, Rule
@@ -166,6 +167,12 @@ class MemoryLakeTable:
 
     def touched(self, generation: int) -> Mapping[str, int]:  # noqa: ARG002  # the seam's
         return {}
+
+    def is_in_place(self, path: Sequence[TableSchema]) -> bool:  # noqa: ARG002  # the seam's
+        return True
+
+    def laid_out_otherwise(self) -> tuple[Difference, ...]:
+        return ()
 
     def maintain(self, options: MaintenanceOptions, key: Sequence[str]) -> MaintenanceResult:  # noqa: ARG002  # it has no files
         return MaintenanceResult()

@@ -30,7 +30,7 @@ from lakefeed.journal.journal import Journal
 from lakefeed.journal.lease import lease_holder
 from lakefeed.lake.base import Lake
 from lakefeed.lake.mode import Mode
-from lakefeed.lake.reader import StoredRows
+from lakefeed.lake.reader import PartRows, StoredRows
 from lakefeed.lake.route import settled
 from lakefeed.lake.schema.decision import Decisions, decisions_file
 from lakefeed.lake.schema.policy import Policy
@@ -195,7 +195,7 @@ class PipelineVerification:
         try:
             if live:
                 return self.live_table(record).compare(report)
-            stored, applied = self.lake.rows(record.table), lake_table.applied(record.generation)
+            stored, applied = self.lake.rows(record.route.stored), lake_table.applied(record.generation)
             if stored is None or applied is None:
                 return missing_table(record.table, lake_table.location)
             schema = Journal.read(self.state).schema(record.source, applied.schema_version)
@@ -205,6 +205,8 @@ class PipelineVerification:
             if made is not None:
                 rule, ruled, evaluate = made
                 made_rows = MadeRows(rule=rule, ruled=ruled, schema=schema, mapping=mapping, evaluate=evaluate)
+                if record.part is not None:
+                    stored = PartRows(stored, record.part, record.mode.schema(ruled.schema).names)
             known = TableShape(
                 table=record.table,
                 mode=record.mode,

@@ -14,6 +14,7 @@ from lakefeed.capture.registry import SOURCES, source_config
 from lakefeed.errors import ConfigError
 
 if TYPE_CHECKING:
+    from lakefeed.app.config import Config
     from lakefeed.capture.base import Finding
 
 FOUND_SOMETHING = 1
@@ -128,6 +129,16 @@ def plan(
             "--tables", metavar="GLOB", help="Only lake tables that match, schema.table or table; repeatable."
         ),
     ] = None,
+    sql: Annotated[
+        Path | None,
+        typer.Option(
+            "--sql",
+            metavar="MIGRATION",
+            exists=True,
+            dir_okay=False,
+            help="A migration of the source: show what it would mean for each lake table, tried on a scratch database.",
+        ),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> int:
     """Show what a start would do: tables to copy, columns and their types, what a changed configuration would rebuild.
@@ -142,6 +153,8 @@ def plan(
     from lakefeed.flow.shape import UNUSED
 
     config = load_config(file)
+    if sql is not None:
+        return _plan_migration(config, sql, as_json=as_json)
     made = build_pipeline(config).plan()
     wanted = [
         one
@@ -168,6 +181,41 @@ def plan(
     for unused in made.unused_rules:
         show_text(f"\nError: {unused}.\nRemedy: {UNUSED}")
     return FOUND_SOMETHING if made.is_refused else 0
+
+
+def _plan_migration(config: Config, script: Path, *, as_json: bool) -> int:
+    """The lake's path is a scratch one, too: nothing of the pipeline's own is read or written."""
+    from tempfile import TemporaryDirectory
+
+    from lakefeed.app.build import build_pipeline
+    from lakefeed.flow.migration import Outcome
+
+    with TemporaryDirectory() as place:
+        source, run = config.source.scratch(Path(place))
+        lake = config.lake.model_copy(update={"path": str(Path(place) / "lake")})
+        journal = config.journal.model_copy(update={"path": None})
+        scratch = config.model_copy(update={"source": source, "lake": lake, "journal": journal})
+
+        def migrate() -> None:
+            try:
+                run(script.read_text(encoding="utf-8"))
+            except Exception as error:  # a driver's own
+                raise ConfigError(
+                    f"{script} fails on a database with the tables of the source and no rows: {error}",
+                    remedy="Correct the migration. It runs as a script, statement by statement.",
+                ) from error
+
+        found = build_pipeline(scratch).plan_migration(migrate)
+    if as_json:
+        show_object({"pipeline": config.pipeline, "tables": [one.to_dict() for one in found]})
+    else:
+        show_text(f"What {script} would mean for the lake. It ran on a scratch database; nothing was changed.\n")
+        rows = [(one.table, one.outcome, "; ".join(one.changes) or None, one.reason or None) for one in found]
+        show_table(("lake table", "what", "in the source", "why"), rows)
+        for one in found:
+            if one.remedy:
+                show_text(f"\n{one.table}\nRemedy: {one.remedy}")
+    return FOUND_SOMETHING if any(one.outcome is Outcome.STOP for one in found) else 0
 
 
 def sql_script(pipeline: str, findings: Sequence[Finding]) -> str:

@@ -103,6 +103,8 @@ def _show(name: str, found: PipelineStatus) -> None:
         if table.rules:
             listed = ", ".join(f"{what} {count:,}" for what, count in sorted(table.rules.items()))
             show_text(f"\n{table_name}: values that its rule has touched since the copy began: {listed}.")
+        for text in table.layout:
+            show_text(f"\n{table_name}: {_sentence(text)}")
     _show_verified(found)
 
 

@@ -40,7 +40,7 @@ from lakefeed.capture.mysql.history import VISIBLE_SECONDS, Gtid, executed, owne
 from lakefeed.capture.mysql.packets import read_rows
 from lakefeed.change.choice import MICROSECONDS, NOTHING_CHOSEN, Choices, rule_of
 from lakefeed.change.mysql import MariadbGtid, MysqlGtid
-from lakefeed.change.table import Column, OutOfRange, TableId, TableSchema
+from lakefeed.change.table import Column, Comments, OutOfRange, TableId, TableSchema
 from lakefeed.change.watermark import KeyValue
 from lakefeed.errors import SourceUnavailableError
 
@@ -263,6 +263,16 @@ class MysqlSession(Session):
         with self._database.errors():
             rows = self.connection.run(_SIZES.format(tables=pairs))
         return {TableId(schema, name): TableSize(rows, size) for schema, name, rows, size in rows}
+
+    def comments(self, table: TableId) -> Comments:
+        place = f"table_schema = {literal(table.schema)} AND table_name = {literal(table.name)}"
+        with self._database.errors():
+            own = self.connection.run(f"SELECT table_comment FROM information_schema.tables WHERE {place}")
+            rows = self.connection.run(
+                f"SELECT column_name, column_comment FROM information_schema.columns WHERE {place}"
+            )
+        by_column = {str(name): str(text) for name, text in rows if text}
+        return Comments(next((str(text) for (text,) in own if text), ""), by_column)
 
     def _bracket(self, low: Gtid) -> Bracket:
         """Which commits the snapshot has that was begun just now; those up to ``low`` were visible before it."""

@@ -47,7 +47,7 @@ from lakefeed.capture.snapshot import TableChunk, TableChunkReader, keyed_chunks
 from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.choice import Choices
 from lakefeed.change.position import Position
-from lakefeed.change.table import TableId, TableSchema
+from lakefeed.change.table import Comments, TableId, TableSchema
 from lakefeed.change.watermark import Mark, Watermark
 from lakefeed.errors import CheckpointError, DecodeError, SourceChangedError
 from lakefeed.storage.base import Storage
@@ -93,6 +93,10 @@ class Polling(ChangeCapture):
     def sizes(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSize]:
         with closing(self._dialect.connect()) as session:
             return session.sizes(tables)
+
+    def comments(self, table: TableId) -> Comments:
+        with closing(self._dialect.connect()) as session:
+            return session.comments(table)
 
     def open(self) -> None:
         if self._connections is not None:

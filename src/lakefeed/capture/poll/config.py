@@ -5,6 +5,7 @@ import pydantic and nothing of their database: `lakefeed init` and the JSON sche
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -103,6 +104,15 @@ class SourceConfig(Section, ABC):
     def is_internal(self, table: TableId) -> bool:  # noqa: ARG002  # most catalogs do not list such tables
         """Is it a table of the database system or of Lakefeed, which nobody expects in the lake?"""
         return False
+
+    def scratch(self, directory: Path) -> tuple[Self, Callable[[str], None]]:  # noqa: ARG002
+        """The same section for a scratch database in ``directory``, with the source's tables and none of its rows, and
+        what runs a script there. ConfigError where there is no such thing."""
+        raise ConfigError(
+            f"a migration of {self.kind} cannot be tried: Lakefeed makes scratch databases of SQLite alone",
+            remedy="Restore the schema into a test database (pg_dump --schema-only, mysqldump --no-data), follow that "
+            "with a configuration of its own, run the migration there, and then lakefeed sync.",
+        )
 
     def findings(self) -> tuple[Finding, ...]:
         """What `lakefeed check` reports beyond ``ChangeCapture.check``. Changes nothing."""

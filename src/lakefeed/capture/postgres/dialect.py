@@ -30,7 +30,7 @@ from lakefeed.capture.postgres.slot import SnapshotOrigin, bracketed, import_sna
 from lakefeed.capture.postgres.values import form_of, may_misfit, stated_type
 from lakefeed.capture.postgres.wire import read_copy
 from lakefeed.change.choice import NOTHING_CHOSEN, Choices, rule_of
-from lakefeed.change.table import Column, OutOfRange, TableId
+from lakefeed.change.table import Column, Comments, OutOfRange, TableId
 from lakefeed.change.watermark import KeyValue
 
 _NAME, _VERIFY, _RUN_ROWS = "lakefeed_poll", "lakefeed_verify", 50_000
@@ -67,6 +67,13 @@ SELECT coalesce(sum(pg_relation_size(c.oid)), 0)::int8, coalesce(sum(greatest(c.
 
 
 # Rows as of the last ANALYZE or VACUUM, which a table without any has -1 for. With what is stored out of line.
+_COMMENTS = """
+    SELECT a.attname, d.description FROM pg_description d
+    JOIN pg_class c ON d.classoid = 'pg_class'::regclass AND d.objoid = c.oid
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = d.objsubid AND d.objsubid > 0 AND NOT a.attisdropped
+    WHERE n.nspname = %s AND c.relname = %s AND (d.objsubid = 0 OR a.attname IS NOT NULL)
+"""
 _SIZES = """
 SELECT n.nspname, c.relname, CASE WHEN min(l.reltuples) >= 0 THEN sum(l.reltuples)::int8 END,
        sum(pg_table_size(l.oid))::int8
@@ -200,6 +207,12 @@ class PostgresSession(Session):
         with self._database.errors():
             rows = self._connection.execute(_SIZES, (wanted,)).fetchall()
         return {TableId(schema, name): TableSize(rows, size) for schema, name, rows, size in rows}
+
+    def comments(self, table: TableId) -> Comments:
+        with self._database.errors():
+            rows = self._connection.execute(_COMMENTS, (table.schema, table.name)).fetchall()
+        by_column = {str(name): str(text) for name, text in rows if name is not None}
+        return Comments(next((str(text) for name, text in rows if name is None), ""), by_column)
 
     def cuts(self, table: DescribedTable, where: Sequence[str], key: Sequence[Column], rows: int) -> Cuts | None:
         """Of a large table: as many as its estimated rows need, from a sample of its blocks."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
@@ -57,6 +60,23 @@ source:
 
     def place(self) -> str:
         return self.path
+
+    def scratch(self, directory: Path) -> tuple[Self, Callable[[str], None]]:
+        place = directory / Path(self.path).name
+
+        def run(script: str) -> None:
+            with closing(sqlite3.connect(place, isolation_level=None)) as connection:
+                connection.executescript(script)
+
+        with closing(sqlite3.connect(f"{Path(self.path).absolute().as_uri()}?mode=ro", uri=True)) as given:
+            found = given.execute(
+                "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
+                " AND name NOT LIKE '!_lakefeed%' ESCAPE '!' ORDER BY type <> 'table', rowid"
+            ).fetchall()
+        for _, sql in found:
+            with suppress(sqlite3.OperationalError):  # what a virtual table has made itself
+                run(sql)
+        return self.model_copy(update={"path": str(place)}), run
 
     @property
     def database(self) -> str:

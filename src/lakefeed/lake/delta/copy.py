@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakefeed.change.position import Position, decode_position, highest
-from lakefeed.change.table import TableId, TableSchema
+from lakefeed.change.table import Comments, TableId, TableSchema
 from lakefeed.errors import CommitFailedError, TableStoppedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import Loaded, TableCopy
@@ -30,8 +30,9 @@ from lakefeed.lake.formats import other_format_at
 from lakefeed.lake.loader import GROUP_CHUNKS, DataFile, attempt_chunk, written_chunks
 from lakefeed.lake.location import delta_uri, filesystem, spark_path
 from lakefeed.lake.mode.base import CurrentRows, Mode
+from lakefeed.lake.route import Part
 from lakefeed.lake.spark.error import explained
-from lakefeed.lake.spark.type import lake_arrow, quoted, text_literal_quoted
+from lakefeed.lake.spark.type import lake_arrow, quoted, text_literal, text_literal_quoted
 from lakefeed.storage.location import options_of
 
 if TYPE_CHECKING:
@@ -69,10 +70,11 @@ def load_table(
     with store.writing() as table:
         begun = table is not None and table.transaction_version(ids.owner) == copy.generation
         done: int | None = table.transaction_version(ids.copy) if table is not None and begun else None
+        whole = f"lakefeed/{store.pipeline}/{store.part.table}" if store.part is not None else store.owner
         is_foreign = (
             table is not None
             and table.transaction_version(ids.owner) is None
-            and table.metadata().configuration.get(_OWNER) != store.owner
+            and table.metadata().configuration.get(_OWNER) != whole
         )
     # A table of another format is foreign, whoever made it: each format would clean up the other's files.
     kind = other_format_at(store.location, "delta") or ("Delta" if is_foreign else None)
@@ -87,7 +89,7 @@ def load_table(
         with _explaining(copy.table):
             _make_for_spark(store, stored, copy, session)
     with store.writing() as table:
-        if done is None and table is not None and not features_of(table).keeps_life:
+        if done is None and table is not None and store.part is None and not features_of(table).keeps_life:
             from pyspark.sql.pandas.types import from_arrow_schema
 
             # Before a row is read.
@@ -129,6 +131,14 @@ def load_table(
             for app_id, version in ((ids.schema, copy.schema.version), (ids.applied, copy.base)):
                 _record_by_spark(store, session(), app_id, version, metadata)
     with store.writing() as table:
+        if table is not None and copy.comments.table and table.metadata().description != copy.comments.table:
+            # The source's words have changed since the table was made.
+            if features_of(table).keeps_life:
+                table.alter.set_table_description(copy.comments.table)
+            else:
+                place = f"delta.{quoted(spark_path(store.location))}"
+                session().sql(f"COMMENT ON TABLE {place} IS {text_literal_quoted(copy.comments.table)}")
+    with store.writing() as table:
         wanted = {name: value for name, value in store.options.properties.items() if value == "true"}
         settings = table.metadata().configuration if table is not None else {}
         lacks = {
@@ -138,7 +148,7 @@ def load_table(
         }
     if lacks:
         store.set_properties(session, lacks)
-    return _loaded(store, copy.generation)
+    return _loaded(store, copy)
 
 
 def needs_mapping(names: Iterable[str]) -> bool:
@@ -169,19 +179,45 @@ def _make_for_spark(store: DeltaStore, stored: pa.Schema, copy: TableCopy, sessi
     if is_there:
         if mapping and not is_mapped:
             session().sql(f"ALTER TABLE delta.{place} SET TBLPROPERTIES ({listed_properties(mapping)})")
+        if store.part is not None:
+            _add_columns(session().newSession(), store.location, stored)
         return
     if not mapping and not names:
         return
     from pyspark.sql.pandas.types import from_arrow_schema
 
     columns = from_arrow_schema(stored, prefer_timestamp_ntz=True)
-    listed = ", ".join(f"{quoted(one.name)} {one.dataType.simpleString()}" for one in columns.fields)
+    said = {name: f" COMMENT {text_literal_quoted(text)}" for name, text in copy.comments.columns.items()}
+    listed = ", ".join(
+        f"{quoted(one.name)} {one.dataType.simpleString()}{said.get(one.name, '')}" for one in columns.fields
+    )
     by = f"PARTITIONED BY ({', '.join(map(quoted, names))})" if names else ""
-    properties = {**store.options.properties, **mapping, **dict(layout.properties), _OWNER: store.owner}
+    owner = f"lakefeed/{store.pipeline}/{store.part.table}" if store.part is not None else store.owner
+    properties = {**store.options.properties, **mapping, **dict(layout.properties), _OWNER: owner}
     session().sql(
         f"CREATE TABLE delta.{place} ({listed}) USING delta {by} COMMENT {text_literal_quoted(copy.description)} "
         f"TBLPROPERTIES ({listed_properties(properties)})"
     )
+
+
+def _add_columns(session: SparkSession, location: str, stored: pa.Schema) -> None:
+    """Columns of a part that the table does not have yet. A commit of its own, harmless to repeat."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    place, columns = spark_path(location), from_arrow_schema(stored, prefer_timestamp_ntz=True)
+    there = {name.lower() for name in session.read.format("delta").load(place).columns}
+    new = [one for one in columns.fields if one.name.lower() not in there]
+    if any("timestamp_ntz" in one.dataType.simpleString() for one in new):
+        allowed = "'delta.feature.timestampNtz' = 'supported'"
+        session.sql(f"ALTER TABLE delta.{quoted(place)} SET TBLPROPERTIES ({allowed})")
+    if new:
+        listed = ", ".join(f"{quoted(one.name)} {one.dataType.simpleString()}" for one in new)
+        session.sql(f"ALTER TABLE delta.{quoted(place)} ADD COLUMNS ({listed})")
+
+
+def part_condition(part: Part) -> str:
+    """The Spark SQL that holds for the rows of a part of the table."""
+    return f"{quoted(part.column)} = {text_literal(part.value)}"
 
 
 def _commit_group(
@@ -197,7 +233,6 @@ def _commit_group(
 
     The first one (None) replaces what was in the table, in the same step, and the whole table only where it must.
     """
-    from deltalake import Schema
     from deltalake.exceptions import CommitFailedError as Refused
     from deltalake.transaction import AddAction, CommitProperties, Transaction, create_table_with_add_actions
 
@@ -215,7 +250,7 @@ def _commit_group(
         # leave what a compaction has made of them meanwhile.
         max_commit_retries=0,
     )
-    schema = Schema.from_arrow(stored)
+    schema = with_comments(stored, None, copy.comments)
     actions: list[Any] = [AddAction(one.name, one.bytes, {}, one.written_ms, True, one.statistics) for one in files]
     for left in reversed(range(_CONFLICT_TRIES)):
         with store.writing() as table:
@@ -233,7 +268,7 @@ def _commit_group(
                     system.delete_file(f"{root}/{one.name}")
                 return
             if keeps and table is not None and before is None:
-                schema = with_comments(stored, table)
+                schema = with_comments(stored, table, copy.comments)
                 named = table.protocol().reader_features or ()
                 if "timestamp_ntz" in schema.to_json() and LOCAL_TIME not in named:
                     store.allow(session, LOCAL_TIME)
@@ -278,6 +313,7 @@ def _write_by_spark(
     rows = session.read.schema(columns).parquet(*paths) if paths else session.createDataFrame([], columns)
     there = session.read.format("delta").load(place).schema
     comments = {field.name: field.metadata["comment"] for field in there if "comment" in field.metadata}
+    comments |= copy.comments.columns
     rows = rows.select(
         [
             F.col(quoted(name)).alias(name, metadata={"comment": comments[name]} if name in comments else {})
@@ -286,6 +322,13 @@ def _write_by_spark(
     )
     if before is not None:
         writer = rows.write.format("delta").mode("append")
+    elif store.part is not None:
+        # Of the old rows its own alone.
+        names = there.names
+        lacking = {name: F.lit(None).cast(there[name].dataType) for name in names if name not in rows.columns}
+        rows = rows.withColumns(lacking).select(*map(quoted, names))
+        writer = rows.write.format("delta").mode("overwrite").option("replaceWhere", part_condition(store.part))
+        _record_by_spark(store, session, ids.owner, copy.generation, copy.metadata(store.pipeline))
     else:
         partitions = [one.name for one in store.options.layout.partitions]
         writer = overwriting(session, store.location, table, rows, copy.table, partitions or None)
@@ -314,15 +357,16 @@ def _recording(app_id: str, version: int, metadata: Mapping[str, Any]) -> dict[s
     return {"txnAppId": app_id, "txnVersion": str(version), "userMetadata": json.dumps(metadata)}
 
 
-def with_comments(stored: pa.Schema, table: DeltaTable) -> Schema:
-    """The columns of a new copy, with the comments that columns of their names have."""
+def with_comments(stored: pa.Schema, table: DeltaTable | None, given: Comments | None = None) -> Schema:
+    """The columns of a new copy, with the comments of the source's, else those that columns of their names have."""
     from deltalake import Schema
 
     comments = {
         field["name"]: field["metadata"]["comment"]
-        for field in json.loads(table.schema().to_json())["fields"]
+        for field in (json.loads(table.schema().to_json())["fields"] if table is not None else ())
         if "comment" in field.get("metadata", {})
     }
+    comments |= given.columns if given is not None else {}
     made = json.loads(Schema.from_arrow(stored).to_json())
     for field in made["fields"]:
         if field["name"] in comments:
@@ -330,14 +374,17 @@ def with_comments(stored: pa.Schema, table: DeltaTable) -> Schema:
     return Schema.from_json(json.dumps(made))
 
 
-def _loaded(store: DeltaStore, generation: int) -> Loaded:
+def _loaded(store: DeltaStore, copy: TableCopy) -> Loaded:
     """The sum of what the commits of this generation's copy record."""
+    generation = copy.generation
     with store.writing() as table:
         history = table.history() if table is not None else []
     rows, high = 0, None
     for commit in history:
         metadata = json.loads(commit.get("userMetadata") or "{}")
-        if isinstance(metadata, dict) and metadata.get("generation") == generation and "copy" in metadata:
+        if not isinstance(metadata, dict) or metadata.get("table") != str(copy.table):
+            continue  # of another part of a union, whose generation may be the same
+        if metadata.get("generation") == generation and "copy" in metadata:
             rows += metadata["copy"]["rows"]
             text = metadata["copy"]["high"]
             high = highest(high, decode_position(text) if text else None)

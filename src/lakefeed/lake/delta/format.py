@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lakefeed.change.choice import Choices
 from lakefeed.change.table import TableId, TableSchema
@@ -73,9 +74,9 @@ class Delta:
     def path(self) -> str:
         return self._root
 
-    def history(self, table: TableId) -> DeltaHistory:
-        """The versions of one of its tables. No Spark until one is read."""
-        return DeltaHistory(table_path(self._root, table), table, self._options.storage)
+    def history(self, table: TableId, stored: TableId | None = None) -> DeltaHistory:
+        """The versions of one of its tables, maybe a part of ``stored``. No Spark until one is read."""
+        return DeltaHistory(table_path(self._root, stored or table), table, self._options.storage)
 
     def rows(self, table: TableId) -> StoredRows | None:
         """The rows of one of its tables by a reader that is not Spark; None if there is no such table."""
@@ -111,6 +112,7 @@ class DeltaFormat:
         self._lake = storage_at(root, options.storage)
         self._lock = threading.Lock()
         self._tables: dict[Route, SparkTable] = {}
+        self._turns: dict[TableId, AbstractContextManager[Any]] = {}  # of a stored table: its parts commit one by one
 
     def routes(self, source: TableId) -> tuple[Route, ...]:
         return self._routes.of(source)
@@ -144,9 +146,9 @@ class DeltaFormat:
         with self._lock:
             if route not in self._tables:
                 layout = self._routes.layout(route)
-                options = self._options.of_table(route.table, layout)
+                options = self._options.of_table(route.stored, layout)
                 kind = StoreDelta if "://" in self._root else DeltaStore
-                store = kind(table_path(self._root, route.table), self._pipeline, route, options)
+                store = kind(table_path(self._root, route.stored), self._pipeline, route, options)
                 decisions = Decisions(
                     self._routes.policy(route), decisions_file(self._lake, self._pipeline, route.table)
                 )
@@ -154,5 +156,8 @@ class DeltaFormat:
                 rows = replace(self._routes.rows(route), parts=layout.functions)
                 rule = TableRule(rows, route.table, rule_file(self._lake, self._pipeline, route.table))
                 staging = table_path(f"{self._root}/_lakefeed/{self._pipeline}/staged", route.table)
-                self._tables[route] = SparkTable(self._pipeline, route, store, self._sessions, decisions, rule, staging)
+                turn = self._turns.setdefault(route.stored, threading.RLock())
+                self._tables[route] = SparkTable(
+                    self._pipeline, route, store, self._sessions, decisions, rule, staging, turn
+                )
             return self._tables[route]

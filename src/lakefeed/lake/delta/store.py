@@ -46,6 +46,7 @@ from lakefeed.lake.delta.copy import (
     listed_properties,
     load_table,
     needs_mapping,
+    part_condition,
 )
 from lakefeed.lake.delta.feature import features_of
 from lakefeed.lake.delta.history import AppIds, exact_versions, newest_restore
@@ -53,16 +54,16 @@ from lakefeed.lake.delta.log import put_commit
 from lakefeed.lake.delta.maintenance import WRITTEN, maintain_table, pack
 from lakefeed.lake.delta.mark import LiveFiles, adding, located_files, marking, paths_of
 from lakefeed.lake.delta.owner import overwriting
-from lakefeed.lake.layout import Layout
+from lakefeed.lake.layout import Difference, Layout
 from lakefeed.lake.loader import DataFile, file_statistics
 from lakefeed.lake.location import delta_uri, filesystem, spark_path
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.mode.base import CurrentRows, Mode
-from lakefeed.lake.route import Route, Rule
+from lakefeed.lake.route import Part, Route, Rule
 from lakefeed.lake.schema.projection import lineage, projected
 from lakefeed.lake.spark.error import ConcurrentModification
 from lakefeed.lake.spark.job import both
-from lakefeed.lake.spark.type import quoted, spark_type
+from lakefeed.lake.spark.type import lake_arrow, quoted, spark_type
 from lakefeed.lake.store import (
     AppendRows,
     Extent,
@@ -72,6 +73,8 @@ from lakefeed.lake.store import (
     RewriteRows,
     Stamp,
     Step,
+    completed,
+    is_only_added,
     not_where_expected,
 )
 from lakefeed.lake.vector import FILE, ROW, positions
@@ -130,6 +133,7 @@ class DeltaStore:
         self.options = options
         self.layout = options.layout
         self._route = route
+        self.part = route.part
         self._uri = delta_uri(path)
         self._storage = dict(options.storage) or None
         self._lock = threading.RLock()  # ``commit`` asks ``applied`` inside
@@ -158,12 +162,20 @@ class DeltaStore:
                     features = features_of(table)
                     known = not features.has_masked_rows and not counts.null_count
                     rows = int(pc.sum(counts, min_count=0).as_py()) if known else None
+                    if self.part is not None:
+                        rows = self._own_rows(table) if known else None
                     if features.takes_marks:
                         self._files.at(table.version())
                         rows = self._files.rows
                     found = Applied(number=number, schema_version=version, rows=rows)
                 self._seen = (at, found)
             return self._seen[1]
+
+    def _own_rows(self, table: DeltaTable) -> int:
+        """Those of a part, by the statistics of its files."""
+        actions = pa.table(table.get_add_actions(flatten=True))
+        own: Any = _of_part(actions, self.part) if self.part is not None else True
+        return int(pc.sum(actions.filter(own).column("num_records"), min_count=0).as_py() or 0)
 
     def _refuse_restored(self, version: int, ids: AppIds, number: int) -> None:
         """TableStoppedError if the rows were restored to a version that did not have change set ``number``.
@@ -237,6 +249,8 @@ class DeltaStore:
                 touched = pc.invert(outside)
             except pa.ArrowException:  # the statistics are of another type than the key, which then says nothing
                 pass
+        if self.part is not None:
+            touched = pc.and_(touched, _of_part(actions, self.part))
         # Of a table with partitions, a merge rewrites the files alone that have one of the rows.
         merges = features.masks_rows or features.tracks_rows or bool(table.metadata().partition_columns)
         paths = actions.filter(touched).column("path").to_pylist()
@@ -252,7 +266,10 @@ class DeltaStore:
         )
 
     def read(self, session: SparkSession) -> DataFrame:
-        return session.read.format("delta").load(spark_path(self.location))
+        from pyspark.sql import functions as F  # noqa: N812
+
+        rows = session.read.format("delta").load(spark_path(self.location))
+        return rows.where(F.col(quoted(self.part.column)) == self.part.value) if self.part is not None else rows
 
     def read_files(self, session: SparkSession, old: Replaceable) -> DataFrame:
         """The rows of some of the table's files, with the table's columns: older files may lack the newer ones."""
@@ -341,14 +358,17 @@ class DeltaStore:
                 if table.version() == before + 1:  # else others have committed behind it
                     self._own_version = table.version()
                 return self._done(stamp) or self._lost(stamp)
+        whole = completed(step, self._columns.names) if self.part is not None else step
         with self._stamped(session, stamp):
-            if isinstance(step, MergeRows):
-                step.rows.createOrReplaceTempView(_VIEW)
-                session.sql(step.statement(f"delta.{quoted(spark_path(self.location))}", _VIEW))
+            if isinstance(whole, MergeRows):
+                whole.rows.createOrReplaceTempView(_VIEW)
+                session.sql(whole.statement(f"delta.{quoted(spark_path(self.location))}", _VIEW))
             else:
-                mode = "append" if isinstance(step, AppendRows) else "overwrite"
-                writer = step.rows.write.format("delta").mode(mode)
-                if mode == "overwrite" and features is not None and features.is_clustered:
+                mode = "append" if isinstance(whole, AppendRows) else "overwrite"
+                writer = whole.rows.write.format("delta").mode(mode)
+                if mode == "overwrite" and self.part is not None:
+                    writer = writer.option("replaceWhere", part_condition(self.part))
+                elif mode == "overwrite" and features is not None and features.is_clustered:
                     # With a condition: without one Delta would take the table's clustering away.
                     writer = writer.option("replaceWhere", "true")
                 writer.save(spark_path(self.location))
@@ -436,7 +456,7 @@ class DeltaStore:
         if needs_mapping(last.names) and not needs_mapping(first.names):  # as above: a commit of its own
             self.set_properties(session.newSession, COLUMN_MAPPING)
         with self._stamped(session, stamp):
-            if is_only_metadata_change(path):
+            if is_only_metadata_change(path) or self.part is not None:  # of a part, columns that go stay
                 columns = ", ".join(f"{quoted(column.name)} {spark_type(column.type)}" for column in last.columns)
                 nothing = session.createDataFrame([], columns)
                 nothing.write.format("delta").mode("append").option("mergeSchema", "true").save(place)
@@ -450,6 +470,37 @@ class DeltaStore:
                     rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(place)
                 else:
                     overwriting(session, self.location, table, rows, self._route.table).save(place)
+
+    def is_in_place(self, path: Sequence[TableSchema]) -> bool:
+        """Of a part, columns that go stay for the others."""
+        kept = [name for name, was in lineage(path).items() if was == name]
+        return is_only_added(path) and (self.part is not None or tuple(kept) == path[0].names)
+
+    def laid_out_otherwise(self) -> tuple[Difference, ...]:
+        table = self.opened()
+        if table is None:
+            return ()
+        names = {one.name: str(one) for one in self.layout.partitions}
+        partitions = [names.get(name, name) for name in table.metadata().partition_columns]
+        return self.layout.differences(partitions, table.metadata().configuration)
+
+    def lay_out(self, session: SparkSession) -> None:
+        place = quoted(spark_path(self.location))
+        properties = listed_properties(dict(self.layout.properties))
+        session.sql(f"ALTER TABLE delta.{place} SET TBLPROPERTIES ({properties})")
+
+    def other_type(self, schema: TableSchema) -> str | None:
+        from deltalake import Schema
+
+        table = self.opened()
+        if table is None:
+            return None
+        there = {one.name.lower(): one for one in table.schema().fields}
+        for one in Schema.from_arrow(lake_arrow(schema)).fields:
+            found = there.get(one.name.lower())
+            if found is not None and found.type != one.type:
+                return f"the column {found.name} as {_type_text(found)}, not as {_type_text(one)}"
+        return None
 
     def lost_by(self, path: Sequence[TableSchema]) -> str | None:  # noqa: ARG002  # the seam's
         """Nothing: ``evolve`` names what the table has, or refuses (``delta.owner``)."""
@@ -553,6 +604,15 @@ def is_only_metadata_change(path: Sequence[TableSchema]) -> bool:
         and all(first.column(name).type == last.column(name).type for name in kept)
         and all(last.column(name).default is None for name, was in came_from.items() if was is None)
     )
+
+
+def _of_part(actions: pa.Table, part: Part) -> Any:
+    """Which files of the log are a part's: each has files of its own, because the origin is a partition."""
+    return pc.equal(actions.column(f"partition.{part.column}"), pa.scalar(part.value))
+
+
+def _type_text(field: Any) -> str:
+    return json.dumps(json.loads(field.type.to_json())).strip('"')
 
 
 def has_local_time(schema: TableSchema) -> bool:

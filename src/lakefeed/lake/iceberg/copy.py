@@ -10,8 +10,9 @@ A restart continues after the last recorded chunk. Files of a group that was not
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -23,8 +24,8 @@ from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import LakeError, TableStoppedError
 from lakefeed.failpoint import hit
 from lakefeed.lake.base import ChunkSource, Loaded, TableCopy, TableVersion
-from lakefeed.lake.iceberg.record import GENERATION, OWNER, SCHEMA_VERSION, Copied, Record
-from lakefeed.lake.iceberg.schema import current_schema, replacements, schema_json, with_field_ids
+from lakefeed.lake.iceberg.record import DESCRIBED, OWNER, Copied, Record
+from lakefeed.lake.iceberg.schema import Add, Describe, current_schema, replacements, schema_json, with_field_ids
 from lakefeed.lake.loader import GROUP_CHUNKS, attempt_chunk, written_chunks
 from lakefeed.lake.mode.base import CurrentRows, Mode
 from lakefeed.lake.spark.type import lake_arrow
@@ -74,18 +75,25 @@ def load_table(
             recorded: dict[str, str] = {
                 _VERSIONS: str(kept),
                 _VERSIONS_AFTER: versions,
-                OWNER: store.owner,
-                GENERATION: str(copy.generation),
-                SCHEMA_VERSION: str(copy.schema.version),
+                OWNER: store.whole_owner,
+                store.generation_key: str(copy.generation),
+                store.version_key: str(copy.schema.version),
             }
+            if copy.comments.columns:
+                recorded[DESCRIBED] = json.dumps(sorted(copy.comments.columns))
             if metadata is None:
                 made_with = {**properties, **recorded, "comment": copy.description}
-                addition = store.java.making(schema_json(own), made_with, store.layout)  # 1
+                described = schema_json(own, copy.comments.columns)
+                addition = store.java.making(described, made_with, store.layout)  # 1
             else:
-                columns = replacements(current_schema(metadata), schema_json(own))
+                columns = replacements(current_schema(metadata), schema_json(own, copy.comments.columns))
+                if store.part is not None:  # the columns of the other parts stay
+                    columns = [one for one in columns if isinstance(one, Add | Describe)]
+                if copy.comments.table:
+                    recorded["comment"] = copy.comments.table
                 store.refuse_used(columns)
                 recorded |= dict(store.layout.properties)
-                addition = store.java.replacing(columns, recorded, store.layout)  # 1
+                addition = store.java.replacing(columns, recorded, store.layout, store.part)  # 1
         before = record.copied if record is not None else Copied()
         stored = with_field_ids(lake_arrow(own), addition.schema)
         write = partial(
@@ -115,7 +123,8 @@ def load_table(
             "copy": {"chunks": done, "rows": rows, "high": high.encode() if high else None},
         }
         settled = {_VERSIONS: versions, _VERSIONS_AFTER: None} if is_last else {}
-        addition.commit([one.file for one in written if one.file], after.summary(told), settled)  # 3
+        with store.turn if store.part is not None else nullcontext():
+            addition.commit([one.file for one in written if one.file], store.summary(after, told), settled)  # 3
         progress(rows)
         hit("lake.during_load")
         record = store.record(copy.generation)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lakefeed.change.choice import Choices
 from lakefeed.change.table import TableId, TableSchema
@@ -72,9 +73,9 @@ class Iceberg:
     def path(self) -> str:
         return self._root
 
-    def history(self, table: TableId) -> IcebergHistory:
-        """The versions of one of its tables. No Spark until one is read."""
-        return IcebergHistory(self._catalog, table)
+    def history(self, table: TableId, stored: TableId | None = None) -> IcebergHistory:
+        """The versions of one of its tables, maybe a part of ``stored``. No Spark until one is read."""
+        return IcebergHistory(self._catalog, stored or table, table)
 
     def rows(self, table: TableId) -> StoredRows | None:
         """The rows of one of its tables by a reader that is not Spark; None if there is no such table."""
@@ -113,6 +114,7 @@ class IcebergFormat:
         self._java = JavaCatalog(catalog.name, catalog.properties, self._sessions.child)
         self._lock = threading.Lock()
         self._tables: dict[Route, SparkTable] = {}
+        self._turns: dict[TableId, AbstractContextManager[Any]] = {}  # of a stored table: its parts commit one by one
 
     def routes(self, source: TableId) -> tuple[Route, ...]:
         return self._routes.of(source)
@@ -147,17 +149,22 @@ class IcebergFormat:
         with self._lock:
             if route not in self._tables:
                 catalog, table = self._catalog, route.table
-                namespace, name = catalog.place(table)
+                namespace, name = catalog.place(route.stored)
+                turn = self._turns.setdefault(route.stored, threading.RLock())
                 store = IcebergStore(
                     (catalog.name, *namespace, name),
-                    catalog.reader(table),
+                    catalog.reader(route.stored),
                     f"{self._pipeline}/{table}",
-                    catalog.location(table),
+                    catalog.location(route.stored),
                     JavaTable(self._java, namespace, name),
                     self._routes.layout(route),
+                    route.part,
+                    turn,
                 )
                 decisions = Decisions(self._routes.policy(route), decisions_file(self._lake, self._pipeline, table))
                 rule = TableRule(self._routes.rows(route), table, rule_file(self._lake, self._pipeline, table))
                 staging = table_path(f"{catalog.root}/_lakefeed/{self._pipeline}/staged", table)
-                self._tables[route] = SparkTable(self._pipeline, route, store, self._sessions, decisions, rule, staging)
+                self._tables[route] = SparkTable(
+                    self._pipeline, route, store, self._sessions, decisions, rule, staging, turn
+                )
             return self._tables[route]

@@ -16,7 +16,7 @@ from lakefeed.change.table import TableId
 from lakefeed.errors import LakeError
 from lakefeed.lake.history import LogCommit, noted
 from lakefeed.lake.iceberg.catalog import HadoopMetadata, IcebergCatalog
-from lakefeed.lake.iceberg.record import COMMIT, Record
+from lakefeed.lake.iceberg.record import COMMIT, OWNER, Record, summary_of
 from lakefeed.lake.location import spark_path
 from lakefeed.lake.spark.session import checked_session
 from lakefeed.lake.spark.type import quoted
@@ -30,9 +30,10 @@ class IcebergHistory:
 
     keeps_more = "a longer maintenance.keep_hours keeps more snapshots from now on."
 
-    def __init__(self, catalog: IcebergCatalog, table: TableId) -> None:
+    def __init__(self, catalog: IcebergCatalog, table: TableId, part: TableId | None = None) -> None:
         self._catalog = catalog
         self._table = table
+        self._part = part if part != table else None
         self._reader = catalog.reader(table)
 
     def commits(self) -> list[LogCommit]:
@@ -48,7 +49,11 @@ class IcebergHistory:
         for number in shown:
             if number not in snapshots:
                 continue
-            note, record = noted(snapshots[number].get(COMMIT)), Record.of(snapshots[number])
+            summary = snapshots[number]
+            if self._part is not None:
+                own = f"{summary.get(OWNER, '').partition('/')[0]}/{self._part}"
+                summary = summary_of(summary, own) or {}
+            note, record = noted(summary.get(COMMIT)), Record.of(summary)
             if note is None or record is None:
                 found.append(LogCommit(version=number))
                 continue

@@ -16,11 +16,12 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from lakefeed.lake.iceberg.catalog import HANDED_OVER
-from lakefeed.lake.iceberg.schema import Add, Alteration, Drop, Move, Rename, Widen
+from lakefeed.lake.iceberg.schema import Add, Alteration, Describe, Drop, Move, Rename, Widen
 from lakefeed.lake.layout import Layout
 from lakefeed.lake.loader import DataFile
 from lakefeed.lake.location import spark_path
 from lakefeed.lake.maintenance import MarkedFile
+from lakefeed.lake.route import Part
 from lakefeed.lake.spark.error import ConcurrentModification
 from lakefeed.lake.vector import decoded, encoded
 from lakefeed.lake.window import KeyBounds
@@ -88,9 +89,13 @@ class JavaTable:
         return Addition(jvm, builder.createTransaction())
 
     def replacing(
-        self, columns: Sequence[Alteration], properties: Mapping[str, str | None], layout: Layout
+        self,
+        columns: Sequence[Alteration],
+        properties: Mapping[str, str | None],
+        layout: Layout,
+        part: Part | None = None,
     ) -> Addition:
-        """Put other rows in the place of all that are there, under other columns, in one commit.
+        """Put other rows in the place of all that are there, or of a ``part``, under other columns, in one commit.
 
         Everything else stays as it is: id, other properties, partition fields, sort order, snapshots, tags, and of the
         columns that stay their ids and comments. Partition fields and sort order change to those of ``layout``, if it
@@ -110,7 +115,22 @@ class JavaTable:
             for name in layout.cluster_by:
                 order = order.asc(name)
             order.commit()
-        return Addition(jvm, transaction, replaces=True)
+        expressions = _iceberg(jvm, "expressions.Expressions")
+        replaced = expressions.equal(part.column, part.value) if part is not None else expressions.alwaysTrue()
+        return Addition(jvm, transaction, replaced)
+
+    def lay_out(self, layout: Layout) -> None:
+        """The properties and the sort order of a layout, for what is written from here on."""
+        jvm, catalog = self._catalog.open()
+        transaction = catalog.loadTable(self._identifier(jvm)).newTransaction()
+        if layout.properties:
+            _set(transaction.updateProperties(), dict(layout.properties))
+        if layout.cluster_by is not None:
+            order = transaction.replaceSortOrder()
+            for name in layout.cluster_by:
+                order = order.asc(name)
+            order.commit()
+        transaction.commitTransaction()
 
     def appending(self) -> Addition:
         """Add to the table as it is."""
@@ -190,12 +210,15 @@ class JavaTable:
 
 
 class Addition:
-    """Files that are to become part of a table, in one commit with what it records."""
+    """Files that are to become part of a table, in one commit with what it records.
 
-    def __init__(self, jvm: Any, transaction: Any, *, replaces: bool = False) -> None:
+    ``replaced`` is Iceberg's expression of the rows that go; None: all stay.
+    """
+
+    def __init__(self, jvm: Any, transaction: Any, replaced: Any = None) -> None:
         self._jvm = jvm
         self._transaction = transaction
-        self._replaces = replaces
+        self._replaced = replaced
         self._table = transaction.table()
 
     @property
@@ -231,9 +254,9 @@ class Addition:
                 update.removeField(field.name())
             update.addNonDefaultSpec().commit()
             spec = next(one for one in self._table.specs().values() if one.isUnpartitioned())
-        if self._replaces:
+        if self._replaced is not None:
             append = self._transaction.newOverwrite()
-            append.overwriteByRowFilter(_iceberg(self._jvm, "expressions.Expressions").alwaysTrue())
+            append.overwriteByRowFilter(self._replaced)
             add = append.addFile
         else:
             append = self._transaction.newAppend()
@@ -473,6 +496,8 @@ def _alter(jvm: Any, update: Any, alteration: Alteration) -> None:
             update.moveFirst(alteration.name)
         else:
             update.moveAfter(alteration.name, alteration.after)
+    elif isinstance(alteration, Describe):
+        update.updateColumnDoc(alteration.name, alteration.text)
     elif isinstance(alteration, Add):
         # ``null`` as the parent: with one name only, dots in it would be taken for a path.
         kind = _java_type(jvm, alteration.type)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -92,14 +93,16 @@ def clean(store: IcebergStore, session: Callable[[], SparkSession], options: Mai
 
     What the table's owner wants to keep longer, by its properties, is kept longer.
     """
-    found = store.newest_below_others()
-    if found is not None:
-        record, commit = found
-        attempt = uuid.uuid4().hex
-        store.java.stage_nothing({**record.summary({**commit, "maintenance": True}), ATTEMPT: attempt})
-        staged = store.staged(attempt)
-        if staged is not None and staged.before == record:
-            store.java.publish(staged.snapshot)
+    with store.turn if store.part is not None else nullcontext():
+        found = store.newest_below_others()
+        if found is not None:
+            record, commit = found
+            attempt = uuid.uuid4().hex
+            summary = store.summary(record, {**commit, "maintenance": True})
+            store.java.stage_nothing({**summary, ATTEMPT: attempt})
+            staged = store.staged(attempt)
+            if staged is not None and staged.before == record:
+                store.java.publish(staged.snapshot)
     kept_seconds, least = store.kept_snapshots()
     kept = max(KEPT_SNAPSHOTS, least)
     aged = time.time() - options.keep_hours * 3600 if options.keep_hours is not None else None

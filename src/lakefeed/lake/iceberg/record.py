@@ -12,6 +12,10 @@ from lakefeed.change.position import Position, decode_position
 OWNER, GENERATION, APPLIED = "lakefeed.owner", "lakefeed.generation", "lakefeed.applied"
 SCHEMA_VERSION, COPY = "lakefeed.schema-version", "lakefeed.copy"
 COMMIT, ATTEMPT = "lakefeed.commit", "lakefeed.attempt"
+DESCRIBED = "lakefeed.described"
+"""Property of a table: the columns whose comments are the source's (JSON). Comments of others are the owner's."""
+OTHERS = "lakefeed.others"
+"""In a table that is a union: what the snapshot records of the other parts, by their owner (JSON)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,23 @@ class Record:
             schema_version=int(summary[SCHEMA_VERSION]),
             copied=Copied.from_json(summary[COPY]),
         )
+
+
+def summary_of(summary: Mapping[str, str], owner: str) -> Mapping[str, str] | None:
+    """What a snapshot's summary says of one owner's table, or part of a table; None if nothing."""
+    if summary.get(OWNER) == owner:
+        return summary
+    others: dict[str, dict[str, str]] = json.loads(summary.get(OTHERS, "{}"))
+    return others.get(owner)
+
+
+def others_of(summary: Mapping[str, str], owner: str) -> dict[str, Mapping[str, str]]:
+    """What a snapshot's summary says of all parts of a union but one, by their owner."""
+    found: dict[str, Mapping[str, str]] = dict(json.loads(summary.get(OTHERS, "{}")))
+    own = (OWNER, GENERATION, APPLIED, SCHEMA_VERSION, COPY, COMMIT)
+    if OWNER in summary:
+        found[summary[OWNER]] = {name: summary[name] for name in own if name in summary}
+    return {name: one for name, one in found.items() if name != owner}
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,9 @@ _DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)")
 _TRUE = {"true", "t", "yes", "y", "on", "1"}
 
 
-def schema_json(schema: TableSchema) -> dict[str, Any]:
-    """The columns as Iceberg's JSON. Iceberg gives them ids of its own when a table is made: see ``with_field_ids``.
+def schema_json(schema: TableSchema, comments: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The columns as Iceberg's JSON, with ``comments`` by name. Iceberg gives them ids of its own when a table is made:
+    see ``with_field_ids``.
 
     All are optional: a source may lift NOT NULL at any time, and a mirror must not fail on that.
     """
@@ -52,6 +53,9 @@ def schema_json(schema: TableSchema) -> dict[str, Any]:
         {"id": number, "name": column.name, "required": False, "type": type_json(column.type, nested)}
         for number, column in enumerate(schema.columns, 1)
     ]
+    for one in fields:
+        if text := (comments or {}).get(one["name"]):
+            one["doc"] = text
     return {"type": "struct", "schema-id": 0, "fields": fields}
 
 
@@ -147,7 +151,15 @@ class Move:
     after: str | None
 
 
-Alteration = Add | Drop | Rename | Widen | Move
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """A column's comment."""
+
+    name: str
+    text: str
+
+
+Alteration = Add | Drop | Rename | Widen | Move | Describe
 
 
 def is_in_place(path: Sequence[TableSchema]) -> bool:
@@ -191,8 +203,8 @@ def replacements(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[
     A column of the same name stays the same one, with its id and comment, if Iceberg can read its older values as the
     new type; otherwise another one takes its name.
     """
-    old = {field["name"]: _without_ids(field["type"]) for field in current["fields"]}
-    new = {field["name"]: _without_ids(field["type"]) for field in wanted["fields"]}
+    old = {field["name"]: without_ids(field["type"]) for field in current["fields"]}
+    new = {field["name"]: without_ids(field["type"]) for field in wanted["fields"]}
     stays = {name for name, kind in new.items() if old.get(name) == kind or (old.get(name), kind) in _PROMOTED}
     stays |= {name for name in old.keys() & new.keys() if _is_longer_decimal(old[name], new[name])}
     found: list[Alteration] = [Drop(name) for name in old if name not in stays]
@@ -201,7 +213,9 @@ def replacements(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[
     order = [*(name for name in old if name in stays), *(name for name in new if name not in stays)]
     if order != list(new):
         found += [Move(name, after) for after, name in pairwise([None, *new]) if name is not None]
-    return found
+    said = {field["name"]: field.get("doc") for field in current["fields"] if field["name"] in stays}
+    told = {field["name"]: field["doc"] for field in wanted["fields"] if "doc" in field}
+    return found + [Describe(name, text) for name, text in told.items() if said.get(name) != text]
 
 
 def current_schema(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -244,9 +258,17 @@ def uses(metadata: Mapping[str, Any], sql_name: str) -> list[Use]:
     return [Use(names[number], what, statement) for number, what, statement in found if number in names]
 
 
-def _without_ids(described: Any) -> Any:
+def transform_text(transform: str, column: str) -> str:
+    """A partition field as a layout writes it: ``day`` of a column is ``days(column)``."""
+    if transform == "identity":
+        return column
+    kind, _, number = transform.removesuffix("]").partition("[")
+    return f"{kind}({number}, {column})" if number else f"{kind}s({column})"
+
+
+def without_ids(described: Any) -> Any:
     """A type of Iceberg's JSON, to be compared: a scalar's name, or that of a list's items with brackets."""
-    return f"[{_without_ids(described['element'])}]" if isinstance(described, Mapping) else described
+    return f"[{without_ids(described['element'])}]" if isinstance(described, Mapping) else described
 
 
 def _is_longer_decimal(old: str, new: str) -> bool:

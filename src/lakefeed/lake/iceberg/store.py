@@ -11,6 +11,10 @@ Lakefeed makes, so that any one of them has everything:
     lakefeed.commit          for people who read the history (JSON)
     lakefeed.attempt         one write; how it is found again between being staged and being published
 
+A part of a union has an owner of its own. Each snapshot of such a table records the writing part as above, and what
+was recorded of the others before it (``lakefeed.others``), so that any snapshot of ours has all of them, too; the
+properties of a part have its value in their name. The parts of one table commit one at a time.
+
 Snapshots by others (a compaction) record nothing; then the newest ancestor that does counts. Owner, generation and
 schema version are table properties too: a schema belongs to the table and not to a snapshot.
 
@@ -32,7 +36,7 @@ import json
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,16 +52,51 @@ from lakefeed.lake.iceberg.catalog import Metadata, MetadataReader
 from lakefeed.lake.iceberg.copy import chunks_of, load_table
 from lakefeed.lake.iceberg.java import DeletionVector, JavaTable, UnknownDeletesError
 from lakefeed.lake.iceberg.maintenance import maintain_table
-from lakefeed.lake.iceberg.record import ATTEMPT, COMMIT, GENERATION, OWNER, SCHEMA_VERSION, Record, Staged
-from lakefeed.lake.iceberg.schema import Alteration, Drop, alterations, current_schema, is_in_place, uses
-from lakefeed.lake.layout import Layout
+from lakefeed.lake.iceberg.record import (
+    ATTEMPT,
+    COMMIT,
+    DESCRIBED,
+    GENERATION,
+    OTHERS,
+    OWNER,
+    SCHEMA_VERSION,
+    Record,
+    Staged,
+    others_of,
+    summary_of,
+)
+from lakefeed.lake.iceberg.schema import (
+    Add,
+    Alteration,
+    Drop,
+    alterations,
+    current_schema,
+    is_in_place,
+    schema_json,
+    transform_text,
+    uses,
+    without_ids,
+)
+from lakefeed.lake.layout import Difference, Layout
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.mode.base import CurrentRows, Mode
-from lakefeed.lake.schema.projection import projected
+from lakefeed.lake.route import Part
+from lakefeed.lake.schema.projection import lineage, projected
 from lakefeed.lake.spark.error import ConcurrentModification
 from lakefeed.lake.spark.job import both
 from lakefeed.lake.spark.type import quoted
-from lakefeed.lake.store import AppendRows, Extent, MarkRows, MergeRows, Replaceable, Stamp, Step, not_where_expected
+from lakefeed.lake.store import (
+    AppendRows,
+    Extent,
+    MarkRows,
+    MergeRows,
+    Replaceable,
+    Stamp,
+    Step,
+    completed,
+    is_only_added,
+    not_where_expected,
+)
 from lakefeed.lake.vector import FILE, ROW, positions, united
 from lakefeed.lake.window import KeyBounds
 
@@ -110,7 +149,16 @@ class IcebergStore:
         location: str,
         table: JavaTable,
         layout: Layout = Layout(),  # noqa: B008  # immutable
+        part: Part | None = None,
+        turn: AbstractContextManager[Any] | None = None,
     ) -> None:
+        self.part = part
+        self.turn = turn or threading.RLock()
+        """Held while a part of a union commits."""
+        suffix = f"@{part.value}" if part is not None else ""
+        self.generation_key, self.version_key = f"{GENERATION}{suffix}", f"{SCHEMA_VERSION}{suffix}"
+        self.whole_owner = f"{owner.partition('/')[0]}/{part.table}" if part is not None else owner
+        """Whose the table is, by its properties."""
         self.layout = layout
         self.name = tuple(name)
         self.owner = owner
@@ -130,7 +178,8 @@ class IcebergStore:
         if metadata is None or record is None or record.applied is None:
             return None
         summary = next(_lineage(metadata, metadata.get("current-snapshot-id")), {}).get("summary", {})
-        return Applied(number=record.applied, schema_version=record.schema_version, rows=_rows(summary))
+        rows = _rows(summary) if self.part is None else None
+        return Applied(number=record.applied, schema_version=record.schema_version, rows=rows)
 
     def record(self, generation: int) -> Record | None:
         """The newest record of this generation; None if its copy has not begun."""
@@ -141,7 +190,7 @@ class IcebergStore:
         metadata = self.metadata()
         if metadata is None:
             return self._reader.is_other_format()
-        return bool(metadata.get("properties", {}).get(OWNER) != self.owner)
+        return bool(metadata.get("properties", {}).get(OWNER) != self.whole_owner)
 
     def metadata(self) -> Metadata | None:
         """As it is now; None if there is no table."""
@@ -153,7 +202,7 @@ class IcebergStore:
         if metadata is None:
             return None
         properties = metadata.get("properties", {})
-        if properties.get(OWNER) != self.owner or properties.get(GENERATION) != str(generation):
+        if properties.get(OWNER) != self.whole_owner or properties.get(self.generation_key) != str(generation):
             return None
         found = self._newest(metadata, metadata.get("current-snapshot-id"))
         if found is None or found[0].generation != generation:
@@ -165,15 +214,29 @@ class IcebergStore:
                 "snapshots only while a newer one by Lakefeed is kept.",
                 table=table,
             )
-        return replace(found[0], schema_version=int(properties[SCHEMA_VERSION]))
+        return replace(found[0], schema_version=int(properties[self.version_key]))
 
     def _newest(self, metadata: Metadata, snapshot: int | None) -> tuple[Record, Mapping[str, Any]] | None:
         """What the newest snapshot of ours records and says to people, from one on backwards."""
         for ancestor in _lineage(metadata, snapshot):
-            record = Record.of(ancestor["summary"])
-            if record is not None and record.owner == self.owner:
-                return record, json.loads(ancestor["summary"][COMMIT])
+            own = summary_of(ancestor["summary"], self.owner)
+            record = Record.of(own) if own is not None else None
+            if own is not None and record is not None:
+                return record, json.loads(own[COMMIT])
         return None
+
+    def summary(self, record: Record, commit: Mapping[str, Any]) -> dict[str, str]:
+        """What a snapshot on the current one is to record. Of a union, ``turn`` is held until it is published."""
+        found = record.summary(commit)
+        if self.part is None:
+            return found
+        metadata = self.metadata() or {}
+        for ancestor in _lineage(metadata, metadata.get("current-snapshot-id")):
+            if others := others_of(ancestor["summary"], self.owner):
+                return {**found, OTHERS: json.dumps(others)}
+            if Record.of(ancestor["summary"]) is not None:
+                break
+        return found
 
     def staged(self, attempt: str) -> Staged | None:
         """The write of that name; None if it made no snapshot."""
@@ -242,7 +305,10 @@ class IcebergStore:
         return metadata.get("current-snapshot-id") if is_plain else None
 
     def read(self, session: SparkSession) -> DataFrame:
-        return session.table(self._sql_name)
+        from pyspark.sql import functions as F  # noqa: N812
+
+        rows = session.table(self._sql_name)
+        return rows.where(F.col(quoted(self.part.column)) == self.part.value) if self.part is not None else rows
 
     def read_files(self, session: SparkSession, old: Replaceable) -> DataFrame:  # noqa: ARG002  # the seam's
         raise LakeError(f"no extent of {self.location} names files to replace: its rows are masked, not rewritten")
@@ -268,14 +334,15 @@ class IcebergStore:
             if stamp.found is not None and record.applied != stamp.found:
                 raise not_where_expected(self.location, record.applied, stamp.found)
             attempt, vectors = uuid.uuid4().hex, dict[str, DeletionVector]()
-            summary = replace(record, applied=stamp.number).summary(stamp.metadata)
+            summary = self.summary(replace(record, applied=stamp.number), stamp.metadata)
             if isinstance(step, MarkRows):
                 vectors = self._mark(step, {**summary, ATTEMPT: attempt, _STAGED: attempt})  # 2
             else:
                 session.conf.set("spark.wap.id", attempt)
                 try:
                     with _recording(session, {**summary, ATTEMPT: attempt}):
-                        self.write(session, step)  # 2
+                        columns = session.table(self._sql_name).columns if self.part is not None else ()
+                        self.write(session, completed(step, columns) if self.part is not None else step)  # 2
                 finally:
                     session.conf.unset("spark.wap.id")
             staged = self.staged(attempt)  # 3
@@ -295,7 +362,7 @@ class IcebergStore:
                     self.java.publish(staged.snapshot)  # 4
                 if isinstance(step, MarkRows):
                     self._vectors = (staged.snapshot, vectors)
-                return replace(done, rows=staged.rows)
+                return replace(done, rows=staged.rows if self.part is None else None)
         return self.applied(stamp.generation) or done
 
     def _mark(self, step: MarkRows, summary: Mapping[str, str]) -> dict[str, DeletionVector]:
@@ -332,7 +399,9 @@ class IcebergStore:
             step.rows.writeTo(self._sql_name).append()
             return
         if not isinstance(step, MergeRows):
-            step.rows.writeTo(self._sql_name).overwrite(F.lit(True))
+            part = self.part
+            own = F.col(quoted(part.column)) == part.value if part is not None else F.lit(True)
+            step.rows.writeTo(self._sql_name).overwrite(own)
             return
         step.rows.createOrReplaceTempView(_VIEW)
         # A small merge into a small table is written by one task: a file for every core, every second, adds up.
@@ -352,6 +421,11 @@ class IcebergStore:
             raise LakeError(f"there is no table of generation {stamp.generation} at {self.location}")
         if record.schema_version >= version:
             return
+        if self.part is not None:  # columns that go stay for the other parts
+            there = {field["name"].lower() for field in current_schema(self.metadata() or {})["fields"]}
+            added = [one for one in alterations(path) if isinstance(one, Add) and one.name.lower() not in there]
+            self.java.alter(added, {self.version_key: str(version)})
+            return
         if is_in_place(path):
             changes = alterations(path)
             self.refuse_used(changes)
@@ -362,6 +436,11 @@ class IcebergStore:
         # changes that it has undone are applied again.
         with _recording(session, replace(record, schema_version=version).summary(stamp.metadata)):
             rows = self.read(session).select(*projected(path))
+            came_from = lineage(path)
+            said = {field["name"]: field.get("doc") for field in current_schema(self.metadata() or {})["fields"]}
+            told = {name: said[was] for name, was in came_from.items() if was is not None and said.get(was)}
+            for name, text in told.items():
+                rows = rows.withMetadata(name, {"comment": text})
             rows.writeTo(self._sql_name).using("iceberg").tableProperty(SCHEMA_VERSION, str(version)).replace()
 
     def refuse_used(self, changes: Sequence[Alteration]) -> None:
@@ -381,6 +460,36 @@ class IcebergStore:
     def require_copyable(self, columns: pa.Schema) -> None:
         """Iceberg commits through its catalog, wherever the files are."""
 
+    def is_in_place(self, path: Sequence[TableSchema]) -> bool:
+        return is_only_added(path) if self.part is not None else is_in_place(path)
+
+    def laid_out_otherwise(self) -> tuple[Difference, ...]:
+        metadata = self.metadata()
+        if metadata is None:
+            return ()
+        names = {field["id"]: field["name"] for field in current_schema(metadata)["fields"]}
+        spec = next(one for one in metadata["partition-specs"] if one["spec-id"] == metadata["default-spec-id"])
+        order = next(one for one in metadata["sort-orders"] if one["order-id"] == metadata["default-sort-order-id"])
+        partitions = [
+            transform_text(field["transform"], names.get(field["source-id"], "?")) for field in spec["fields"]
+        ]
+        sorted_by = [names.get(field["source-id"], "?") for field in order["fields"]]
+        return self.layout.differences(partitions, metadata.get("properties", {}), sorted_by)
+
+    def lay_out(self, session: SparkSession) -> None:  # noqa: ARG002  # the seam's
+        self.java.lay_out(self.layout)
+
+    def other_type(self, schema: TableSchema) -> str | None:
+        metadata = self.metadata()
+        if metadata is None:
+            return None
+        there = {field["name"].lower(): field for field in current_schema(metadata)["fields"]}
+        for one in schema_json(schema)["fields"]:
+            found = there.get(one["name"].lower())
+            if found is not None and without_ids(found["type"]) != without_ids(one["type"]):
+                return f"the column {found['name']} as {without_ids(found['type'])}, not as {without_ids(one['type'])}"
+        return None
+
     def lost_by(self, path: Sequence[TableSchema]) -> str | None:
         metadata = self.metadata()
         if metadata is None or is_in_place(path):
@@ -388,7 +497,9 @@ class IcebergStore:
         used = uses(metadata, self._sql_name)
         if used:
             return used[0].what
-        described = [field["name"] for field in current_schema(metadata)["fields"] if field.get("doc")]
+        sources = json.loads(metadata.get("properties", {}).get(DESCRIBED, "[]"))  # ``evolve`` keeps those
+        fields = current_schema(metadata)["fields"]
+        described = [field["name"] for field in fields if field.get("doc") and field["name"] not in sources]
         return f"the comment of column '{described[0]}'" if described else None
 
     # Copies, earlier states, maintenance
@@ -466,7 +577,8 @@ class IcebergStore:
         """
         metadata = self.metadata()
         current = metadata.get("current-snapshot-id") if metadata is not None else None
-        if metadata is None or any(Record.of(one["summary"]) for one in list(_lineage(metadata, current))[:1]):
+        newest = list(_lineage(metadata, current))[:1] if metadata is not None else []
+        if metadata is None or any(Record.of(one["summary"]) for one in newest):
             return None
         return self._newest(metadata, current)
 

@@ -26,7 +26,7 @@ from lakefeed.lake.mode.changes import window_changes, window_keys
 from lakefeed.lake.mode.collapse import FRESH, HELD, collapse
 from lakefeed.lake.mode.small import small_step
 from lakefeed.lake.spark.error import INCOMPLETE, INCOMPLETE_COPY, UNSENT
-from lakefeed.lake.spark.type import quoted, spark_type
+from lakefeed.lake.spark.type import quoted, spark_type, text_literal
 from lakefeed.lake.store import (
     BROADCAST_ROWS,
     AppendRows,
@@ -221,9 +221,14 @@ def _whole(window: Window, name: str, flag: str) -> str:
 
 def matches(window: Window) -> str:
     """The SQL condition that a change ``s`` is of the row ``t``."""
-    # A key column that may be NULL (SQLite allows it) is compared so that NULL equals NULL.
+    # A key column that may be NULL (SQLite allows it) is compared so that NULL equals NULL. The origin of a union is
+    # the same in all changes: as a literal it leaves the files of the other parts out.
+    origin = window.ruled.origin if isinstance(window, RuledWindow) else None
+    literals = {origin[0]: text_literal(origin[1])} if origin is not None else {}
     return " AND ".join(
-        f"t.{quoted(column.name)} {'<=>' if column.nullable else '='} s.{quoted(column.name)}"
+        f"t.{quoted(column.name)} = {literals[column.name]}"
+        if column.name in literals
+        else f"t.{quoted(column.name)} {'<=>' if column.nullable else '='} s.{quoted(column.name)}"
         for column in window.target.key_columns
     )
 

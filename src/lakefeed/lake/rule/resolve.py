@@ -15,7 +15,7 @@ from lakefeed.errors import TableStoppedError
 from lakefeed.lake.layout import Partition
 from lakefeed.lake.rule.expression import analyzed, mask_sql
 from lakefeed.lake.rule.rows import RowRule
-from lakefeed.lake.spark.type import quoted
+from lakefeed.lake.spark.type import quoted, text_literal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,11 +46,14 @@ class Resolved:
     columns: tuple[RuledColumn, ...]
     where: str | None = None
     where_inputs: tuple[str, ...] = ()
+    origin: tuple[str, str] | None = None
 
     @cached_property
     def schema(self) -> TableSchema:
         names = {was: one.column.name for was, one in zip(self.source.names, self.columns, strict=False)}
         key = tuple(names[name] for name in self.source.key)
+        if key and self.origin is not None:
+            key = (*key, self.origin[0])
         return replace(self.source, columns=tuple(one.column for one in self.columns), key=key, left_out=())
 
     @cached_property
@@ -144,6 +147,9 @@ def resolved(rule: RowRule, source: TableSchema, table: TableId, session: Callab
             raise stopped(f"transform of {name}", answer)
         column = replace(one.column, type=answer.type, default=None)
         columns.append(RuledColumn(column, answer.inputs, one.sql, f"transform {name}"))
+    if rule.origin is not None:
+        column = Column(rule.origin[0], pa.string(), nullable=False, id="origin")
+        columns.append(RuledColumn(column, (), text_literal(rule.origin[1])))
     columns += _parts(rule, columns, stopped)
     seen: dict[str, str] = {}
     for one in () if rule.is_plain else columns:
@@ -159,7 +165,7 @@ def resolved(rule: RowRule, source: TableSchema, table: TableId, session: Callab
         if answer.type != pa.bool_():
             raise stopped("where", f"is a value of type {answer.type}, and not a condition")
         where_inputs = answer.inputs
-    return Resolved(table, source, tuple(columns), rule.where, where_inputs)
+    return Resolved(table, source, tuple(columns), rule.where, where_inputs, rule.origin)
 
 
 def _parts(

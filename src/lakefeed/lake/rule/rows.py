@@ -30,7 +30,8 @@ class RowRule:
     ``change.mask`` by column. ``rename``: the lake's names by the source's. ``naming`` is for all other columns.
 
     ``early`` are masks that were applied before the journal: this rule leaves them alone, and is another without them.
-    ``parts`` are partitions by a function (``lake.layout``), in a format where each is a column.
+    ``parts`` are partitions by a function (``lake.layout``), in a format where each is a column. ``origin`` is a
+    column that has one value in all rows and is part of the key: the rows are one source table's part of a union.
     ``optional`` are columns that the rules name for many tables, so that this one need not have them. ``has_secrets``:
     an expression has a value of the environment in it, so that the rule is written down nowhere.
     """
@@ -43,6 +44,7 @@ class RowRule:
     optional: frozenset[str] = frozenset()
     early: Pairs = ()
     parts: tuple[str, ...] = ()
+    origin: tuple[str, str] | None = None
     salt: str = field(default="", repr=False)
     has_secrets: bool = False
 
@@ -78,7 +80,7 @@ class RowRule:
     @property
     def has_values(self) -> bool:
         """Rows are left out, or values are others than the source's: Spark evaluates the rule."""
-        return bool(self.where or self.transform or self.mask or self.parts)
+        return bool(self.where or self.transform or self.mask or self.parts or self.origin)
 
     def name(self, column: str) -> str:
         """What a column of the source is called in the lake."""
@@ -95,6 +97,7 @@ class RowRule:
         parts += [f"{column} masked before the journal ({kind})" for column, kind in self.early]
         parts += [f"{old} called {new}" for old, new in self.rename]
         parts += [f"partitioned by {part}" for part in self.parts]
+        parts += [f"{self.origin[0]} is '{self.origin[1]}'"] if self.origin is not None else []
         parts += [f"names {self.naming}"] if self.naming != "as_is" else []
         return ", ".join(parts) or "the source's rows"
 
@@ -115,6 +118,7 @@ class RowRule:
             "rename": list(map(list, self.rename)),
             "naming": self.naming,
             "parts": list(self.parts),
+            **({"origin": list(self.origin)} if self.origin is not None else {}),
         }
 
     @classmethod
@@ -124,8 +128,16 @@ class RowRule:
             name: tuple((one, other) for one, other in data[name]) for name in ("transform", "mask", "rename")
         }
         named_columns = frozenset(one for name in ("mask", "rename") for one, _ in pairs[name])
-        parts = tuple(data["parts"])
-        return cls(where=data["where"], naming=data["naming"], parts=parts, salt=salt, optional=named_columns, **pairs)
+        origin = data.get("origin")
+        return cls(
+            where=data["where"],
+            naming=data["naming"],
+            parts=tuple(data["parts"]),
+            origin=(origin[0], origin[1]) if origin is not None else None,
+            salt=salt,
+            optional=named_columns,
+            **pairs,
+        )
 
 
 def named(column: str, naming: str) -> str:

@@ -25,6 +25,7 @@ _SCALARS: dict[pa.DataType, str] = {
     pa.timestamp("us", tz="UTC"): "timestamp",
 }
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+_PLAIN = re.compile(r"[A-Za-z0-9_.@-]*")
 
 
 def spark_type(kind: pa.DataType) -> str | None:
@@ -48,7 +49,12 @@ def arrow_type(name: str) -> pa.DataType | None:
 
 
 def text_literal(value: str) -> str:
-    """A text in Spark SQL: through hexadecimal, so that no quoting rule of any Spark setting can change it."""
+    """A text in Spark SQL: through hexadecimal, so that no quoting rule of any Spark setting can change it.
+
+    Plain words are literals as they are: what leaves files out looks for these.
+    """
+    if _PLAIN.fullmatch(value):
+        return f"'{value}'"
     return f"decode(X'{value.encode().hex()}', 'UTF-8')"
 
 
