@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,8 @@ REPETITIONS = 3
 
 def run(bench: Bench) -> Report:
     spark = spark_session("lakefeed-bench", formats=FORMATS)
-    small, large = bench.size(full=1_000_000, quick=2_000), bench.size(full=10_000_000, quick=4_000)
+    large = bench.size(full=int(os.environ.get("LAKEFEED_BENCH_ROWS", "10_000_000")), quick=4_000)
+    small = bench.size(full=large // 10, quick=2_000)
     sizes = (100,) if bench.quick else (1_000, 10_000)
     repetitions = bench.size(full=REPETITIONS, quick=1)
     measures: list[Measure] = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bench.bench import Bench, timed
 from bench.pipeline import FORMATS, PIPELINE, lake_of
-from bench.report import Curve, Measure, Plot, Ratio, Report
+from bench.report import Curve, Measure, Plot, Ratio, Report, Verdict
 from bench.workload import Mix, connected, create, transaction
 from lakefeed.capture.sqlite.source import Sqlite
 from lakefeed.flow.pipeline import Pipeline
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 CHANGES = 1_000
 """In each table, between two cycles."""
+MOST_SECONDS = 6.0
+"""For a cycle of the most tables."""
+WARM = 3
+"""Cycles that are not counted: a JVM that has just started compiles more than it works."""
 
 
 def run(bench: Bench) -> Report:
@@ -28,10 +32,11 @@ def run(bench: Bench) -> Report:
         (fmt, count): _cycles(bench, spark, (fmt, count), rows, repetitions) for fmt in FORMATS for count in counts
     }
     median = {key: statistics.median(taken) for key, taken in seconds.items()}
-    changes = bench.size(full=CHANGES, quick=20)
+    changes, warm = bench.size(full=CHANGES, quick=20), bench.size(full=WARM, quick=1)
     return Report(
         what=f"One cycle (`sync_once`: capture, journal, merge) after {changes:,} changes in each of so many SQLite "
-        f"tables of {rows:,} rows. Tables are merged side by side, as many as there are cores.",
+        f"tables of {rows:,} rows, after {warm} such cycles to warm up. Tables are merged side by side, as many as "
+        "there are cores.",
         measures=tuple(
             Measure(f"{fmt}, {count} tables", "s", tuple(round(one, 2) for one in taken), ours=True)
             for (fmt, count), taken in seconds.items()
@@ -43,6 +48,14 @@ def run(bench: Bench) -> Report:
             )
             for fmt in FORMATS
             for count in counts[1:]
+        ),
+        verdicts=tuple(
+            Verdict(
+                f"{fmt}: {counts[-1]} tables with {changes:,} changes each in at most {MOST_SECONDS:g} s",
+                f"{median[fmt, counts[-1]]:.1f} s",
+                median[fmt, counts[-1]] <= MOST_SECONDS,
+            )
+            for fmt in FORMATS
         ),
         plot=Plot(
             "tables",
@@ -60,14 +73,14 @@ def _cycles(bench: Bench, spark: SparkSession, what: tuple[str, int], rows: int,
     database = create(place / "shop.db", rows, names)
     lake = lake_of(spark, fmt, place / "lake")
     mixes = [Mix(rows, name, seed) for seed, name in enumerate(names)]
-    taken = []
+    taken, warm = [], bench.size(full=WARM, quick=1)
     with Pipeline(Sqlite(database), lake, name=PIPELINE) as pipeline:
         pipeline.sync_once()
-        for repetition in range(repetitions + 1):
+        for repetition in range(warm + repetitions):
             with connected(database) as connection:
                 for mix in mixes:
                     with transaction(connection):
                         mix.change(connection, bench.size(full=CHANGES, quick=20), repetition)
             taken.append(timed(pipeline.sync_once))
             bench.say(f"{fmt}, {count} tables: {taken[-1]:.2f} s")
-    return taken[1:]  # the first one warms up
+    return taken[warm:]
