@@ -8,9 +8,11 @@ process, and are removed when the journal has trimmed what they were made of.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import threading
 import uuid
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -46,7 +48,7 @@ class PackedLog:
         self._journal = journal
         self._lock = threading.Lock()
         self._packs: dict[str, _Pack] = {}  # by their first member's path
-        self._directory: tempfile.TemporaryDirectory[str] | None = None  # goes with this object
+        self._directory: str | None = None  # goes with this object
 
     @property
     def head(self) -> int:
@@ -98,9 +100,10 @@ class PackedLog:
         """One file with the rows of all, in their order."""
         self._journal.check(replace(window, segments=tuple(group)))
         if self._directory is None:
-            self._directory = tempfile.TemporaryDirectory(prefix="lakefeed-packed-", ignore_cleanup_errors=True)
+            self._directory = tempfile.mkdtemp(prefix="lakefeed-packed-")
+            weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
         tables: list[Any] = [pq.read_table(one.path, partitioning=None) for one in group]
-        path = Path(self._directory.name, f"{uuid.uuid4()}.parquet")
+        path = Path(self._directory, f"{uuid.uuid4()}.parquet")
         pq.write_table(pa.concat_tables(tables), path, compression="lz4")
         truncates = [one.truncated_at for one in group if one.truncated_at is not None]
         return replace(
