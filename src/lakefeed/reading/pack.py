@@ -48,6 +48,7 @@ class PackedLog:
         self._journal = journal
         self._lock = threading.Lock()
         self._packs: dict[str, _Pack] = {}  # by their first member's path
+        self._trimmed = journal.trimmed  # when packs were last removed
         self._directory: str | None = None  # goes with this object
 
     @property
@@ -119,6 +120,9 @@ class PackedLog:
 
     def _forget_trimmed(self) -> None:
         """Packs whose change sets the journal has no more: nothing that is made from here on reads them."""
+        trimmed, self._trimmed = self._trimmed, self._journal.trimmed
+        if trimmed == self._trimmed:
+            return
         for first, pack in list(self._packs.items()):
             if not Path(first).exists():
                 Path(pack.segment.path).unlink(missing_ok=True)
