@@ -107,6 +107,18 @@ def test_run_does_not_wait_for_what_it_left_behind(
     assert "Stopped, without waiting for a merge; the next start does it again." in capsys.readouterr().err
 
 
+def test_a_command_ends_without_a_question_that_nobody_answered() -> None:
+    """The thread is inside a driver then: to take the interpreter apart under it can end in a crash."""
+    program = (
+        "import threading, time; from lakefeed.app import cli; from lakefeed.flow.report.answer import ASKING\n"
+        "threading.Thread(target=time.sleep, args=(120,), name=ASKING).start()\n"
+        "cli.execute = lambda _: print('told') or 1\n"
+        "cli.main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "told\n")
+
+
 def test_no_command_shows_the_help_and_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.execute([]) == 2
     assert "Commands:" in capsys.readouterr().out

@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from lakefeed.app.command import demo, prepare, status, sync, table, verify
 from lakefeed.app.output import LogLines, be_quiet, be_structured, show_error, show_note, show_text, speak_of
 from lakefeed.errors import ConfigError, LakefeedError, Retry
 from lakefeed.failpoint import arm_from_environment
+from lakefeed.flow.report.answer import ASKING
 
 USAGE, FAILURE, INTERRUPTED = 2, 3, 130
 """130 is 128 and the number of SIGINT, as shells report it; Typer also returns it for a KeyboardInterrupt."""
@@ -107,8 +109,9 @@ def _without_log_format(words: list[str]) -> tuple[list[str], str]:
 def main() -> None:
     """Entry point of the ``lakefeed`` command."""
     code = execute(sys.argv[1:])
-    if code == INTERRUPTED:
-        # The work that was interrupted still runs in a thread, and so does its JVM, which ends with this process.
+    if code == INTERRUPTED or any(thread.name == ASKING for thread in threading.enumerate()):
+        # The work that was interrupted, or a question that nobody answered in time, still runs in a thread, inside a
+        # driver or a JVM. An orderly exit takes the interpreter apart under it, which can end in a crash.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

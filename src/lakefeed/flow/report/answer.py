@@ -15,6 +15,8 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
+ASKING = "lakefeed-ask"
+"""The name of threads that wait for an answer: one that still runs when a command ends was left behind."""
 _LANES = 8
 """How many questions of one group are asked at the same time."""
 
@@ -59,7 +61,7 @@ class Asker:
                             del self._began[name]
 
         for _ in range(min(_LANES, len(free))):
-            threading.Thread(target=lane, name="lakefeed-ask", daemon=True).start()
+            threading.Thread(target=lane, name=ASKING, daemon=True).start()
         return pending
 
 
