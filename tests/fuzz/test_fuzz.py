@@ -9,7 +9,9 @@ from tests.fuzz.fuzz import Ends, try_configurations, try_positions, try_state
 
 
 @pytest.mark.parametrize(
-    ("fuzzer", "rounds"), [(try_configurations, 60), (try_positions, 3_000), (try_state, 600)], ids=lambda one: str(one)
+    ("fuzzer", "rounds"),
+    [(try_configurations, 60), (try_positions, 3_000), (try_state, 600)],
+    ids=["configurations", "positions", "state"],
 )
 def test_damaged_inputs_are_read_or_refused_with_a_remedy(fuzzer: Callable[[int, int], Ends], rounds: int) -> None:
     ends = fuzzer(rounds, 7)

@@ -93,3 +93,23 @@ def test_a_repair_of_a_history_table_opens_a_version(tmp_path: Path, spark: Any)
     rows = spark.read.format("delta").load(str(tmp_path / "lake" / "main" / "items_history"))
     versions = rows.where("id = 181").orderBy("_lakefeed_seq").collect()
     assert [(row["price"], row["is_current"]) for row in versions] == [(7.0, False), (90.5, True)], "history is kept"
+
+
+def test_a_part_of_a_union_is_compared_and_repaired_with_its_own_columns(tmp_path: Path, spark: Any) -> None:
+    union = '- {{match: "orders_*", name: orders, only: true, union: {{column: shard, value: "{{table}}"}}}}'
+    config = CONFIG.partition("    - {{match: items}}")[0] + f"    {union}\nsync: {{{{interval_seconds: 0.2}}}}\n"
+    shop = Shop(tmp_path, spark, config.format(format="delta"))
+    shop.execute(
+        "CREATE TABLE orders_a (id INTEGER PRIMARY KEY, item TEXT); INSERT INTO orders_a VALUES (1, 'a1'), (3, 'a3');"
+        "CREATE TABLE orders_b (id INTEGER PRIMARY KEY, item TEXT, note TEXT);"
+        "INSERT INTO orders_b VALUES (1, 'b1', 'x'), (3, 'b3', NULL);"
+    )
+    shop.sync()
+    damage(shop, "orders", "UPDATE {table} SET note = '?' WHERE shard = 'orders_b' AND id = 3")
+    with shop.running():
+        told = {str(one.table): one.differences for _, one in shop.verify().tables}
+        assert told["main.orders@orders_a"] == (), "the other part's columns are no difference"
+        assert told["main.orders@orders_b"][0] == "1 row differs from the source"
+        assert "note is None in the source, '?' in the lake" in told["main.orders@orders_b"][1]
+        done = shop.repair("main.orders@orders_b")
+    assert (done.found.differing, done.left, done.is_equal) == (1, 0, True), done

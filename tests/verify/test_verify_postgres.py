@@ -44,14 +44,13 @@ def made(place: Path, spark: Any, dsn: str, kind: str, more: str = "") -> Shop: 
 
 
 def writer(dsn: str) -> Callable[[int], None]:  # noqa: F811
-    connection = psycopg.connect(dsn, autocommit=True)
-
     def write(number: int) -> None:
         low = number * 37 % 1500 + 1
-        connection.execute(
-            "UPDATE items SET price = price + 1, updated_at = clock_timestamp() WHERE a BETWEEN %s AND %s",
-            (low, low + 20),
-        )
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(
+                "UPDATE items SET price = price + 1, updated_at = clock_timestamp() WHERE a BETWEEN %s AND %s",
+                (low, low + 20),
+            )
 
     return write
 

@@ -48,8 +48,9 @@ class Comparison:
     what they leave. ``chosen`` says what the evolution has left out of the comparison. ``compared`` is False for a
     table that could not be compared: its rows are unknown, and that is a difference. A comparison beside a running
     pipeline also says how many rows are ``differing``, the ``keys`` of them as the source has them, and which
-    ``change_set`` and ``position`` the lake was compared at. ``partial`` says which rows were compared, where it was
-    not all: such a table is never called equal.
+    ``change_set`` and ``position`` the lake was compared at; ``only_rows``, rows are all that differs, so that a repair
+    of them makes the table equal. ``partial`` says which rows were compared, where it was not all: such a table is
+    never called equal.
     """
 
     table: TableId
@@ -62,6 +63,7 @@ class Comparison:
     differing: int = 0
     change_set: int | None = None
     position: Position | None = None
+    only_rows: bool = False
     partial: str | None = None
 
     @property

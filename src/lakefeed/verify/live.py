@@ -188,6 +188,7 @@ class LiveTable:
             differing=found.differing,
             change_set=first.change_set,
             position=first.position,
+            only_rows=not first.columns.differences and not found.faults and moved == (),
             partial=partial,
         )
 
@@ -389,6 +390,9 @@ class LiveTable:
         if made is not None:
             rule, ruled, evaluate = made
             rows = MadeRows(rule=rule, ruled=ruled, schema=schema, mapping=mapping, evaluate=evaluate)
+            if record.part is not None:  # the table has the columns of the union's other parts, too
+                own_names = record.mode.schema(ruled.schema).names
+                stored = [name for name in stored if name in own_names]
         known = TableShape(table=record.table, mode=record.mode, mapping=mapping, schema=schema, made=rows)
         own = {column.name for column in record.mode.added_columns()}
         there = self.reader.columns()

@@ -39,10 +39,8 @@ class Repaired:
 
     @property
     def is_repairable(self) -> bool:
-        """Were differing rows all that was wrong?"""
-        others = [one for one in self.found.differences if one.startswith(("not compared", "column "))]
-        faults = any("invariant of history" in one for one in self.found.differences)
-        return self.found.compared and not others and not faults and len(self.found.keys) >= self.found.differing
+        """Were differing rows all that was wrong, and is each of them known by its key?"""
+        return self.found.only_rows and len(self.found.keys) >= self.found.differing
 
 
 def repair_table(
