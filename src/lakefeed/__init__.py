@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from lakefeed.errors import TableStoppedError as TableStoppedError
     from lakefeed.flow.options import PipelineOptions as PipelineOptions
     from lakefeed.flow.pipeline import Pipeline as Pipeline
-    from lakefeed.flow.plan import Plan as Plan
+    from lakefeed.flow.plan.start import Plan as Plan
     from lakefeed.flow.report.listener import Listener as Listener
     from lakefeed.flow.result import CycleResult as CycleResult
     from lakefeed.flow.status import PipelineStatus as PipelineStatus
@@ -122,7 +122,7 @@ _HOMES = {
     "lakefeed.flow.report.listener": "Listener",
     "lakefeed.flow.options": "PipelineOptions",
     "lakefeed.flow.pipeline": "Pipeline",
-    "lakefeed.flow.plan": "Plan",
+    "lakefeed.flow.plan.start": "Plan",
     "lakefeed.flow.result": "CycleResult",
     "lakefeed.flow.status": "PipelineStatus TableStatus",
     "lakefeed.journal.options": "JournalOptions",

@@ -10,7 +10,7 @@ from tests.crash.shop import Shop
 
 from lakefeed.app.config import load_config
 from lakefeed.failpoint import NAMES
-from lakefeed.flow.repair import answer, ask
+from lakefeed.flow.reread.repair import answer, ask
 from lakefeed.flow.table_state import Phase, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.storage.location import storage_at

@@ -15,7 +15,7 @@ from tests.postgres.conftest import dsn, server, servers
 
 from lakefeed.app import cli
 from lakefeed.flow.pipeline import Pipeline
-from lakefeed.flow.plan import Action, Plan, PlannedTable
+from lakefeed.flow.plan.start import Action, Plan, PlannedTable
 
 __all__ = ["dsn", "server", "servers"]
 

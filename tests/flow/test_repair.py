@@ -12,7 +12,7 @@ import pytest
 from lakefeed import Pipeline, Sqlite
 from lakefeed.change.table import TableId
 from lakefeed.failpoint import FailpointError, armed
-from lakefeed.flow.repair import Repairs, answer, ask
+from lakefeed.flow.reread.repair import Repairs, answer, ask
 from lakefeed.flow.run_loop import OpenPipeline
 from lakefeed.testing.memory_lake import MemoryLake
 

@@ -10,8 +10,8 @@ from tests.flow.test_repair import Shop, T
 
 from lakefeed.errors import ConfigError
 from lakefeed.failpoint import FailpointError, armed
-from lakefeed.flow import resnapshot
-from lakefeed.flow.resnapshot import PAUSE, RESUME, START, STOP, Resnapshot, Resnapshots, ask, load
+from lakefeed.flow.reread import resnapshot
+from lakefeed.flow.reread.resnapshot import PAUSE, RESUME, START, STOP, Resnapshot, Resnapshots, ask, load
 
 
 @pytest.fixture

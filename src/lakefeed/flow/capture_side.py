@@ -26,9 +26,9 @@ from lakefeed.change.position import Position
 from lakefeed.errors import LakefeedError, PositionLostError, SourceError
 from lakefeed.failpoint import hit
 from lakefeed.flow.copies import TableCopies
-from lakefeed.flow.repair import Repairs
 from lakefeed.flow.report.listener import Listener
-from lakefeed.flow.resnapshot import Resnapshots
+from lakefeed.flow.reread.repair import Repairs
+from lakefeed.flow.reread.resnapshot import Resnapshots
 from lakefeed.flow.retry import Backoff
 from lakefeed.flow.shape import Shape
 from lakefeed.flow.table_state import Phase, TableState, TableStates

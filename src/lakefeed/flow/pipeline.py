@@ -37,9 +37,9 @@ from lakefeed.errors import (
 from lakefeed.flow.capture_side import source_forgot
 from lakefeed.flow.full_diff import FullDiffs
 from lakefeed.flow.maintenance import maintain_tables
-from lakefeed.flow.migration import MigratedTable, plan_migration
 from lakefeed.flow.options import PipelineOptions
-from lakefeed.flow.plan import Plan, make_plan
+from lakefeed.flow.plan.migration import MigratedTable, plan_migration
+from lakefeed.flow.plan.start import Plan, make_plan
 from lakefeed.flow.rebuild import Rebuild, Rebuilt
 from lakefeed.flow.report.activity import Activity
 from lakefeed.flow.report.answer import Asker

@@ -32,10 +32,10 @@ from lakefeed.flow.full_diff import FullDiffs, FullDiffThread
 from lakefeed.flow.lake_side import LakeSide
 from lakefeed.flow.maintenance import MaintenanceThread
 from lakefeed.flow.options import PipelineOptions
-from lakefeed.flow.repair import Repairs
 from lakefeed.flow.report.activity import Activity
 from lakefeed.flow.report.listener import Listener
-from lakefeed.flow.resnapshot import Resnapshots
+from lakefeed.flow.reread.repair import Repairs
+from lakefeed.flow.reread.resnapshot import Resnapshots
 from lakefeed.flow.retry import Backoff, TableErrors
 from lakefeed.flow.shape import Shape
 from lakefeed.flow.status import BlockedSource, Liveness

@@ -2,7 +2,7 @@
 
   1 compare   the table, beside whoever runs the pipeline (``verify.live``)
   2 ask       the process that has the lease reads those rows from the source and writes them through the journal
-              (``flow.repair``); bounded
+              (``flow.reread.repair``); bounded
   3 wait      until the lake table itself has that change set; bounded
   4 compare   those rows again
 Where no process runs the pipeline, the caller runs it meanwhile.
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lakefeed.errors import LakefeedError, StateError
-from lakefeed.flow.repair import RepairAnswer, answer, ask
+from lakefeed.flow.reread.repair import RepairAnswer, answer, ask
 from lakefeed.journal.journal import Journal
 from lakefeed.verify.compare import Comparison, Progress
 from lakefeed.verify.live import LiveTable, MovedOnError, NotComparedError

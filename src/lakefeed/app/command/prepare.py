@@ -188,7 +188,7 @@ def _plan_migration(config: Config, script: Path, *, as_json: bool) -> int:
     from tempfile import TemporaryDirectory
 
     from lakefeed.app.build import build_pipeline
-    from lakefeed.flow.migration import Outcome
+    from lakefeed.flow.plan.migration import Outcome
 
     with TemporaryDirectory() as place:
         source, run = config.source.scratch(Path(place))

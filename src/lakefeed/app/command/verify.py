@@ -228,7 +228,7 @@ def resnapshot(
     from lakefeed.app.config import load_config
     from lakefeed.change.table import TableId
     from lakefeed.errors import ConfigError
-    from lakefeed.flow.resnapshot import PAUSE, RESUME, START, STOP, ask, load
+    from lakefeed.flow.reread.resnapshot import PAUSE, RESUME, START, STOP, ask, load
     from lakefeed.storage.location import storage_at
 
     wishes = [what for what, is_wanted in ((PAUSE, pause), (RESUME, resume), (STOP, stop)) if is_wanted]

@@ -1,7 +1,7 @@
 """Resnapshot: a table, or a part of it, is read again beside the live stream, chunk by chunk, through the journal.
 
 For rows that a repair cannot name: a source that was changed behind its log, or a lake table that nobody trusts. Each
-chunk takes the steps of a repair (``flow.repair``): it is read in a bracket, the journal passes that, keys that the
+chunk takes the steps of a repair (``repair``): it is read in a bracket, the journal passes that, keys that the
 journal has a change of from there on are left to their own changes, and the other rows are a change set of their own.
 Rows that only the lake has stay: no chunk has them. ``lakefeed verify --repair`` finds and deletes those.
 
@@ -36,7 +36,7 @@ from lakefeed.change.change_set import ChangeSet
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import ConfigError, LakefeedError, Retry, StateError
 from lakefeed.failpoint import hit
-from lakefeed.flow.repair import ReadAgain, changes_read_again, keys_moved, read_again
+from lakefeed.flow.reread.repair import ReadAgain, changes_read_again, keys_moved, read_again
 from lakefeed.flow.shape import Shape
 from lakefeed.flow.table_state import Phase, TableStates
 from lakefeed.journal.commit import Commit
