@@ -91,7 +91,7 @@ class ReadLake:
         # Packed segments are on this machine alone, and copies of files that are there as long as the change sets.
         is_local = place.directory is not None and str(self.spark.sparkContext.master).startswith("local")
         log: ChangeLog = known.packed if is_local else known.journal
-        return ReadPipeline(self, name, known.journal, log, TableStates(place))
+        return ReadPipeline(self, name, known.journal, TableStates(place), log)
 
     def pipeline_of(self, table: TableId) -> ReadPipeline:
         """The one that keeps a lake table."""
@@ -177,8 +177,9 @@ class ReadPipeline:
     lake: ReadLake
     name: str
     journal: Journal
-    log: ChangeLog
     states: TableStates
+    log: ChangeLog | None = None
+    """Where windows are taken from, if not from the journal itself."""
 
     def live(self) -> list[TableState]:
         return sorted(self.states.in_phase(Phase.LIVE), key=lambda state: state.table)
@@ -285,7 +286,7 @@ class ReadPipeline:
             ends_at=min(number, state.last_change_set or number),
         )
         plans = _Plans(self, store, state.evolution)
-        result = Engine(plans, self.log, lambda: {table: entry}, parallel=1).sync_once().tables.get(table)
+        result = Engine(plans, self.log or journal, lambda: {table: entry}, parallel=1).sync_once().tables.get(table)
         if result is not None and result.error is not None:
             raise LakeError(f"{refused}: {result.error}", remedy=result.remedy)
         return store.rows
