@@ -199,6 +199,7 @@ def test_sync_status_journal_and_uninstall_tell_one_story(shop: Path) -> None:
         "verified",
         "copy",
         "rules",
+        "layout",
     }
     assert set(items) == {*about, "lag_rows", "lag_bytes", "lag_seconds", "rows_per_second"}
     assert (items["lag_rows"], items["lag_seconds"]) == (0, 0.0)
