@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -62,6 +61,8 @@ source:
         return self.path
 
     def scratch(self, directory: Path) -> tuple[Self, Callable[[str], None]]:
+        import sqlite3
+
         place = directory / Path(self.path).name
 
         def run(script: str) -> None:
