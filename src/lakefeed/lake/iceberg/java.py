@@ -112,9 +112,9 @@ class JavaTable:
         if layout.partition_by is not None:
             _repartition(jvm, transaction, layout)
         if layout.cluster_by is not None:
-            order = transaction.replaceSortOrder()
-            for name in layout.cluster_by:
-                order = order.asc(name)
+            order, first = transaction.replaceSortOrder(), _iceberg(jvm, "NullOrder").NULLS_FIRST
+            for name in layout.cluster_by:  # the short form with a name alone is of an interface that Py4J does not see
+                order = order.asc(_iceberg(jvm, "expressions.Expressions").ref(name), first)
             order.commit()
         expressions = _iceberg(jvm, "expressions.Expressions")
         replaced = expressions.equal(part.column, part.value) if part is not None else expressions.alwaysTrue()
@@ -127,9 +127,9 @@ class JavaTable:
         if layout.properties:
             _set(transaction.updateProperties(), dict(layout.properties))
         if layout.cluster_by is not None:
-            order = transaction.replaceSortOrder()
-            for name in layout.cluster_by:
-                order = order.asc(name)
+            order, first = transaction.replaceSortOrder(), _iceberg(jvm, "NullOrder").NULLS_FIRST
+            for name in layout.cluster_by:  # the short form with a name alone is of an interface that Py4J does not see
+                order = order.asc(_iceberg(jvm, "expressions.Expressions").ref(name), first)
             order.commit()
         transaction.commitTransaction()
 
