@@ -121,12 +121,6 @@ def fmt(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(autouse=True)
-def _not_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An Iceberg table as small as these is written again as a whole: see ``test_small_window``."""
-    monkeypatch.setattr(iceberg_store, "_REWRITTEN_BYTES", 0)
-
-
 @pytest.fixture
 def world(spark: SparkSession, tmp_path: Path, fmt: str) -> World:
     return World(spark, tmp_path, fmt)
@@ -227,24 +221,6 @@ def test_b03_what_was_written_before_a_crash_belongs_to_nothing_and_the_window_i
         other.apply(window, 1)
     assert world.commits == commits + 1
     assert world.content() == START | {12: "1", 40: "1"}
-
-
-def test_b03_a_small_iceberg_table_is_written_again_once_after_a_crash(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(iceberg_store, "_REWRITTEN_BYTES", 4 << 20)
-    world = World(spark, tmp_path, "iceberg")
-    window = world.add(("update", world.row(12, "1")), ("insert", world.row(40, "1")), ("delete", {"id": 7}))
-    before, commits = world.files, world.commits
-    with armed("lake.after_marks", "raise"), pytest.raises(FailpointError):
-        world.table.apply(window, 1)
-    assert (world.files, world.commits) == (before, commits)
-    assert world.content() == START
-    other = world.other_process()
-    for _ in range(2):
-        other.apply(window, 1)
-    assert (world.commits, world.vectors, len(world.files)) == (commits + 1, 0, 1)
-    assert world.content() == without(START, 7) | {12: "1", 40: "1"}
 
 
 def met(monkeypatch: pytest.MonkeyPatch, fmt: str, work: Callable[[], object]) -> list[int]:

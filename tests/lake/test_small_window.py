@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
-from tests.lake.iceberg_reader import read_iceberg, static_table
 from tests.lake.on_delta import read_delta
 
-from lakefeed import Delta, Iceberg, Pipeline, Sqlite
-from lakefeed.lake.iceberg import store as iceberg_store
+from lakefeed import Delta, Pipeline, Sqlite
 from lakefeed.lake.mode import small
 
 if TYPE_CHECKING:
@@ -33,9 +31,8 @@ def job_number(spark: SparkSession) -> int:
         context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]  # None unsets it
 
 
-@pytest.mark.parametrize("fmt", ["delta", "iceberg"])
 def test_random_changes_by_one_job_each_are_what_the_source_has(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys of two columns that change and come back, in one window and over several; then the same by the usual way."""
     database = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
@@ -58,17 +55,10 @@ def test_random_changes_by_one_job_each_are_what_the_source_has(
         return sorted(database.execute("SELECT * FROM t").fetchall(), key=repr)
 
     def in_lake() -> list[tuple[object, ...]]:
-        rows = read_delta(str(place)) if fmt == "delta" else read_iceberg(str(place))
-        return sorted((tuple(row.values()) for row in rows), key=repr)
-
-    def files() -> int:
-        if fmt == "delta":
-            return len(DeltaTable(place).file_uris())
-        return int(static_table(str(place)).current_snapshot().summary["total-data-files"])
+        return sorted((tuple(row.values()) for row in read_delta(str(place))), key=repr)
 
     change(60)
-    lake = Delta(spark, tmp_path / "lake") if fmt == "delta" else Iceberg(spark, tmp_path / "lake")
-    with Pipeline(Sqlite(tmp_path / "s.db", before_images=True), lake, name="p") as pipeline:
+    with Pipeline(Sqlite(tmp_path / "s.db", before_images=True), Delta(spark, tmp_path / "lake"), name="p") as pipeline:
         pipeline.sync_once()
         for _ in range(4):
             change(25)
@@ -76,44 +66,9 @@ def test_random_changes_by_one_job_each_are_what_the_source_has(
             assert not any(result.error for result in pipeline.sync_once().tables.values())
             assert job_number(spark) - before - 1 == 1
             assert in_lake() == in_source()
-            assert files() == 1
+            assert len(DeltaTable(place).file_uris()) == 1
         monkeypatch.setattr(small, "_MOST_CHANGES", 0)
         change(25)
         pipeline.sync_once()
         assert in_lake() == in_source()
-    database.close()
-
-
-def test_an_iceberg_row_that_stays_keeps_its_id_and_vectors_go_with_their_files(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One window marks a row, the next one writes the table again."""
-    database = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
-    database.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, v INTEGER)")
-    database.executemany("INSERT INTO t VALUES (?, 0)", [(number,) for number in range(20)])
-    place = str(tmp_path / "lake" / "main" / "t")
-
-    def row_ids() -> dict[int, int]:
-        rows = spark.read.format("iceberg").load(place).select("id", "_row_id").collect()
-        return {row["id"]: row["_row_id"] for row in rows}
-
-    with Pipeline(Sqlite(tmp_path / "s.db"), Iceberg(spark, tmp_path / "lake"), name="p") as pipeline:
-        pipeline.sync_once()
-        copied = row_ids()
-        with monkeypatch.context() as patch:
-            patch.setattr(iceberg_store, "_REWRITTEN_BYTES", 0)
-            database.execute("UPDATE t SET v = 1 WHERE id = 3")
-            pipeline.sync_once()
-        assert static_table(place).current_snapshot().summary["total-delete-files"] == "1"
-        database.execute("UPDATE t SET v = 2 WHERE id = 4")
-        assert not any(result.error for result in pipeline.sync_once().tables.values())
-        summary = static_table(place).current_snapshot().summary
-        assert (summary["total-delete-files"], summary["total-data-files"]) == ("0", "1")
-        rows = {row["id"]: row["v"] for row in read_iceberg(place)}
-        assert rows == {**dict.fromkeys(range(20), 0), 3: 1, 4: 2}
-        kept = row_ids()
-        assert {key: kept[key] for key in copied if key not in (3, 4)} == {
-            key: value for key, value in copied.items() if key not in (3, 4)
-        }
-        assert len(set(kept.values())) == 20
     database.close()

@@ -203,8 +203,6 @@ class Extent:
     """The touched files, where a commit can put others in their place (``RewriteRows``)."""
     markable: Replaceable | None = None
     """The touched files, where a commit can mark single rows of them as deleted (``MarkRows``)."""
-    is_written: bool = True
-    """False where a step is only planned: what it leaves is read and not written."""
 
 
 class TableStore(Protocol):
@@ -221,11 +219,6 @@ class TableStore(Protocol):
 
     reserved: tuple[str, ...]
     """Column names, in lower case, that the format has for itself."""
-
-    lineage: tuple[str, ...]
-    """Columns that ``read_files`` gives beside the table's own: what readers follow single rows by. A rewrite may have
-    them, so that a row that stays is known as the same one; where they are NULL, or missing, the commit gives new ones.
-    """
 
     layout: Layout
     """How the table is to lie on disk."""

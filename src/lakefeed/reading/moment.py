@@ -28,7 +28,7 @@ from lakefeed.errors import ConfigError, LakeError
 from lakefeed.flow.table_state import Phase, TableState, TableStates
 from lakefeed.journal.journal import Journal
 from lakefeed.journal.layout import Layout
-from lakefeed.lake.base import Applied, ChangeLog
+from lakefeed.lake.base import Applied
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.engine import Engine, Enrolled
 from lakefeed.lake.formats import history_at
@@ -45,11 +45,10 @@ from lakefeed.lake.schema.policy import Evolution, Policy
 from lakefeed.lake.schema.projection import projected
 from lakefeed.lake.spark.session import Sessions
 from lakefeed.lake.spark.type import quoted
-from lakefeed.lake.store import AppendRows, Extent, MergeRows, Replaceable, Stamp, Step
+from lakefeed.lake.store import AppendRows, MergeRows, Stamp, Step
 from lakefeed.lake.table import SparkTable
 from lakefeed.lake.window import last_time
 from lakefeed.reading.options import STATE_FOLDER
-from lakefeed.reading.pack import PackedLog
 from lakefeed.storage.base import Storage
 from lakefeed.storage.location import storage_at
 
@@ -87,11 +86,8 @@ class ReadLake:
 
     def pipeline(self, name: str | None) -> ReadPipeline:
         name, place = pipeline_place(self.journal or self.root, name)
-        known = _journal(place)  # first: states that are newer than it say what a trim since then took
-        # Packed segments are on this machine alone, and copies of files that are there as long as the change sets.
-        is_local = place.directory is not None and str(self.spark.sparkContext.master).startswith("local")
-        log: ChangeLog = known.packed if is_local else known.journal
-        return ReadPipeline(self, name, known.journal, TableStates(place), log)
+        journal = _journal(place)  # first: states that are newer than it say what a trim since then took
+        return ReadPipeline(self, name, journal, TableStates(place))
 
     def pipeline_of(self, table: TableId) -> ReadPipeline:
         """The one that keeps a lake table."""
@@ -138,25 +134,23 @@ class _Known:
     """A journal as this process has read it, and how its newest commit file was then: another file, another journal."""
 
     journal: Journal
-    packed: PackedLog
-    newest: tuple[int, ...] | None = None
+    newest: tuple[int, ...] | None
 
 
 _known: dict[str, _Known] = {}
 _reading = threading.Lock()
 
 
-def _journal(place: Storage) -> _Known:
+def _journal(place: Storage) -> Journal:
     """The journal as it is now: read on, where this process has read it before."""
     with _reading:
         known = _known.get(str(place))
         if known is not None and known.newest is not None and _newest_file(place, known.journal) == known.newest:
             known.journal.refresh()
         else:
-            journal = Journal.read(place)
-            known = _known[str(place)] = _Known(journal, PackedLog(journal))
+            known = _known[str(place)] = _Known(Journal.read(place), None)
         known.newest = _newest_file(place, known.journal)
-        return known
+        return known.journal
 
 
 def _newest_file(place: Storage, journal: Journal) -> tuple[int, ...] | None:
@@ -178,8 +172,6 @@ class ReadPipeline:
     name: str
     journal: Journal
     states: TableStates
-    log: ChangeLog | None = None
-    """Where windows are taken from, if not from the journal itself."""
 
     def live(self) -> list[TableState]:
         return sorted(self.states.in_phase(Phase.LIVE), key=lambda state: state.table)
@@ -286,7 +278,7 @@ class ReadPipeline:
             ends_at=min(number, state.last_change_set or number),
         )
         plans = _Plans(self, store, state.evolution)
-        result = Engine(plans, self.log or journal, lambda: {table: entry}, parallel=1).sync_once().tables.get(table)
+        result = Engine(plans, journal, lambda: {table: entry}, parallel=1).sync_once().tables.get(table)
         if result is not None and result.error is not None:
             raise LakeError(f"{refused}: {result.error}", remedy=result.remedy)
         return store.rows
@@ -387,7 +379,6 @@ class _PlannedStore:
     """A TableStore that keeps a plan of the rows instead of files: every step makes another plan of it."""
 
     reserved: tuple[str, ...] = ()
-    lineage: tuple[str, ...] = ()
     layout = TableLayout()
 
     def __init__(self, rows: DataFrame, applied: Applied, location: str) -> None:
@@ -398,15 +389,10 @@ class _PlannedStore:
     def applied(self, generation: int, *, fresh: bool = True) -> Applied:  # noqa: ARG002  # the seam's
         return self._applied
 
-    def extent(self, column: str, bounds: Any) -> Extent:  # noqa: ARG002  # the seam's
-        """All of it may be touched; nothing is written, so that its size does not matter."""
-        everything = Replaceable(0, (self.location,))
-        return Extent(files=1, bytes=0, touched_files=1, touched_bytes=0, replaceable=everything, is_written=False)
+    def extent(self, column: str, bounds: Any) -> None:  # noqa: ARG002  # the modes then plan a merge
+        return None
 
     def read(self, session: SparkSession) -> DataFrame:  # noqa: ARG002
-        return self.rows
-
-    def read_files(self, session: SparkSession, old: Replaceable) -> DataFrame:  # noqa: ARG002
         return self.rows
 
     def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> Applied:  # noqa: ARG002

@@ -124,7 +124,6 @@ class DeltaStore:
     """See ``lake.store.TableStore`` for the contract. One thread at a time writes; ``applied`` may be asked by any."""
 
     reserved: tuple[str, ...] = ()
-    lineage: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
 
     def __init__(self, path: str, pipeline: str, route: Route, options: DeltaOptions) -> None:

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _BRANCH = "lakefeed-publishing"
-LINEAGE = ("_row_id", "_last_updated_sequence_number")
-"""The table specification's columns by which readers follow a row. NULL in a new file: the commit gives them."""
+_LINEAGE = ("_row_id", "_last_updated_sequence_number")
 _PUFFIN = b"PFA1"
 _POSITION_FIELD = 2147483645  # the table specification's id of a row's position
 
@@ -308,8 +307,8 @@ class Marking:
         coordinator = _iceberg(self._jvm, "spark.FileRewriteCoordinator").get()
         cache.add(group, self._table)
         try:
-            # What a reader sees of a new row's id and age is given by the commit.
-            lineage = (F.lit(None).cast("long").alias(name) for name in LINEAGE if name not in rows.columns)
+            # What a reader sees of a row's id and age is given by the commit.
+            lineage = (F.lit(None).cast("long").alias(name) for name in _LINEAGE)
             writer = rows.select("*", *lineage).writeTo(f"{HANDED_OVER}.`{group}`")
             writer.option("use-table-distribution-and-ordering", "false").append()
             written = list(coordinator.fetchNewFiles(self._table, group))
@@ -318,18 +317,13 @@ class Marking:
             coordinator.clearRewrite(self._table, group)
         return written
 
-    def content(self) -> tuple[list[Any], dict[str, DeletionVector]]:
-        """The table's data files, and the vectors of those that have one, by their paths.
-
-        UnknownDeletesError where rows were deleted by other means.
-        """
-        files: list[Any] = []
+    def vectors(self) -> dict[str, DeletionVector]:
+        """Those of the table's data files that have one. UnknownDeletesError where rows were deleted by other means."""
         found: dict[str, DeletionVector] = {}
         to_json = _iceberg(self._jvm, "ContentFileParser").toJson
         planned = self._table.newScan().planFiles()
         try:
             for task in _each(planned):
-                files.append(task.file())
                 for deletes in task.deletes():
                     described = json.loads(to_json(deletes, self._spec))
                     if described.get("file-format", "").upper() != "PUFFIN":
@@ -337,7 +331,7 @@ class Marking:
                     found[described["referenced-data-file"]] = DeletionVector(described)
         finally:
             planned.close()
-        return files, found
+        return found
 
     def read(self, vectors: Iterable[DeletionVector]) -> list[BitMap]:
         """The rows that they mark."""
@@ -390,17 +384,13 @@ class Marking:
         added: Iterable[DeletionVector],
         removed: Iterable[DeletionVector],
         summary: Mapping[str, str],
-        gone: Iterable[Any] = (),
     ) -> None:
-        """A staged snapshot on the table's content. ``gone`` are data files that go; ``removed`` are their vectors, and
-        those that ``added`` ones stand for."""
+        """A staged snapshot on the table's content. ``removed`` are the vectors that ``added`` ones stand for."""
         mapper = _iceberg(self._jvm, "util.JsonUtil").mapper()
         from_json = _iceberg(self._jvm, "ContentFileParser").fromJson
         delta = self._table.newRowDelta()
         if (current := self.snapshot) is not None:
             delta.validateFromSnapshot(current)  # else earlier vectors of the same files would count as conflicts
-        for file in gone:
-            delta.removeRows(file)
         for file in files:
             delta.addRows(file)
         for vector in added:

@@ -22,8 +22,7 @@ How a step is committed exactly once, also against a process that still believes
 
   1 read what the table records; a step that it has is left out
   2 Spark writes the step as a *staged* snapshot: it is in the metadata, but the table's content is as before. Where
-    rows are marked, or all files of a small table exchanged, Spark finds them and writes the new ones, and Iceberg's
-    library stages the snapshot (``_mark``, ``_rewrite``)
+    rows are marked, Spark finds them and writes the new ones, and Iceberg's library stages the snapshot (``_mark``)
   3 read what the snapshot that the staged one was made on records; if that has the step, leave the staged one alone;
     if it records another number than the step begins after, refuse it: the table was rolled back, or brought further
   4 publish: one commit that makes the staged snapshot the content, if the content still is what it was made on
@@ -51,7 +50,7 @@ from lakefeed.failpoint import hit
 from lakefeed.lake.base import Applied, ChunkSource, Loaded, TableCopy, TableVersion
 from lakefeed.lake.iceberg.catalog import Metadata, MetadataReader
 from lakefeed.lake.iceberg.copy import chunks_of, load_table
-from lakefeed.lake.iceberg.java import LINEAGE, DeletionVector, JavaTable, UnknownDeletesError
+from lakefeed.lake.iceberg.java import DeletionVector, JavaTable, UnknownDeletesError
 from lakefeed.lake.iceberg.maintenance import maintain_table
 from lakefeed.lake.iceberg.record import (
     ATTEMPT,
@@ -92,7 +91,6 @@ from lakefeed.lake.store import (
     MarkRows,
     MergeRows,
     Replaceable,
-    RewriteRows,
     Stamp,
     Step,
     completed,
@@ -115,9 +113,6 @@ _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _SMALL_BYTES, _SMALL_ROWS = 32 << 20, 50_000
 """Of a whole table and of a merge, up to which one task is about as fast as several."""
-
-_REWRITTEN_BYTES = 4 << 20
-"""Of a whole table, up to which to write it again is cheaper than to find and mark rows: one job instead of two."""
 
 PROPERTIES = {
     "format-version": "3",
@@ -145,7 +140,6 @@ class IcebergStore:
     reserved: tuple[str, ...] = (
         "_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number",
     )  # fmt: skip
-    lineage: tuple[str, ...] = LINEAGE
 
     def __init__(
         self,
@@ -278,7 +272,7 @@ class IcebergStore:
         return marked / total if total else 0.0
 
     def extent(self, column: str, bounds: KeyBounds | None) -> Extent | None:  # noqa: ARG002
-        """A merge rewrites no file (deleted rows are marked), so that no bytes are touched; of a small table all are.
+        """A merge rewrites no file (deleted rows are marked), so that no bytes are ever touched.
 
         Of the touched files only whether there are any is asked for: to count them takes a call into the JVM each.
         """
@@ -288,15 +282,12 @@ class IcebergStore:
         files, total = size
         none = not files or (bounds is not None and not self.java.is_touched(bounds))
         snapshot = self._marked_on()
-        of_snapshot = Replaceable(snapshot, (self.location,)) if snapshot is not None else None
-        is_small = total <= _REWRITTEN_BYTES and self.part is None  # else the rows of other parts would go, too
         return Extent(
             files=files,
             bytes=total,
             touched_files=0 if none else files,
-            touched_bytes=total if is_small else 0,
-            replaceable=of_snapshot if is_small and not none else None,
-            markable=of_snapshot,
+            touched_bytes=0,
+            markable=Replaceable(snapshot, ()) if snapshot is not None else None,
         )
 
     def _marked_on(self) -> int | None:
@@ -320,8 +311,7 @@ class IcebergStore:
         return rows.where(F.col(quoted(self.part.column)) == self.part.value) if self.part is not None else rows
 
     def read_files(self, session: SparkSession, old: Replaceable) -> DataFrame:  # noqa: ARG002  # the seam's
-        """All rows, which is what an extent of a small table names. The commit sees to it that this read ``old``."""
-        return self.read(session).select("*", *LINEAGE)
+        raise LakeError(f"no extent of {self.location} names files to replace: its rows are masked, not rewritten")
 
     def located(self, session: SparkSession, old: Replaceable, columns: Sequence[str]) -> DataFrame:  # noqa: ARG002
         """By Iceberg's own reader, which leaves out what is marked. The commit sees to it that it read ``old``."""
@@ -347,8 +337,6 @@ class IcebergStore:
             summary = self.summary(replace(record, applied=stamp.number), stamp.metadata)
             if isinstance(step, MarkRows):
                 vectors = self._mark(step, {**summary, ATTEMPT: attempt, _STAGED: attempt})  # 2
-            elif isinstance(step, RewriteRows):
-                self._rewrite(step, {**summary, ATTEMPT: attempt, _STAGED: attempt})  # 2
             else:
                 session.conf.set("spark.wap.id", attempt)
                 try:
@@ -368,11 +356,11 @@ class IcebergStore:
             if before.applied < stamp.number:
                 if stamp.found is not None and before.applied != stamp.found:
                     raise not_where_expected(self.location, before.applied, stamp.found)
-                if isinstance(step, MarkRows | RewriteRows) and staged.parent != step.old.version:
+                if isinstance(step, MarkRows) and staged.parent != step.old.version:
                     raise ConcurrentModification(f"the table has come to snapshot {staged.parent} meanwhile")
                 if not staged.published:
                     self.java.publish(staged.snapshot)  # 4
-                if isinstance(step, MarkRows | RewriteRows):
+                if isinstance(step, MarkRows):
                     self._vectors = (staged.snapshot, vectors)
                 return replace(done, rows=staged.rows if self.part is None else None)
         return self.applied(stamp.generation) or done
@@ -391,7 +379,7 @@ class IcebergStore:
         if marking.snapshot != old:
             raise ConcurrentModification(f"the table is at snapshot {marking.snapshot}, not at {old}")
         try:
-            known = self._vectors[1] if self._vectors[0] == old else marking.content()[1]
+            known = self._vectors[1] if self._vectors[0] == old else marking.vectors()
         except UnknownDeletesError as error:  # planned again, it is a merge
             self._has_other_deletes = True
             raise ConcurrentModification(str(error)) from error
@@ -402,20 +390,6 @@ class IcebergStore:
         hit("lake.after_marks")
         marking.stage(files, added.values(), [known[file] for file in added if file in known], summary)  # 4
         return {**known, **added}
-
-    def _rewrite(self, step: RewriteRows, summary: Mapping[str, str]) -> None:
-        """A staged snapshot whose files are the step's rows, in place of all that the table has."""
-        files = self.java.staging().write(step.rows)
-        marking, old = self.java.staging(), step.old.version
-        if marking.snapshot != old:
-            raise ConcurrentModification(f"the table is at snapshot {marking.snapshot}, not at {old}")
-        try:
-            gone, vectors = marking.content()
-        except UnknownDeletesError as error:  # planned again, it is a merge
-            self._has_other_deletes = True
-            raise ConcurrentModification(str(error)) from error
-        hit("lake.after_marks")
-        marking.stage(files, (), vectors.values(), summary, gone)
 
     def write(self, session: SparkSession, step: Step) -> None:
         """A snapshot with the step's rows, by Spark."""

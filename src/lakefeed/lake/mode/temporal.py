@@ -31,8 +31,7 @@ from lakefeed.errors import ConfigError, TableStoppedError
 from lakefeed.lake.mode.base import INSTANT, UNKNOWN_TIME, CurrentRows, Mode, check_name, checked_names
 from lakefeed.lake.mode.changes import window_changes
 from lakefeed.lake.mode.collapse import truncates_as_deletes
-from lakefeed.lake.mode.small import matches
-from lakefeed.lake.mode.upsert import Own, packed, rewritten_files, upsert_step
+from lakefeed.lake.mode.upsert import Own, matches, packed, rewritten_files, upsert_step
 from lakefeed.lake.mode.versions import STORED, Versions
 from lakefeed.lake.schema.mapping import ColumnMapping
 from lakefeed.lake.schema.projection import lineage

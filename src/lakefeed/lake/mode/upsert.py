@@ -24,9 +24,9 @@ from lakefeed.change.batch import OP, SEQ, Operation
 from lakefeed.change.segment import Window
 from lakefeed.lake.mode.changes import window_changes, window_keys
 from lakefeed.lake.mode.collapse import FRESH, HELD, collapse
-from lakefeed.lake.mode.small import matches, small_step
+from lakefeed.lake.mode.small import small_step
 from lakefeed.lake.spark.error import INCOMPLETE, INCOMPLETE_COPY, UNSENT
-from lakefeed.lake.spark.type import quoted, spark_type
+from lakefeed.lake.spark.type import quoted, spark_type, text_literal
 from lakefeed.lake.store import (
     BROADCAST_ROWS,
     AppendRows,
@@ -219,6 +219,20 @@ def _whole(window: Window, name: str, flag: str) -> str:
     return f"CASE WHEN s.{flag} THEN s.{quoted(name)} ELSE {refusal(window, name)} END"
 
 
+def matches(window: Window) -> str:
+    """The SQL condition that a change ``s`` is of the row ``t``."""
+    # A key column that may be NULL (SQLite allows it) is compared so that NULL equals NULL. The origin of a union is
+    # the same in all changes: as a literal it leaves the files of the other parts out.
+    origin = window.ruled.origin if isinstance(window, RuledWindow) else None
+    literals = {origin[0]: text_literal(origin[1])} if origin is not None else {}
+    return " AND ".join(
+        f"t.{quoted(column.name)} = {literals[column.name]}"
+        if column.name in literals
+        else f"t.{quoted(column.name)} {'<=>' if column.nullable else '='} s.{quoted(column.name)}"
+        for column in window.target.key_columns
+    )
+
+
 def refusal(window: Window, name: str) -> str:
     """The SQL that stops the table instead of giving a value for a column that nobody sent."""
     # A row that comes into a condition is new to the table, and nobody has the values that were not sent.
@@ -238,8 +252,6 @@ def rewritten_files(session: SparkSession, window: Window, extent: Extent) -> in
 
     A store that cannot exchange files writes all of them again.
     """
-    if not extent.is_written:
-        return 0
     many = window.counts.total >= _SURELY_TOUCHED * extent.touched_files
     if extent.replaceable is not None:
         size, is_cheaper = extent.touched_bytes, many or extent.touched_bytes <= SMALL_BYTES
