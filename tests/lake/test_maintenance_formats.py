@@ -17,6 +17,7 @@ from lakefeed.change.table import Column, TableSchema
 from lakefeed.lake.base import LakeTable, TableCopy
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.delta import maintenance as delta_maintenance
+from lakefeed.lake.delta.store import DeltaStore
 from lakefeed.lake.iceberg import Iceberg
 from lakefeed.lake.iceberg import maintenance as iceberg_maintenance
 from lakefeed.lake.maintenance import MaintenanceOptions
@@ -122,7 +123,7 @@ def test_what_nobody_needs_goes_although_packing_fails(world: World, monkeypatch
         cleaned.append(clean(*arguments))
         return cleaned[-1]
 
-    monkeypatch.setattr(keeper, "pack", fails)
+    monkeypatch.setattr(iceberg_maintenance if world.kind == "iceberg" else DeltaStore, "pack", fails)
     monkeypatch.setattr(keeper, "clean", cleans)
     with pytest.raises(RuntimeError, match="no room to pack"):
         world.table.maintain(MaintenanceOptions(most_files=0), ("id",))

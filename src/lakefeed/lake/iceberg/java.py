@@ -111,10 +111,7 @@ class JavaTable:
         if layout.partition_by is not None:
             _repartition(jvm, transaction, layout)
         if layout.cluster_by is not None:
-            order, first = transaction.replaceSortOrder(), _iceberg(jvm, "NullOrder").NULLS_FIRST
-            for name in layout.cluster_by:  # the short form with a name alone is of an interface that Py4J does not see
-                order = order.asc(_iceberg(jvm, "expressions.Expressions").ref(name), first)
-            order.commit()
+            _sort_by(jvm, transaction, layout.cluster_by)
         expressions = _iceberg(jvm, "expressions.Expressions")
         replaced = expressions.equal(part.column, part.value) if part is not None else expressions.alwaysTrue()
         return Addition(jvm, transaction, replaced)
@@ -126,10 +123,7 @@ class JavaTable:
         if layout.properties:
             _set(transaction.updateProperties(), dict(layout.properties))
         if layout.cluster_by is not None:
-            order, first = transaction.replaceSortOrder(), _iceberg(jvm, "NullOrder").NULLS_FIRST
-            for name in layout.cluster_by:  # the short form with a name alone is of an interface that Py4J does not see
-                order = order.asc(_iceberg(jvm, "expressions.Expressions").ref(name), first)
-            order.commit()
+            _sort_by(jvm, transaction, layout.cluster_by)
         transaction.commitTransaction()
 
     def appending(self) -> Addition:
@@ -437,6 +431,14 @@ def puffin_of(marks: Mapping[str, BitMap]) -> tuple[bytes, dict[str, tuple[int, 
     footer = json.dumps({"blobs": blobs, "properties": {"created-by": "lakefeed"}}).encode()
     content += _PUFFIN + footer + struct.pack("<II", len(footer), 0) + _PUFFIN
     return bytes(content), places
+
+
+def _sort_by(jvm: Any, transaction: Any, columns: Sequence[str]) -> None:
+    """The short form of ``asc``, with a name alone, belongs to an interface that Py4J does not see."""
+    order, first = transaction.replaceSortOrder(), _iceberg(jvm, "NullOrder").NULLS_FIRST
+    for name in columns:
+        order = order.asc(_iceberg(jvm, "expressions.Expressions").ref(name), first)
+    order.commit()
 
 
 def _repartition(jvm: Any, transaction: Any, layout: Layout) -> None:
