@@ -180,3 +180,4 @@ def execute(arguments: list[str]) -> int:
     finally:
         root.setLevel(before)  # whoever calls this from Python keeps the level, and its own way to print
         be_structured(False)
+        be_quiet(False)
