@@ -402,6 +402,8 @@ class LiveTable:
         if not columns.pairs:
             raise NotComparedError("there is no column that both have")
         key = known.key
+        if record.part is not None:  # of a part's rows the column of their origin tells none from another
+            key = tuple(name for name in key if name != record.part.column)
         if not set(key) <= set(columns.lake) or (schema.key and not key):
             raise NotComparedError("the lake table does not have the whole key")
         ruled_by = made[1] if made is not None and not made[0].is_plain else None
