@@ -14,6 +14,7 @@ from lakefeed.errors import CommitFailedError
 from lakefeed.lake import table as lake_table
 from lakefeed.lake.base import Applied
 from lakefeed.lake.engine import Engine, Enrolled
+from lakefeed.lake.layout import Layout
 from lakefeed.lake.mode import Mirror
 from lakefeed.lake.route import Route
 from lakefeed.lake.table import SparkTable
@@ -32,6 +33,7 @@ class Store:
     """Records numbers, as a table's commits do."""
 
     location = "nowhere"
+    layout = Layout()
 
     def __init__(self) -> None:
         self.number = 0
