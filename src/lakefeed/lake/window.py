@@ -30,7 +30,7 @@ from lakefeed.change.table import Column, TableSchema
 from lakefeed.lake.location import filesystem, spark_options, spark_path
 from lakefeed.lake.schema.projection import lineage, projected, steps
 from lakefeed.lake.spark.type import quoted, text_literal
-from lakefeed.storage.copies import original_of
+from lakefeed.storage.copies import copied_from, original_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -132,7 +132,7 @@ def read_segments(
     added = [pa.field(name, _METADATA[name]) for name in metadata]
     columns = from_arrow_schema(pa.schema([*own, *added]), prefer_timestamp_ntz=True)
     paths = [one.path for one in segments]
-    originals = [original_of(path) for path in paths]
+    originals = [original_of(path) for path in paths] if copied_from else []
     if any(originals) and not str(session.conf.get("spark.master", "local")).startswith("local"):
         # Copies of objects: the workers of a cluster read the objects themselves.
         paths = [original or path for original, path in zip(originals, paths, strict=True)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-_places: dict[str, str] = {}
+copied_from: dict[str, str] = {}
 """Directories of this process, each with the address of the bucket whose objects lie in it, under their keys."""
 
 
 def note_copies(directory: str, bucket: str) -> None:
-    _places[directory] = bucket
+    copied_from[directory] = bucket
 
 
 def original_of(path: str) -> str | None:
@@ -15,7 +15,7 @@ def original_of(path: str) -> str | None:
     return next(
         (
             f"{bucket}/{path.removeprefix(f'{place}/')}"
-            for place, bucket in _places.items()
+            for place, bucket in copied_from.items()
             if path.startswith(f"{place}/")
         ),
         None,

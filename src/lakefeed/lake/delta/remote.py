@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import LakeError, TableStoppedError
+from lakefeed.lake.base import Applied
 from lakefeed.lake.delta.copy import LOCAL_TIME, needs_mapping, with_comments
 from lakefeed.lake.delta.feature import features_of
 from lakefeed.lake.delta.history import AppIds
@@ -114,7 +115,11 @@ class StoreDelta(DeltaStore):
 
     # Commits
 
+    def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> Applied:
+        return super().commit(session, self._committable(session, step), stamp)
+
     def _committable(self, session: SparkSession, step: Step) -> Step:
+        """The step as an exchange of files, where Spark would commit it elsewhere."""
         from pyspark.sql import functions as F  # noqa: N812
 
         self._require_plain()

@@ -318,7 +318,6 @@ class DeltaStore:
         4 check that the table still is what the step was planned on  5 write the deletion vectors, which only the
         commit makes part of the table  6 one commit that names all of it.
         """
-        step = self._committable(session, step)
         with self._lock:
             table = self._table
             features = features_of(table) if table is not None else None
@@ -375,12 +374,28 @@ class DeltaStore:
         with self._lock:
             return self._done(stamp, fresh=True) or self._lost(stamp)
 
-    def _committable(self, session: SparkSession, step: Step) -> Step:  # noqa: ARG002
-        """The step as this store commits it: here Spark does what is not done by files."""
-        return step
-
     def _write(self, rows: DataFrame) -> list[DataFile]:
-        return write_files(rows, self.location)
+        """One file for each of the frame's partitions that has rows."""
+        place = f"{WRITTEN}{uuid.uuid4().hex}"
+        rows.write.options(**_WRITER).parquet(f"{spark_path(self.location)}/{place}")
+        files, directory = filesystem(f"{self.location}/{place}")
+        # On a disk no directory shall stay for each commit, with a checksum file that nobody would ever remove.
+        moves = isinstance(files, fs.LocalFileSystem)
+        written: list[DataFile] = []
+        for info in files.get_file_info(fs.FileSelector(directory, recursive=False)):
+            if not info.base_name.endswith(".parquet"):
+                continue
+            footer = pq.read_metadata(info.path, filesystem=files)
+            if footer.num_rows == 0:
+                continue
+            if moves:
+                Path(info.path).rename(Path(self.location, info.base_name))
+            name = info.base_name if moves else f"{place}/{info.base_name}"
+            statistics = file_statistics(footer, footer.schema.to_arrow_schema())
+            written.append(DataFile(name, footer.num_rows, info.size, statistics, int(info.mtime_ns // 1_000_000)))
+        if moves:
+            shutil.rmtree(directory)
+        return written
 
     def _commit_files(self, table: DeltaTable, step: Step, written: Sequence[DataFile], stamp: Stamp) -> None:
         from deltalake.exceptions import CommitFailedError as Refused
@@ -621,27 +636,3 @@ def has_local_time(schema: TableSchema) -> bool:
     while any(map(pa.types.is_list, kinds)):
         kinds = [kind.value_type if pa.types.is_list(kind) else kind for kind in kinds]
     return _LOCAL_TIME in kinds
-
-
-def write_files(rows: DataFrame, root: str) -> list[DataFile]:
-    """One file for each of the frame's partitions that has rows."""
-    place = f"{WRITTEN}{uuid.uuid4().hex}"
-    rows.write.options(**_WRITER).parquet(f"{spark_path(root)}/{place}")
-    files, directory = filesystem(f"{root}/{place}")
-    # On a disk no directory shall stay for each commit, with a checksum file that nobody would ever remove.
-    moves = isinstance(files, fs.LocalFileSystem)
-    written: list[DataFile] = []
-    for info in files.get_file_info(fs.FileSelector(directory, recursive=False)):
-        if not info.base_name.endswith(".parquet"):
-            continue
-        footer = pq.read_metadata(info.path, filesystem=files)
-        if footer.num_rows == 0:
-            continue
-        if moves:
-            Path(info.path).rename(Path(root, info.base_name))
-        name = info.base_name if moves else f"{place}/{info.base_name}"
-        statistics = file_statistics(footer, footer.schema.to_arrow_schema())
-        written.append(DataFile(name, footer.num_rows, info.size, statistics, int(info.mtime_ns // 1_000_000)))
-    if moves:
-        shutil.rmtree(directory)
-    return written
