@@ -108,7 +108,7 @@ def test_a_life_from_the_first_sync_to_uninstall(shop: Shop, writer: Any) -> Non
     assert shop.difference() == ()
     assert shop.answer("verify")["tables"]["public.items"] == {
         "mode": "mirror", "compared": True, "equal": True, "source_rows": 2, "lake_rows": 2, "differences": [],
-        "chosen": [],
+        "chosen": [], "partial": None, "position": None,
     }  # fmt: skip
     removed = shop.answer("uninstall")["removed"]
     assert removed == ["replication slot lakefeed_shop", "publication lakefeed_shop"]
