@@ -15,7 +15,7 @@ from lakefeed.errors import ConfigError, SparkSetupError
 from lakefeed.lake.location import escaped, lake_root
 from lakefeed.lake.spark.jars import remember_jars, remembered_jars, resolving
 from lakefeed.lake.spark.java import _wrapped, find_java, java_version
-from lakefeed.lake.spark.session import checked_session, driver_memory_bytes
+from lakefeed.lake.spark.session import checked_session, driver_memory_bytes, forget_logs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -171,3 +171,19 @@ def test_local_files_get_their_permissions_without_a_program_for_each(spark: Spa
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o755
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o644}
     assert spark.read.parquet(str(tmp_path / "out")).count() == 3
+
+
+def test_logs_of_old_sessions_go_although_another_process_removes_them_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = [tmp_path / f"spark-{number}.log" for number in range(40)]
+    for age, path in enumerate(kept):
+        path.touch()
+        os.utime(path, (1000 - age, 1000 - age))
+    listed = list(kept)
+    kept[3].unlink()  # after it was listed
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(listed))
+    forget_logs(tmp_path)
+    left = [number for number, path in enumerate(kept) if path.exists()]
+    assert left == [number for number in range(len(left) + 1) if number != 3], "the newest stay"
+    assert len(left) < 39

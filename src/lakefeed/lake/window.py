@@ -191,8 +191,8 @@ def key_bounds(window: Window, *, of_times: bool = False) -> KeyBounds | None:
         return None
     names: dict[int, str | None] = {}
     for version in {segment.schema_version for segment in window.segments}:
-        path = steps(window.schemas, version, window.target.version)
-        names[version] = key if of_times else lineage(path)[key]
+        is_own = of_times or version == window.target.version
+        names[version] = key if is_own else lineage(steps(window.schemas, version, window.target.version))[key]
     low: Any = None
     high: Any = None
     for segment in window.segments:

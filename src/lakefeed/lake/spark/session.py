@@ -75,8 +75,7 @@ def spark_session(
         os.environ["PYSPARK_PYTHON"] = (settings or {}).get("spark.pyspark.python", sys.executable)
         directory = log_dir or cache_directory() / "logs"
         directory.mkdir(parents=True, exist_ok=True)
-        for old in sorted(directory.glob("spark-*.log"), key=lambda path: path.stat().st_mtime)[:-_KEPT_LOGS]:
-            old.unlink(missing_ok=True)
+        forget_logs(directory)
         log = directory / f"spark-{os.getpid()}.log"
         wanted = coordinates_of(formats, stores)
         is_submitted = _GATEWAY in os.environ  # the JVM is there: who made it chose master, memory and jars
@@ -196,6 +195,16 @@ def _format_settings(formats: Sequence[str]) -> dict[str, str]:
     for known in wanted:
         found |= known.settings
     return found
+
+
+def forget_logs(directory: Path) -> None:
+    """Remove all but the newest logs. Other processes do the same meanwhile: one that is gone already is no error."""
+    ages: dict[Path, float] = {}
+    for path in directory.glob("spark-*.log"):
+        with suppress(FileNotFoundError):
+            ages[path] = path.stat().st_mtime
+    for old in sorted(ages, key=lambda path: ages[path])[:-_KEPT_LOGS]:
+        old.unlink(missing_ok=True)
 
 
 def driver_memory_bytes() -> int:
