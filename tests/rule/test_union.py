@@ -89,7 +89,7 @@ def test_shards_share_a_lake_table_and_leave_each_others_rows_alone(
     build_pipeline(config, spark=spark).rebuild(str(B), from_source=True)
     states = TableStates(config.state()).all()
     assert [table for table, state in states.items() if state.phase is Phase.STAGED] == [B]
-    database.execute("INSERT INTO orders_a VALUES (9, 'a9')")
+    database.execute("INSERT INTO orders_a (id, item) VALUES (9, 'a9')")
     with build_pipeline(config, spark=spark) as pipeline:
         assert not pipeline.sync_once().errors
     after = TableStates(config.state()).all()
