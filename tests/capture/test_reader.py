@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -23,6 +23,7 @@ class ListReader:
         self.bytes = size
         self.beats = 0
         self.reads = 0
+        self.joins = False
         self.fail: Exception | None = None
         self.hang = False
         self.closed = threading.Event()
@@ -42,6 +43,9 @@ class ListReader:
 
     def size(self, piece: str) -> int:
         return self.bytes
+
+    def joined(self, pieces: Sequence[str]) -> list[str]:
+        return ["".join(pieces)] if self.joins else list(pieces)
 
     def beat(self) -> None:
         self.beats += 1
@@ -99,6 +103,21 @@ def test_it_reads_no_further_than_there_is_room_and_keeps_the_connection_alive()
     until(lambda: reader.beats > 0)
     assert len(reader.log) == 97
     assert [background.read(5) for _ in range(100)] == [str(number) for number in range(100)]
+    background.close()
+
+
+def test_a_consumer_that_has_fallen_behind_gets_small_pieces_as_one_and_large_ones_as_they_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lakefeed.capture.reader._JOINED_BYTES", 40)
+    reader = ListReader(list("abcdefghij"), size=10)
+    reader.joins = True
+    background = BackgroundReader("test", reader)
+    until(lambda: not reader.log)
+    assert [background.read(0) for _ in range(4)] == ["abcd", "efgh", "ij", None]
+    reader.bytes, reader.log = 50, list("kl")
+    until(lambda: not reader.log)
+    assert [background.read(0) for _ in range(3)] == ["k", "l", None]
     background.close()
 
 

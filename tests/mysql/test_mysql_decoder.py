@@ -22,7 +22,7 @@ from lakefeed.capture.mysql.database import Database
 from lakefeed.capture.mysql.dialect import column_of
 from lakefeed.capture.mysql.events import Effect, read_statement
 from lakefeed.capture.mysql.history import Gtid, executed
-from lakefeed.capture.mysql.packets import Packets
+from lakefeed.capture.mysql.packets import Packets, join
 from lakefeed.capture.mysql.rows import Layout, TableMap
 from lakefeed.capture.mysql.stream import BinlogReader
 from lakefeed.capture.mysql.xa import PreparedTransactions
@@ -75,6 +75,17 @@ def _piece(start: Gtid, events: list[bytes]) -> BinlogPiece:
         at += len(event)
         ends.append(at)
     return BinlogPiece(start, Packets(b"".join(events), np.array([0, *ends[:-1]]), np.array(ends)))
+
+
+def test_packets_that_are_joined_are_the_same_packets() -> None:
+    """The buffer of a gulp has heads before its packets, and bytes of the next one behind the last."""
+    first = Packets(b"....one....twotail", np.array([4, 11]), np.array([7, 14]))
+    second = Packets(b"....three", np.array([4]), np.array([9]))
+    both = join([first, second])
+    assert both is not None
+    assert [both.data[a:b] for a, b in zip(both.starts, both.ends, strict=True)] == [b"one", b"two", b"three"]
+    assert join([first]) is first
+    assert join([]) is None
 
 
 def test_events_that_are_looked_at_together_give_what_each_gives_alone(

@@ -21,6 +21,7 @@ from lakefeed.capture.postgres.catalog import CatalogFacts
 from lakefeed.capture.postgres.pgoutput import Layout, PgoutputDecoder, Relation, Resolved, WalPiece
 from lakefeed.capture.postgres.slices import Messages, as_messages
 from lakefeed.capture.postgres.values import SourceType, arrow_type
+from lakefeed.capture.postgres.walsender import Walsender
 from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TXN, Operation
 from lakefeed.change.change_set import ChangeSet, TableBlocked
 from lakefeed.change.lsn import PostgresLsn
@@ -323,3 +324,20 @@ def test_numeric_modifiers_give_decimals_up_to_38_digits_and_text_beyond() -> No
     assert arrow_type(SourceType(1700, modifier(2, 4))) == pa.decimal128(4, 4)
     assert arrow_type(SourceType(1700, modifier(39, 0))) == pa.string()
     assert arrow_type(SourceType(1700, -1)) == pa.string()
+
+
+def test_joined_pieces_are_the_same_log_and_the_catalog_speaks_of_nothing_before_it() -> None:
+    """The third piece has facts: rows before it may be of an older shape."""
+    facts = CatalogFacts({1: (None, None)})  # type: ignore[dict-item]  # only its being there counts
+    rows = [wire.insert(1, [str(number), "a", None]) for number in range(4)]
+    parts = [[wire.begin(), T, rows[0]], [rows[1], wire.commit()], [wire.begin(), T, rows[2]], [rows[3], wire.commit()]]
+    pieces = [WalPiece(as_messages(part), messages=len(part)) for part in parts]
+    pieces[2] = WalPiece(pieces[2].run, facts)
+    pieces.append(WalPiece(idle_at=PostgresLsn(500), sent_us=7))
+    first, second = Walsender.__new__(Walsender).joined(pieces)
+    assert [[one.run.message(index) for index in range(len(one.run))] for one in (first, second)] == [
+        [*parts[0], *parts[1]],
+        [*parts[2], *parts[3]],
+    ]
+    assert (first.facts, first.idle_at) == (CatalogFacts(), None)
+    assert (second.facts, second.idle_at, second.sent_us) == (facts, PostgresLsn(500), 7)

@@ -89,7 +89,7 @@ class Decoded(Generic[P]):
 class LogReader(Protocol[At, Piece]):
     """The log strictly after a position, as raw pieces. ``read`` belongs to the stream side. Where the server wants
     answers while the consumer is busy, the source wraps its reader in a BackgroundReader. That one alone uses ``size``,
-    ``beat``, ``wake`` and ``in_burst``: there is more, although nothing comes for a moment."""
+    ``joined``, ``beat``, ``wake`` and ``in_burst``: there is more, although nothing comes for a moment."""
 
     in_burst: bool = False
 
@@ -101,6 +101,11 @@ class LogReader(Protocol[At, Piece]):
     def size(self, piece: Piece) -> int:  # noqa: ARG002
         """About how many bytes of memory a piece needs: the background reader waits while too many are unread."""
         return 0
+
+    def joined(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
+        """The same log in fewer pieces, for a consumer that has fallen behind: one row costs it nearly as much as a
+        thousand in one piece. It is asked for a few megabytes at a time."""
+        return pieces
 
     def beat(self) -> None:
         """Keep the connection alive: called every moment while too many pieces are unread."""

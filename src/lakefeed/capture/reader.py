@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 
 from lakefeed.capture.log import LogReader, P, Piece
 from lakefeed.errors import LakefeedError, SourceUnavailableError
@@ -19,6 +20,7 @@ CLOSE_SECONDS = 4.0
 _READ_SECONDS = 1.0
 _FULL_SECONDS = 0.1
 _BURST_SECONDS = 0.25
+_FEW, _JOINED_BYTES = 2, 1 << 20
 
 
 class BackgroundReader(LogReader[P, Piece]):
@@ -38,7 +40,7 @@ class BackgroundReader(LogReader[P, Piece]):
         self._changed = threading.Condition()
         self._pieces: list[Piece] = []
         self._taken: deque[Piece] = deque()
-        self._unread_bytes = 0
+        self._unread = self._unread_bytes = 0  # pieces with something in them
         self._heard_at = time.monotonic()
         self._error: LakefeedError | None = None
         self._stopping = False
@@ -74,10 +76,23 @@ class BackgroundReader(LogReader[P, Piece]):
                 self._check_silence()  # also where the thread hangs in a call
             if not self._pieces and self._error is not None:
                 raise self._error
-            self._taken.extend(self._pieces)
-            self._pieces, self._unread_bytes = [], 0
+            pieces, is_behind = self._pieces, self._unread > _FEW
+            self._pieces, self._unread, self._unread_bytes = [], 0, 0
             self._changed.notify_all()
+        self._taken.extend(self._joined(pieces) if is_behind else pieces)
         return self._taken.popleft() if self._taken else None
+
+    def _joined(self, pieces: list[Piece]) -> Iterator[Piece]:
+        """So that a consumer that takes longer for a piece than the server catches up all the same."""
+        group, size = list[Piece](), 0
+        for piece in pieces:
+            own = self._reader.size(piece)
+            if group and size + own > _JOINED_BYTES:
+                yield from self._reader.joined(group)
+                group, size = [], 0
+            group.append(piece)
+            size += own
+        yield from self._reader.joined(group)
 
     def confirm(self, position: P) -> None:
         self._reader.confirm(position)
@@ -105,7 +120,9 @@ class BackgroundReader(LogReader[P, Piece]):
                 with self._changed:
                     if piece is not None:
                         self._pieces.append(piece)
-                        self._unread_bytes += self._reader.size(piece)
+                        size = self._reader.size(piece)
+                        self._unread_bytes += size
+                        self._unread += size > 0
                     elif asked > self._answered:
                         self._answered = asked
                     else:

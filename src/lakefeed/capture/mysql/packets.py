@@ -9,7 +9,7 @@ from __future__ import annotations
 import select
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,17 @@ class Packets:
     data: bytes
     starts: Ints
     ends: Ints
+
+
+def join(runs: Sequence[Packets]) -> Packets | None:
+    """Several as one, without the bytes behind the last one of each."""
+    if len(runs) < 2:
+        return runs[0] if runs else None
+    data = [run.data[: int(run.ends[-1])] if len(run.ends) else b"" for run in runs]
+    before = np.cumsum([0, *map(len, data[:-1])])
+    starts = np.concatenate([run.starts + by for run, by in zip(runs, before, strict=True)])
+    ends = np.concatenate([run.ends + by for run, by in zip(runs, before, strict=True)])
+    return Packets(b"".join(data), starts, ends)
 
 
 class PacketReader:

@@ -8,7 +8,8 @@ import struct
 import time
 import uuid
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from lakefeed.capture.mysql.columns import gathered
 from lakefeed.capture.mysql.database import STREAM, Connection, Database, literal
 from lakefeed.capture.mysql.events import FORMAT, HEADER, HEARTBEAT, ROTATE, Place
 from lakefeed.capture.mysql.history import FIRST_OFFSET, Gtid, executed, log_end, log_files
-from lakefeed.capture.mysql.packets import PacketReader, Packets
+from lakefeed.capture.mysql.packets import PacketReader, Packets, join
 from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
 from lakefeed.errors import DecodeError, PositionLostError, SourceUnavailableError
 
@@ -92,6 +93,9 @@ class BinlogReader(LogReader[Gtid, BinlogPiece]):
 
     def size(self, piece: BinlogPiece) -> int:
         return 0 if piece.packets is None else len(piece.packets.data)
+
+    def joined(self, pieces: Sequence[BinlogPiece]) -> list[BinlogPiece]:
+        return [replace(pieces[-1], packets=join([one.packets for one in pieces if one.packets is not None]))]
 
     def wake(self) -> None:
         with contextlib.suppress(OSError):

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import psycopg
@@ -107,6 +108,14 @@ class Walsender(LogReader[PostgresLsn, WalPiece]):
 
     def size(self, piece: WalPiece) -> int:
         return piece.run.data.nbytes if len(piece.run) else 0
+
+    def joined(self, pieces: Sequence[WalPiece]) -> list[WalPiece]:
+        """What the catalog says is not true of pieces before, so such a piece begins another."""
+        firsts = [index for index, piece in enumerate(pieces) if piece.facts.tables or index == 0]
+        return [
+            replace(pieces[end - 1], run=join([piece.run for piece in pieces[first:end]]), facts=pieces[first].facts)
+            for first, end in pairwise((*firsts, len(pieces)))
+        ]
 
     def beat(self) -> None:
         with self._busy, self._database.errors():
