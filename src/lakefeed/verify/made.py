@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from lakefeed.change.choice import field_of
 from lakefeed.change.mask import masked
 from lakefeed.change.table import TableSchema
 from lakefeed.lake.rule.resolve import Resolved
@@ -64,9 +65,10 @@ class MadeRows:
         )
 
     def given(self, source: Sequence[str]) -> tuple[pa.Schema, tuple[str, ...]]:
-        """What to read of the source: the columns as a schema, under the names of the rule, and their names there."""
-        read, kinds = self._read(source), {one.name: one.type for one in self.schema.whole.columns}
-        return pa.schema([pa.field(name, kinds[there]) for name, there in read.items()]), tuple(read.values())
+        """What to read of the source: the columns as a schema, under the names of the rule, and their names there. Each
+        has what the source does with values out of range, which is done before a mask sees them."""
+        read, fields = self._read(source), {one.name: field_of(one) for one in self.schema.whole.columns}
+        return pa.schema([fields[there].with_name(name) for name, there in read.items()]), tuple(read.values())
 
     def batches(
         self, rows: Iterator[pa.RecordBatch], source: Sequence[str], directory: Path
