@@ -11,15 +11,16 @@ from tests.lake.iceberg_reader import read_iceberg
 from tests.lake.on_delta import read_delta
 
 from lakefeed.change.table import TableId
+from lakefeed.errors import TableStoppedError
 from lakefeed.lake.base import TableFormat
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.iceberg import Iceberg
-from lakefeed.lake.mode import Mirror, Mode
+from lakefeed.lake.mode import Mirror, Mode, Temporal
 from lakefeed.lake.route import Origin, Rule
 from lakefeed.lake.rule.rows import RowOptions
 from lakefeed.testing.format_contract import TableFormatContract
 from lakefeed.testing.mode_contract import AppendContract, KeylessContract, MirrorContract, ModeContract
-from lakefeed.testing.temporal_contract import TemporalContract
+from lakefeed.testing.temporal_contract import TemporalContract, product, products
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,11 +90,17 @@ class TestUnionIceberg(_UnionOnIceberg, MirrorContract):
 
 
 class TestUnionIcebergTemporal(_UnionOnIceberg, TemporalContract):
-    pass
+    def test_adding_a_column_closes_nothing(self) -> None:
+        """With a default it would be in older rows, too, which are written again: a part with a history waits."""
+        with pytest.raises(TableStoppedError, match="lose the rows of the other parts"):
+            super().test_adding_a_column_closes_nothing()
 
 
 class TestUnionIcebergAppend(_UnionOnIceberg, AppendContract):
-    pass
+    def test_columns_that_were_not_sent_have_the_names_of_today(self) -> None:
+        """A renamed column: a part of a log waits."""
+        with pytest.raises(TableStoppedError, match="lose the rows of the other parts"):
+            super().test_columns_that_were_not_sent_have_the_names_of_today()
 
 
 class TestRuledDelta(_OnDelta, TableFormatContract):
@@ -109,4 +116,11 @@ class TestRuledDeltaModes(_OnDelta, ModeContract):
 
 
 class TestRuledDeltaTemporal(_OnDelta, TemporalContract):
-    pass
+    def test_acceptance_6_a_partial_update_of_an_unknown_row_stops_the_table(self) -> None:
+        """The rule's own sentence, since it is the rule that needs the value."""
+        with self.stage(Temporal(), products()) as stage:
+            stage.copy([product(1)])
+            stage.add(("delete", {"id": 1}), ("update", product(1, None)), absent={1: ["name"]})
+            with pytest.raises(TableStoppedError, match="its rule needs a large value that an update did not send"):
+                stage.sync()
+            assert self.versions(stage, "name", "is_current") == [("n", True)]

@@ -230,6 +230,67 @@ def test_every_option_holds_for_copy_and_changes_of_every_source_in_both_formats
     check_layout(tmp_path / "lake" / "hr" / "persons", format_)
 
 
+UNION = """
+pipeline: union_{format}
+source:
+  {source}
+lake:
+  path: ./lake
+  format: {format}
+  tables:
+    - match: "*.people_*"
+      name: people
+      namespace: all
+      only: true
+      mode: {mode}
+      union: {{column: shard, value: "{{table}}"}}
+"""
+UNIONS = [
+    pytest.param(kind, format_, mode, key, id=f"{kind}-{format_}-{mode}{'' if key else '-keyless'}")
+    for kind in PLACES
+    for format_, mode, key in (
+        ("delta", "append", "PRIMARY KEY"),
+        ("iceberg", "mirror", "PRIMARY KEY"),
+        ("delta", "mirror", ""),
+    )
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "format_", "mode", "key"), UNIONS)
+def test_shards_of_every_source_are_one_lake_table(
+    kind: str, format_: str, mode: str, key: str, server_of: Callable[[str], Any], spark: SparkSession, tmp_path: Path
+) -> None:
+    with PLACES[kind](tmp_path, server_of(kind), "") as place:
+        for shard in "ab":
+            place.statement(f"CREATE TABLE people_{shard} (id integer {key}, name varchar(50))")
+            place.statement(f"INSERT INTO people_{shard} VALUES (1, '{shard}1'), (2, '{shard}2'), (3, '{shard}3')")
+        if kind == "postgres" and not key:
+            for shard in "ab":
+                place.statement(f"ALTER TABLE people_{shard} REPLICA IDENTITY FULL")
+        config = config_of(tmp_path, UNION.format(source=place.source, format=format_, mode=mode))
+        with build_pipeline(config, spark=spark) as pipeline:
+            assert [one.error for one in pipeline.sync_once().errors.values()] == []
+            place.statement("UPDATE people_a SET name = 'A1' WHERE id = 1")
+            place.statement("DELETE FROM people_b WHERE id = 1")
+            place.statement("INSERT INTO people_b VALUES (4, 'b4')")
+            assert [one.error for one in pipeline.sync_once().errors.values()] == []
+        there = {
+            (f"people_{shard}", *one) for shard in "ab" for one in place.select(f"SELECT id, name FROM people_{shard}")
+        }
+    table = read_table(tmp_path / "lake" / "all" / "people")
+    assert table is not None
+    rows = table.to_pylist()
+    if mode == "append":
+        events = sorted((one["shard"], one["id"], one["_lakefeed_operation"]) for one in rows)
+        copied = [(f"people_{shard}", number, "read") for shard in "ab" for number in (1, 2, 3)]
+        later = [("people_a", 1, "update"), ("people_b", 1, "delete"), ("people_b", 4, "insert")]
+        assert events == sorted(copied + later)
+    else:
+        assert len(rows) == len(there) == 6
+        assert {(one["shard"], one["id"], one["name"]) for one in rows} == there
+
+
 def raw(path: Path) -> list[dict[str, Any]]:
     table = read_table(path / "lake" / "hr" / "persons")
     assert table is not None

@@ -12,7 +12,7 @@ the commits of a part touch its own rows alone (docs/decisions/0014-union.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lakefeed.change.choice import Choices, TableChoice, checked_rule, checked_type, is_literal, matches
@@ -355,6 +355,36 @@ class Routes:
     def _for(self, route: Route) -> list[Rule]:
         """All rules that say something of a lake table; what a later one says counts."""
         return [*self._own(route.source), *self._named(route)]
+
+
+class RoutedFormat:
+    """What every table format has of the rules alone: see ``lake.base.TableFormat``."""
+
+    _routes: Routes
+
+    def routes(self, source: TableId) -> tuple[Route, ...]:
+        return self._routes.of(source)
+
+    @property
+    def columns(self) -> Callable[[TableId], tuple[str, ...]] | None:
+        return self._routes.columns if self._routes.leaves_out else None
+
+    @property
+    def sensitive(self) -> Callable[[TableId], RowRule] | None:
+        return self._routes.sensitive if self._routes.masks_early else None
+
+    @property
+    def choices(self) -> Choices:
+        return self._routes.choices
+
+    def matching(self, source: TableId) -> tuple[str, ...]:
+        return self._routes.matching(source)
+
+    def unused(self, schemas: Iterable[TableSchema]) -> tuple[str, ...]:
+        return self._routes.unused(schemas)
+
+    def evolution(self, route: Route) -> Evolution:
+        return self._routes.policy(route).evolution
 
 
 def _placed(source: TableId, rule: Rule) -> TableId:

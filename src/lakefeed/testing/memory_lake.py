@@ -6,7 +6,7 @@ side is compared with. The object stands for the lake's storage: keep it while p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakefeed.change.batch import ABSENT, METADATA, OP, SEQ, Operation
-from lakefeed.change.choice import Choices
 from lakefeed.change.position import Position, highest
 from lakefeed.change.schema_change import ChangeKey, RetypeColumn, diff, origins
 from lakefeed.change.segment import Segment, Window
@@ -27,10 +26,9 @@ from lakefeed.lake.base import Applied, Loaded, TableCopy, TableVersion
 from lakefeed.lake.layout import Difference
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.mode import Mirror
-from lakefeed.lake.route import Route, Routes, Rule
+from lakefeed.lake.route import Route, RoutedFormat, Routes, Rule
 from lakefeed.lake.rule.rows import RowRule
 from lakefeed.lake.schema.mapping import ColumnMapping
-from lakefeed.lake.schema.policy import Evolution
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -50,7 +48,7 @@ class MemoryTable:
     """The row that the last delete took away: an insert of it under another key may lack values."""
 
 
-class MemoryLake:
+class MemoryLake(RoutedFormat):
     """Both the Lake (what a user writes) and the TableFormat it binds to. Every table is a mirror."""
 
     def __init__(
@@ -67,32 +65,8 @@ class MemoryLake:
     def rows(self, table: str) -> list[Row]:
         return list(self.tables[TableId.parse(table)].rows.values())
 
-    def routes(self, source: TableId) -> tuple[Route, ...]:
-        return self._routes.of(source)
-
-    @property
-    def columns(self) -> Callable[[TableId], tuple[str, ...]] | None:
-        return self._routes.columns if self._routes.leaves_out else None
-
-    @property
-    def sensitive(self) -> Callable[[TableId], RowRule] | None:
-        return self._routes.sensitive if self._routes.masks_early else None
-
-    @property
-    def choices(self) -> Choices:
-        return self._routes.choices
-
-    def matching(self, source: TableId) -> tuple[str, ...]:
-        return self._routes.matching(source)
-
-    def unused(self, schemas: Iterable[TableSchema]) -> tuple[str, ...]:
-        return self._routes.unused(schemas)
-
     def scratch(self, path: str) -> MemoryLake:
         return MemoryLake(path)
-
-    def evolution(self, route: Route) -> Evolution:
-        return self._routes.policy(route).evolution
 
     def table(self, route: Route) -> MemoryLakeTable:
         return MemoryLakeTable(self, route)

@@ -6,14 +6,13 @@ Neither pyspark nor deltalake is imported before it is used, so that a status or
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lakefeed.change.choice import Choices
-from lakefeed.change.table import TableId, TableSchema
+from lakefeed.change.table import TableId
 from lakefeed.lake.delta.history import DeltaHistory, DeltaRows
 from lakefeed.lake.delta.remote import StoreDelta
 from lakefeed.lake.delta.store import SESSION, DeltaOptions, DeltaStore
@@ -21,7 +20,7 @@ from lakefeed.lake.formats import FORMATS
 from lakefeed.lake.location import lake_root, spark_options, table_path
 from lakefeed.lake.mode import Mirror, Mode, checked_mode
 from lakefeed.lake.reader import StoredRows
-from lakefeed.lake.route import Route, Routes, Rule
+from lakefeed.lake.route import Route, RoutedFormat, Routes, Rule
 from lakefeed.lake.rule.record import TableRule, rule_file
 from lakefeed.lake.rule.rows import RowRule
 from lakefeed.lake.schema.decision import Decisions, decisions_file
@@ -100,7 +99,7 @@ class Delta:
         return DeltaFormat(pipeline, Sessions(session, settings), self._root, self._routes, self._options)
 
 
-class DeltaFormat:
+class DeltaFormat(RoutedFormat):
     """The lake of one pipeline: see ``lake.base.TableFormat``."""
 
     def __init__(self, pipeline: str, sessions: Sessions, root: str, routes: Routes, options: DeltaOptions) -> None:
@@ -114,33 +113,9 @@ class DeltaFormat:
         self._tables: dict[Route, SparkTable] = {}
         self._turns: dict[TableId, AbstractContextManager[Any]] = {}  # of a stored table: its parts commit one by one
 
-    def routes(self, source: TableId) -> tuple[Route, ...]:
-        return self._routes.of(source)
-
-    @property
-    def columns(self) -> Callable[[TableId], tuple[str, ...]] | None:
-        return self._routes.columns if self._routes.leaves_out else None
-
-    @property
-    def sensitive(self) -> Callable[[TableId], RowRule] | None:
-        return self._routes.sensitive if self._routes.masks_early else None
-
-    @property
-    def choices(self) -> Choices:
-        return self._routes.choices
-
-    def matching(self, source: TableId) -> tuple[str, ...]:
-        return self._routes.matching(source)
-
-    def unused(self, schemas: Iterable[TableSchema]) -> tuple[str, ...]:
-        return self._routes.unused(schemas)
-
     def scratch(self, path: str) -> DeltaFormat:
         options = DeltaOptions(marked=self._options.marked)
         return DeltaFormat(self._pipeline, self._sessions, path, Routes(Mirror()), options)
-
-    def evolution(self, route: Route) -> Evolution:
-        return self._routes.policy(route).evolution
 
     def table(self, route: Route) -> SparkTable:
         with self._lock:

@@ -6,13 +6,12 @@ Neither pyspark nor pyiceberg is imported before it is used, so that a status or
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lakefeed.change.choice import Choices
-from lakefeed.change.table import TableId, TableSchema
+from lakefeed.change.table import TableId
 from lakefeed.lake.iceberg.catalog import IcebergCatalog
 from lakefeed.lake.iceberg.history import IcebergHistory, IcebergRows
 from lakefeed.lake.iceberg.java import JavaCatalog, JavaTable
@@ -20,7 +19,7 @@ from lakefeed.lake.iceberg.store import IcebergStore
 from lakefeed.lake.location import lake_root, table_path
 from lakefeed.lake.mode import Mirror, Mode, checked_mode
 from lakefeed.lake.reader import StoredRows
-from lakefeed.lake.route import Route, Routes, Rule
+from lakefeed.lake.route import Route, RoutedFormat, Routes, Rule
 from lakefeed.lake.rule.record import TableRule, rule_file
 from lakefeed.lake.rule.rows import RowRule
 from lakefeed.lake.schema.decision import Decisions, decisions_file
@@ -99,7 +98,7 @@ class Iceberg:
         return IcebergFormat(pipeline, session, self._catalog, self._routes, lake)
 
 
-class IcebergFormat:
+class IcebergFormat(RoutedFormat):
     """The lake of one pipeline: see ``lake.base.TableFormat``."""
 
     def __init__(
@@ -116,34 +115,10 @@ class IcebergFormat:
         self._tables: dict[Route, SparkTable] = {}
         self._turns: dict[TableId, AbstractContextManager[Any]] = {}  # of a stored table: its parts commit one by one
 
-    def routes(self, source: TableId) -> tuple[Route, ...]:
-        return self._routes.of(source)
-
-    @property
-    def columns(self) -> Callable[[TableId], tuple[str, ...]] | None:
-        return self._routes.columns if self._routes.leaves_out else None
-
-    @property
-    def sensitive(self) -> Callable[[TableId], RowRule] | None:
-        return self._routes.sensitive if self._routes.masks_early else None
-
-    @property
-    def choices(self) -> Choices:
-        return self._routes.choices
-
-    def matching(self, source: TableId) -> tuple[str, ...]:
-        return self._routes.matching(source)
-
-    def unused(self, schemas: Iterable[TableSchema]) -> tuple[str, ...]:
-        return self._routes.unused(schemas)
-
     def scratch(self, path: str) -> IcebergFormat:
         """In a Hadoop catalog, whichever the lake's is."""
         catalog = IcebergCatalog.of({"name": "lakefeed_scratch"}, path, "{schema}")
         return IcebergFormat(self._pipeline, self._spark, catalog, Routes(Mirror()), storage_at(path))
-
-    def evolution(self, route: Route) -> Evolution:
-        return self._routes.policy(route).evolution
 
     def table(self, route: Route) -> SparkTable:
         with self._lock:
