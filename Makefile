@@ -34,6 +34,7 @@ check: venv ## Format, lint, types and import layers: what CI checks before the 
 	$(BIN)/lint-imports
 
 test: setup ## Run the tests (TESTS=tests/app for some of them, WORKERS=0 in one process)
+	@$(BIN)/python -m tests.jvm
 	$(BIN)/python -m pytest $(TESTS) -m "not slow and not browser" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 slow: setup ## Run the longer forms of the tests, which make test leaves out

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests import jvm
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,8 +19,8 @@ settings.load_profile("lakefeed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # For every JVM that a test starts: one that lives for seconds takes half the time without its optimising compiler.
-    os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+    # For every JVM that a test starts.
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", jvm.options())
     # PySpark leaves the socket of each collected result to the garbage collector; warnings are errors here.
     config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from tests import jvm
 from tests.faults.world import EQUAL_SECONDS, PostgresWorld, World
 
 from lakefeed import failpoint
@@ -237,7 +238,7 @@ def damaged(*, torn: bool) -> Act:
 def _child(world: World, failpoints: str = "") -> Iterator[subprocess.Popen[bytes]]:
     """`lakefeed run` in a process of its own, which ends with the block; then this process follows again."""
     world.stop()
-    environment = {**os.environ, "LAKEFEED_FAILPOINTS": failpoints, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
+    environment = {**os.environ, "LAKEFEED_FAILPOINTS": failpoints, "JAVA_TOOL_OPTIONS": jvm.options()}
     with (world.directory / "run.log").open("ab") as log:
         command = [sys.executable, "-m", "lakefeed", "run", str(world.config()), "--for", "300"]
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=world.directory)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests import jvm
 from tests.faults.fault import KINDS, Kind
 from tests.faults.world import WORLDS, World
 
@@ -125,7 +126,7 @@ def main(arguments: Sequence[str]) -> int:
     worlds = [(source, lake) for source in given.sources.split(",") for lake in given.formats.split(",")]
     kinds = [kind for kind in KINDS if given.kinds in kind.name]
     print(f"seed {seed}; again: make faults SEED={seed} SECONDS={given.seconds:.0f}", flush=True)
-    os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", jvm.options())
     result, spark, began = Result(), session(), time.monotonic()
     with quick_silence():
         for number, (source, lake) in enumerate(worlds):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests import jvm
 
 _SQL = re.compile(r"\b((?:ALTER|CREATE|DROP|SELECT)\b[^;…]*;)")
 _COMMAND = re.compile(r"lakefeed (rebuild) FILE (\S+?)( --from-source)?[.,;]?(?=\s|$)")
@@ -32,7 +33,7 @@ class Pipeline:
         self._file = directory / "storm.yaml"
         self._file.write_text(yaml.safe_dump(self.config))
         # A short life is over before the JVM has compiled anything well: it compiles quickly instead.
-        self._environment = {**os.environ, **({"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"} if short else {})}
+        self._environment = {**os.environ, **({"JAVA_TOOL_OPTIONS": jvm.options()} if short else {})}
         self._process: subprocess.Popen[bytes] | None = None
         self._expected_end = True
         self._lock = threading.Lock()
