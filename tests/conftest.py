@@ -48,7 +48,7 @@ def spark() -> Iterator[SparkSession]:
     session = spark_session(
         "lakefeed-tests",
         settings={
-            "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:TieredStopAtLevel=1",
+            "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:TieredStopAtLevel=4",  # it lives for many minutes
             "spark.sql.codegen.wholeStage": "false",
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         },

@@ -58,7 +58,7 @@ def answer(shop: Shop, capsys: pytest.CaptureFixture[str], expected: int) -> dic
     return tables
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
 def test_every_mode_is_compared_and_chosen_columns_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:

@@ -35,11 +35,12 @@ def test_a_benchmark_of_the_capture_side_runs_and_reports_ratios(name: str, tmp_
 @pytest.mark.parametrize(
     "name",
     [
-        *("pg_lake", "journal"),
+        "journal",
         # Also in their quick form these take longer than what they prove is worth in every run.
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in (
+                "pg_lake",
                 "tables",
                 "poll_snapshot",
                 "poll_diff",
@@ -59,9 +60,8 @@ def test_a_benchmark_of_the_lake_side_runs_and_reports_ratios(name: str, spark: 
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(
-    "name", ["snapshot", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pg_snapshot", "mysql_snapshot"))]
-)
+@pytest.mark.parametrize("name", ["snapshot", "pg_snapshot", "mysql_snapshot"])
+@pytest.mark.slow
 def test_the_snapshot_benchmarks_run_in_a_process_and_session_of_their_own(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

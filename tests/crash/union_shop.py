@@ -22,6 +22,7 @@ lake:
   tables:
     - {match: "orders_*", name: orders, only: true, union: {column: shard, value: "{table}"}}
 sync: {interval_seconds: 0.2, warm_up: false}
+spark: {conf: {spark.sql.codegen.wholeStage: "false", spark.sql.codegen.factoryMode: NO_CODEGEN}}
 journal: {keep_change_sets: 2}
 """
 

@@ -182,7 +182,7 @@ def test_a_table_that_is_made_anew_twice_is_copied_twice_and_at_once() -> None:
 
 TestHistory = History.TestCase
 TestHistory.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

@@ -49,6 +49,7 @@ class _OnLargeIceberg(_OnIceberg):
         monkeypatch.setattr(window, "_DENSE", 0)
 
 
+@pytest.mark.slow
 class TestLargeIceberg(_OnLargeIceberg, ModeContract):
     """The histories of the contracts, which any merge condition must keep; one by one, the rules run below."""
 

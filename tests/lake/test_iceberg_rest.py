@@ -75,6 +75,7 @@ class Shop:
             return list(connection.execute("SELECT id, v FROM orders ORDER BY id"))
 
 
+@pytest.mark.slow  # a catalog of another kind, with a process of its own, is in make test: test_iceberg_catalog
 def test_a_mirror_and_a_history_live_in_a_rest_catalog_through_restarts_maintenance_and_expiry(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ class TestDeltaMirror(OnDelta, MirrorContract):
     """See ``MirrorContract``."""
 
 
+@pytest.mark.slow  # test_marks has every step of it
 class TestDeltaMirrorByMarks(OnDelta, ModeContract):
     """Rows are marked as deleted; no files are exchanged. A whole history: its rules run below."""
 

@@ -222,7 +222,9 @@ def described(spark: SparkSession, location: str) -> dict[str, Any]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("owned", ["partitions", "column mapping", "constraint"])
+@pytest.mark.parametrize(
+    "owned", ["partitions", *(pytest.param(one, marks=pytest.mark.slow) for one in ("column mapping", "constraint"))]
+)
 def test_a_new_copy_of_a_delta_table_keeps_what_only_spark_can_write(
     spark: SparkSession, tmp_path: Path, owned: str
 ) -> None:

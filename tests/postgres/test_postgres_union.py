@@ -26,7 +26,9 @@ def stored(path: Path, name: str) -> list[dict[str, Any]]:
     return table.to_pylist()
 
 
-@pytest.mark.parametrize(("make", "mode"), [(Delta, Mirror()), (Iceberg, Temporal())])
+@pytest.mark.parametrize(
+    ("make", "mode"), [pytest.param(Delta, Mirror(), marks=pytest.mark.slow), (Iceberg, Temporal())]
+)
 def test_a_tenant_is_truncated_and_the_others_keep_their_rows(
     make: Any, mode: Mode, dsn: str, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def test_the_example_streams_what_a_pipeline_captured(
     ]
 
 
+@pytest.mark.slow  # test_spark_stream kills one, too
 def test_a_job_that_was_killed_goes_on_and_writes_nothing_twice(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

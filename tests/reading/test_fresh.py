@@ -102,7 +102,7 @@ def rows(frame: DataFrame, columns: str = "id, amount, note") -> list[tuple[Any,
     return sorted((tuple(row) for row in frame.selectExpr(*columns.split(", ")).collect()), key=repr)
 
 
-@pytest.mark.parametrize("kind", [Delta, Iceberg])
+@pytest.mark.parametrize("kind", [Delta, pytest.param(Iceberg, marks=pytest.mark.slow)])
 def test_every_moment_is_whole_whatever_the_lake_tables_have_by_then(
     spark: SparkSession, tmp_path: Path, kind: type[Delta] | type[Iceberg]
 ) -> None:

@@ -114,7 +114,10 @@ def partitions_of_iceberg(place: Path, after: int) -> tuple[int, set[str], set[s
     return known[-1], set[str]().union(*days.values()), touched
 
 
-@pytest.mark.parametrize(("kind", "partitions"), [("delta", partitions_of_delta), ("iceberg", partitions_of_iceberg)])
+@pytest.mark.parametrize(
+    ("kind", "partitions"),
+    [("delta", partitions_of_delta), pytest.param("iceberg", partitions_of_iceberg, marks=pytest.mark.slow)],
+)
 def test_changes_of_recent_days_touch_the_files_of_those_days_alone_and_a_row_may_move(
     kind: str, partitions: Any, spark: SparkSession, tmp_path: Path, database: sqlite3.Connection
 ) -> None:

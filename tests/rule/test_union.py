@@ -52,7 +52,7 @@ def rows_of(tmp_path: Path) -> list[tuple[Any, ...]]:
 
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
 def test_shards_share_a_lake_table_and_leave_each_others_rows_alone(
     kind: str, spark: SparkSession, tmp_path: Path, database: sqlite3.Connection
 ) -> None:
@@ -115,7 +115,7 @@ def test_shards_share_a_lake_table_and_leave_each_others_rows_alone(
 
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("kind", [pytest.param("delta", marks=pytest.mark.slow), "iceberg"])
 def test_a_column_of_another_type_stops_its_shard_alone_and_what_cannot_be_done_in_place_is_copied_again(
     kind: str, spark: SparkSession, tmp_path: Path, database: sqlite3.Connection
 ) -> None:
@@ -131,8 +131,9 @@ def test_a_column_of_another_type_stops_its_shard_alone_and_what_cannot_be_done_
             "DROP TABLE orders_c; ALTER TABLE orders_b RENAME COLUMN note TO remark;"
             "UPDATE orders_b SET remark = 'z' WHERE id = 1; ALTER TABLE orders_a ADD COLUMN kind TEXT DEFAULT 'k';"
         )
-        pipeline.sync_once()
-        assert not pipeline.sync_once().errors
+        for _ in range(4):  # the copy of the third may fail once more before its drop is seen
+            errors = pipeline.sync_once().errors
+        assert not errors
     rows = {(row["shard"], row["id"]): row for row in stored(tmp_path, "orders")}
     assert rows["orders_b", 1]["remark"] == "z"
     assert rows["orders_b", 1]["note"] is None  # it was copied again
