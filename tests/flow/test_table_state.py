@@ -10,7 +10,10 @@ import pytest
 from lakefeed.change.table import TableId
 from lakefeed.durable import unpack
 from lakefeed.errors import JournalDamagedError
+from lakefeed.flow.report.listener import Listener
+from lakefeed.flow.retry import TableErrors
 from lakefeed.flow.table_state import TableStates
+from lakefeed.lake.base import TableResult
 from lakefeed.lake.mode import Mirror
 from lakefeed.lake.route import Route
 
@@ -42,3 +45,16 @@ def test_a_state_of_a_version_without_checksums_is_read(tmp_path: Path) -> None:
     before = TableStates(tmp_path).all()
     file.write_text(json.dumps(unpack(file.read_bytes(), file)))
     assert TableStates(tmp_path).all() == before
+
+
+def test_a_table_that_is_dropped_after_it_failed_fails_no_more(tmp_path: Path) -> None:
+    """Its error stayed in every sync and status until the process ended."""
+    states = TableStates(tmp_path)
+    errors = TableErrors(states, Listener())
+    table = TableId("main", "t")
+    states.stage(Route(table, table, Mirror()), reason="it is new")
+    errors.record(table, TableResult(applied=0, error="no"))
+    assert errors.all() == {table: ("no", "")}
+    states.leave(table, "dropped", last_change_set=None)
+    assert errors.all() == {}
+    assert not errors.is_paused(table)

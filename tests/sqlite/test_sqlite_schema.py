@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
 import pytest
 from tests.sqlite.world import RememberingReplica, World, made, table
 
+from lakefeed.capture.sqlite.table import read_table
 from lakefeed.change.batch import OP, Operation
 from lakefeed.change.change_set import RecopyNeeded, TableDropped
 from lakefeed.change.schema_change import AddColumn, DropColumn, RenameColumn, diff
@@ -345,3 +347,28 @@ def test_a_column_that_is_renamed_and_dropped_before_the_capture_looks_is_follow
         world.pull()
         world.assert_equal("t")
         assert recopies(world) == []
+
+
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_a_table_that_is_dropped_while_its_catalog_is_read_is_seen_whole_or_not_at_all(
+    tmp_path: Path, nth: int
+) -> None:
+    """Dropped by another connection, just before the n-th statement of the reading."""
+    path, statements = tmp_path / "x.db", list[str]()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as owner:
+        owner.executescript("PRAGMA journal_mode=WAL; CREATE TABLE t (id INT PRIMARY KEY, a, b UNIQUE) WITHOUT ROWID;")
+        owner.execute("CREATE UNIQUE INDEX some ON t (a) WHERE b > 1")
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
+            whole = read_table(reader, "t")
+
+            def note(sql: str) -> None:
+                statements.append(sql)
+                if len(statements) == nth:
+                    owner.execute("DROP TABLE t")
+
+            reader.set_trace_callback(note)
+            found = read_table(reader, "t")
+            reader.set_trace_callback(None)
+            assert found in (whole, None)
+            assert len(statements) >= nth
+            assert read_table(reader, "t") is None

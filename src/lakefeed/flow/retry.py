@@ -63,6 +63,10 @@ class TableErrors:
         """Tables that the sync under way leaves as they are."""
 
     def all(self) -> dict[TableId, tuple[str, str]]:
+        """A table that was dropped since it failed fails no more."""
+        for table in tuple(self._errors):
+            if (state := self._states.get(table)) is None or state.phase is Phase.DROPPED:
+                self.forget(table)
         with self._lock:
             return dict(self._errors)
 

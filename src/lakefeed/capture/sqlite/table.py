@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -116,13 +117,20 @@ def _refusal(name: str, kind: str) -> Refusal | None:
 
 
 def read_table(connection: sqlite3.Connection, name: str) -> SourceTable | None:
-    """The table called ``name`` (exactly, as the catalog spells it), or None if there is none to capture."""
+    """The table called ``name`` (exactly, as the catalog spells it), or None if there is none to capture. One picture
+    of the catalog: whoever drops or alters the table meanwhile is seen as a whole, or not at all."""
+    with nullcontext() if connection.in_transaction else transaction(connection, "DEFERRED"):
+        return _read_table(connection, name)
+
+
+def _read_table(connection: sqlite3.Connection, name: str) -> SourceTable | None:
+    create = "SELECT sql FROM sqlite_master WHERE type = ? AND name = ?"
+    made = connection.execute(create, ("table", name)).fetchone()  # the picture begins with this, not with a pragma
     query = "SELECT type, wr FROM pragma_table_list WHERE schema = 'main' AND name = ?"
     listed = connection.execute(query, (name,)).fetchone()
-    if listed is None or _refusal(name, listed[0]) is not None:
+    if made is None or listed is None or _refusal(name, listed[0]) is not None:
         return None
-    create = "SELECT sql FROM sqlite_master WHERE type = ? AND name = ?"
-    (sql,) = connection.execute(create, ("table", name)).fetchone()
+    (sql,) = made
     info = connection.execute(f"PRAGMA main.table_xinfo({quoted(name)})").fetchall()
     visible = [row for row in info if row[6] != 1]
     key = tuple(row[1] for row in sorted(visible, key=lambda row: int(row[5])) if row[5])
@@ -145,11 +153,11 @@ def read_table(connection: sqlite3.Connection, name: str) -> SourceTable | None:
             # The key's own index matters only if two different values can be equal in it ('a' and 'A', 1 and 1.0).
             where, depth = None, 0
             if partial:
-                (made,) = connection.execute(create, ("index", index)).fetchone()
-                for token in _TOKEN.finditer(made):  # the condition follows the column list, and WHERE
+                (text,) = connection.execute(create, ("index", index)).fetchone()
+                for token in _TOKEN.finditer(text):  # the condition follows the column list, and WHERE
                     depth += {"(": 1, ")": -1}.get(token[0], 0)
                     if token[0] == ")" and depth == 0:
-                        where = re.sub(r"^\s*WHERE\b", "", made[token.end() :], flags=re.IGNORECASE).strip()
+                        where = re.sub(r"^\s*WHERE\b", "", text[token.end() :], flags=re.IGNORECASE).strip()
                         break
             conflicts.append(UniqueIndex(tuple((row[2], row[4]) for row in parts), where))
     rowid, vacuum = key[0] if key_is_rowid else free, not key and not indexes
