@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from tests.crash.compare import assert_lake_equals_source
 from tests.crash.shop import Shop
-from tests.crash.union_shop import SHARDS, UnionShop
 
 from lakefeed.app.config import load_config
 from lakefeed.failpoint import NAMES
@@ -62,20 +61,6 @@ def test_killed_at_one_failpoint_and_verified_at_once(tmp_path: Path, failpoint:
         shop.run_until_killed(failpoint)
     shop.lakefeed("sync")
     assert_lake_equals_source(shop)
-
-
-@pytest.mark.slow
-def test_two_shards_of_one_lake_table_killed_at_every_failpoint_keep_their_rows_apart(tmp_path: Path) -> None:
-    shop = UnionShop(tmp_path)
-    with shop.writer(seed=4):
-        for failpoint in ONE_LIFE:
-            if not failpoint.startswith("lake.after_marks"):  # a table with partitions is merged by Spark
-                shop.run_until_killed(failpoint)
-    shop.lakefeed("sync")
-    rows = shop.lake_rows()
-    assert set(rows) == shop.source_rows()
-    assert len(rows) == len(set(rows)) > 50
-    assert {row[0] for row in rows} == set(SHARDS)
 
 
 @pytest.mark.slow
