@@ -113,11 +113,11 @@ def test_a_consumer_that_has_fallen_behind_gets_small_pieces_as_one_and_large_on
     reader = ListReader(list("abcdefghij"), size=10)
     reader.joins = True
     background = BackgroundReader("test", reader)
-    until(lambda: not reader.log)
+    until(lambda: len(background._pieces) == 10)
     assert [background.read(0) for _ in range(4)] == ["abcd", "efgh", "ij", None]
-    reader.bytes, reader.log = 50, list("kl")
-    until(lambda: not reader.log)
-    assert [background.read(0) for _ in range(3)] == ["k", "l", None]
+    reader.bytes, reader.log = 50, list("klm")
+    until(lambda: len(background._pieces) == 3)
+    assert [background.read(0) for _ in range(4)] == ["k", "l", "m", None]
     background.close()
 
 

@@ -64,7 +64,7 @@ COLUMNS = ("id", "first_name", "last_name", "email", "phone", "pin", "iban", "fa
 
 @dataclass(frozen=True)
 class Place:
-    """One database with a table ``people``. ``odd`` is a value of ``until`` that the lake cannot hold, and its rule."""
+    """One database with a table ``people``. ``odd`` is a value of ``valid_to`` that the lake cannot hold, and its rule."""
 
     source: str
     execute: Callable[[str], Any]
@@ -74,7 +74,6 @@ class Place:
     time: str = "timestamptz"
     odd: str = "'2030-01-01'"
     rule: str = ""
-    polls: bool = False
 
     def statement(self, text: str) -> None:
         self.execute(text.replace("people", self.table).replace('"', self.quote))

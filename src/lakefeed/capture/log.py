@@ -104,7 +104,7 @@ class LogReader(Protocol[At, Piece]):
 
     def joined(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
         """The same log in fewer pieces, for a consumer that has fallen behind: one row costs it nearly as much as a
-        thousand in one piece. It is asked for a few megabytes at a time."""
+        thousand in one piece. It is asked for about a megabyte at a time."""
         return pieces
 
     def beat(self) -> None:
