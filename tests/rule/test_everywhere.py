@@ -64,7 +64,7 @@ COLUMNS = ("id", "first_name", "last_name", "email", "phone", "pin", "iban", "fa
 
 @dataclass(frozen=True)
 class Place:
-    """One database with a table ``people``. ``odd`` is a value of ``valid_to`` that the lake cannot hold, and its rule."""
+    """One database with a table ``people``. ``odd`` is a ``valid_to`` that the lake cannot hold, ``rule`` its rule."""
 
     source: str
     execute: Callable[[str], Any]
