@@ -67,7 +67,7 @@ def test_some_moments_of_a_bank_in_two_formats_are_whole_while_it_is_written_to(
         running.start()
         oldest = settled(lake)
         with pin(lake, seconds=300):
-            for _ in range(8):
+            for _ in range(3):
                 at = moment(Journal.read(lake / "_lakefeed" / "bank"), chance, oldest)
                 assert not problems(spark, snapshot(spark, lake, at)), at
         pipeline.stop()

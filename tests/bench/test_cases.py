@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     "name",
     [
-        "drain",
         "pg_stream",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("writer", "memory", "mysql_stream", "mariadb_stream")
+            for name in ("drain", "writer", "memory", "mysql_stream", "mariadb_stream")
         ),
     ],
 )
@@ -32,27 +31,22 @@ def test_a_benchmark_of_the_capture_side_runs_and_reports_ratios(name: str, tmp_
 
 
 @pytest.mark.spark
+@pytest.mark.slow  # also in their quick form these take longer than what they prove is worth in every run
 @pytest.mark.parametrize(
     "name",
     [
         "journal",
-        # Also in their quick form these take longer than what they prove is worth in every run.
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in (
-                "pg_lake",
-                "tables",
-                "poll_snapshot",
-                "poll_diff",
-                "merge",
-                "growth",
-                "cost",
-                "freshness",
-                "current",
-                "start",
-                "endurance",
-            )
-        ),
+        "pg_lake",
+        "tables",
+        "poll_snapshot",
+        "poll_diff",
+        "merge",
+        "growth",
+        "cost",
+        "freshness",
+        "current",
+        "start",
+        "endurance",
     ],
 )
 def test_a_benchmark_of_the_lake_side_runs_and_reports_ratios(name: str, spark: SparkSession, tmp_path: Path) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from scripts.points import PAGE, page
 
 
-def test_every_point_has_a_test() -> None:
-    assert "**no test**" not in page()
-
-
-def test_the_page_is_current() -> None:
-    assert PAGE.read_text() == page(), "run `make points`"
+def test_every_point_has_a_test_and_the_page_is_current() -> None:
+    found = page()
+    assert "**no test**" not in found
+    assert PAGE.read_text() == found, "run `make points`"

@@ -177,4 +177,4 @@ class RuntimeHistory(RuleBasedStateMachine):
 
 
 TestRuntimeHistory = RuntimeHistory.TestCase
-TestRuntimeHistory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRuntimeHistory.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

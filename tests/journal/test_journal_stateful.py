@@ -208,4 +208,4 @@ class JournalMachine(RuleBasedStateMachine):
 
 
 TestJournalMachine = JournalMachine.TestCase
-TestJournalMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestJournalMachine.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)

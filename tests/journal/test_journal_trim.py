@@ -120,3 +120,18 @@ def test_a_trim_beside_an_append_leaves_it_the_schema_that_is_in_effect(tmp_path
         commit = journal.append(replace(whole, batches=TrimmedInBetween()))
         assert commit.tables[T.table].schema_version == recorded.version
         assert journal.trimmed == 3
+
+
+def test_of_two_schemas_recorded_for_one_change_set_a_trim_keeps_the_last_in_effect(tmp_path: Path) -> None:
+    """A table that is altered while its copy waits is recorded twice, and no change set lies in between."""
+    other = table("main.o", {"id": pa.int64()}, key=("id",))
+    wider = table("main.t", {"id": pa.int64(), "w": pa.string()}, key=("id",))
+    with Journal.open(tmp_path, options=JournalOptions(fsync=False, keep_change_sets=0, keep_schemas=1)) as journal:
+        for schema in (T, wider):
+            journal.record_schema(schema, at(0))
+        for place in (0, 1):
+            journal.append(change_set(place or None, place + 1, batch(other, [("insert", {"id": place})])))
+        journal.trim(1)
+        latest = journal.latest_schema(T.table)
+        assert latest is not None
+        assert latest.same_shape(wider)

@@ -320,9 +320,10 @@ class Journal(JournalView):
         since = {table: (origin.trimmed, version) for table, version in origin.versions.items()}
         since |= {table: (one.number, entry.schema_version) for one in gone for table, entry in one.tables.items()}
         for table in self.schemas.tables():
-            for begun in self.schemas[table].beginnings:
-                if begun.number <= mark and (table not in since or begun.number > since[table][0]):
-                    since[table] = (begun.number, begun.version)
+            begun = [one for one in self.schemas[table].beginnings if one.number <= mark]
+            # Several may begin at one number: the last one counts. A commit of that number stands above them.
+            if begun and (table not in since or begun[-1].number > since[table][0]):
+                since[table] = (begun[-1].number, begun[-1].version)
         versions = {table: version for table, (_, version) in since.items()}
         origin = replace(origin, trimmed=mark, versions=versions)
         origin.save(self._layout.root, self._layout.origin)  # 1
