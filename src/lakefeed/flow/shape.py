@@ -142,7 +142,8 @@ class Shape:
             absent if one.name == ABSENT else masks.masked(one.name, data.column(one.name))
             for one in change_schema(schema)
         ]
-        return ChangeBatch(schema, pa.RecordBatch.from_arrays(arrays, schema=change_schema(schema)))
+        layout = change_schema(schema).with_metadata(data.schema.metadata)
+        return ChangeBatch(schema, pa.RecordBatch.from_arrays(arrays, schema=layout))
 
     def _masks(self, schema: TableSchema) -> _Masks:
         rule = self._sensitive(schema.table)
@@ -232,7 +233,7 @@ class _MaskedRows(ChunkReader):
         for batch in self.reader:
             arrays = [self.masks.masked(one.name, batch.column(one.name)) for one in batch.schema]
             fields = [one.with_type(values.type) for one, values in zip(batch.schema, arrays, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+            yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=batch.schema.metadata))
 
     @property
     def low(self) -> Position:

@@ -18,7 +18,7 @@ from lakefeed.lake.layout import Difference
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.route import Route
 from lakefeed.lake.rule.changes import ruled_window, source_rows, touched_by_window
-from lakefeed.lake.rule.copy import RenamedChunk, StagedGroups, ruled_batches, touched_early
+from lakefeed.lake.rule.copy import RenamedChunk, StagedGroups, ruled_batches, touched_by_source
 from lakefeed.lake.rule.record import TableRule
 from lakefeed.lake.rule.resolve import Resolved, resolved
 from lakefeed.lake.rule.rows import RowRule
@@ -111,9 +111,8 @@ class SparkTable:
         elif ruled.schema.names != copy.schema.names:
             names = ruled.schema.names
             copy = replace(copy, schema=ruled.schema, chunks=[RenamedChunk(chunk, names) for chunk in copy.chunks])
-        if self._rule.rule.early:
-            early = {called[name]: name for name, _ in self._rule.rule.early if name in called}
-            copy = replace(copy, wrote=lambda files: self._rule.add(copy.generation, touched_early(early, files)))
+        early = {called[name]: name for name, _ in self._rule.rule.early if name in called}
+        copy = replace(copy, wrote=lambda files: self._rule.add(copy.generation, touched_by_source(files, early)))
         loaded = self._store.load(copy, self._mode, session, progress)
         if staged is not None:
             staged.clear()
@@ -202,7 +201,7 @@ class SparkTable:
                 found = self._store.applied(generation)
                 if found is not None and found.number < applied.number:
                     raise not_where_expected(self.location, found.number, applied.number)
-            if not self._rule.rule.is_nothing:
+            if not self._rule.rule.is_nothing or any(one.replaced for one in window.segments):
                 self._rule.add(generation, touched_by_window(session, own, dict(self._rule.rule.early)))
             hit("lake.after_commit")
             return applied

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 LEFT_OUT = "where: rows left out"
 EARLY = "mask before the journal"
+REPLACED = "out_of_range"
 
 _HELD = "_lakefeed_holds"  # does the condition hold after this event?
 _STORED = "_lakefeed_of_table"  # is it the table's row, and no change?
@@ -211,7 +212,8 @@ def _all(flags: Any) -> Column:
 
 def touched_by_window(session: SparkSession, window: Window, early: Iterable[str]) -> Counter[str]:
     """How many values of a window each rule has touched, by the footers of its files, and for how many rows the
-    condition did not hold: that takes a small job. ``early`` are the columns that were masked before the journal."""
+    condition did not hold: that takes a small job. ``early`` are the columns that were masked before the journal. What
+    ``out_of_range`` has replaced is noted with the files."""
     inner, ruled = (window.inner, window.ruled) if isinstance(window, RuledWindow) else (window, None)
     made = [one for one in ruled.columns if one.rule is not None] if ruled is not None else []
     by = {str(one.rule): one.inputs[0] if one.inputs else None for one in made}
@@ -233,4 +235,6 @@ def touched_by_window(session: SparkSession, window: Window, early: Iterable[str
         live = ", ".join(map(str, (*_MADE, int(Operation.UPDATE))))
         outside = f"{OP} IN ({live}) AND NOT coalesce(({ruled.where}), false)"
         found[LEFT_OUT] = read_changes(session, inner).where(outside).count()
+    for segment in window.segments:
+        found.update({f"{REPLACED} {name}": count for name, count in segment.replaced})
     return found
