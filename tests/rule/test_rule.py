@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from lakefeed import Delta
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, TableStoppedError
 from lakefeed.lake.layout import Layout, Partition
@@ -73,6 +74,14 @@ def test_t25_what_matches_nothing_is_named() -> None:
     first, second = Routes(Mirror(), rules).unused([PEOPLE])
     assert "the rule for persons in lake.tables matches no table" in first
     assert "mask in the rule for * names the column emial" in second
+    lists = Rule("*", columns=("*", "!tax_*", "!id"), types={"tagz": "string"}, out_of_range={"until": "null"})
+    assert [text.partition(" has ")[2].partition(",")[0] for text in Routes(Mirror(), [lists]).unused([PEOPLE])] == [
+        "'!tax_*'", "'tagz'", "'until'",
+    ]  # fmt: skip
+    assert Routes(Mirror(), [Rule("*", out_of_range="clamp")]).unused([PEOPLE]) == ()
+    vectors = Delta(object, "lake", deletion_vectors=["peop*", "main.orders"]).bind("p")  # type: ignore[arg-type]
+    assert vectors.unused([PEOPLE]) == ("deletion_vectors in lake has 'main.orders', which matches no table",)
+    assert Delta(object, "lake", deletion_vectors=True).bind("p").unused([]) == ()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

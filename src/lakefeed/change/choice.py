@@ -26,8 +26,8 @@ _RULE = b"lakefeed.out_of_range"
 @dataclass(frozen=True, slots=True)
 class TableChoice:
     """What the rules say of one table. ``columns`` are globs, see ``takes``. ``types`` and ``out_of_range`` are by
-    column, a name or a glob; those in ``optional`` come from rules for many tables, so that this one need not have such
-    a column. ``inserts_only``: a table without a key is followed by its inserts."""
+    column, a name or a glob; those in ``optional``, and globs of ``columns`` in it, come from rules for many tables, so
+    that this one need not have such a column. ``inserts_only``: a table without a key is followed by its inserts."""
 
     columns: tuple[str, ...] = ()
     types: Mapping[str, str] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Choices:
         matching = sorted((one for one in self.rules if matches(one[0], table)), key=lambda one: is_literal(one[0]))
         made = TableChoice()
         for pattern, rule in matching:
-            stated = {*rule.types, *rule.out_of_range}
+            stated = {*rule.types, *rule.out_of_range, *rule.columns}
             made = TableChoice(
                 rule.columns or made.columns,
                 {**made.types, **rule.types},

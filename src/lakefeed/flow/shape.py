@@ -4,7 +4,7 @@ reaches the journal, nor does the clear text of what is sensitive, whatever the 
 The choice is a list of globs per source table (``lake.tables[].columns``): a column is taken if one of them matches it
 and none that begins with ``!`` does; a list of nothing but ``!`` takes all others. The columns of the key are always
 taken: a list that leaves one out stops its table before the copy (TableStoppedError), and so does a glob that matches
-no column. A column that is added later is judged by the same list.
+no column, unless the rule is for many tables. A column that is added later is judged by the same list.
 
 Masks (``lake.tables[].mask`` of a rule that is ``sensitive``) are applied column by column in Arrow, to copied rows and
 to changes alike (``change.mask``). The key may be masked by what tells different values apart, and by nothing else.
@@ -26,7 +26,7 @@ from lakefeed.capture.base import Chunk, ChunkReader, SnapshotPlan
 from lakefeed.capture.snapshot import TableChunk
 from lakefeed.change.batch import ABSENT, ChangeBatch, change_schema
 from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked, TableNotice
-from lakefeed.change.choice import TableChoice
+from lakefeed.change.choice import NOTHING_CHOSEN, Choices, TableChoice
 from lakefeed.change.mask import KEYED, can_mask, masked, masked_type
 from lakefeed.change.position import Position
 from lakefeed.change.table import Column, TableId, TableSchema
@@ -37,20 +37,23 @@ _INNER, _NAMES = "shaped", "names"
 _MASKED, _BY_COLUMN = "masked", "masks"
 _NO_MASKS = RowRule()
 
-UNUSED = "Correct it or remove it from lake.tables: a rule that matches nothing looks like one that works."
+UNUSED = "Correct it or remove it from the section lake: a rule that matches nothing looks like one that works."
 
 
 class Shape:
     """``columns`` gives the list of a source table; an empty one takes every column. None: there is no list at all.
 
     ``sensitive`` gives the masks of a source table, as a rule of nothing else; None: there are no masks at all.
+    ``choices`` know which globs are from a rule for many tables, so that one need not have such a column.
     """
 
     def __init__(
         self,
         columns: Callable[[TableId], Sequence[str]] | None,
         sensitive: Callable[[TableId], RowRule] | None = None,
+        choices: Choices = NOTHING_CHOSEN,
     ) -> None:
+        self._choices = choices
         self._is_plain = columns is None and sensitive is None
         self._columns = columns or (lambda _: ())
         self._sensitive = sensitive or (lambda _: _NO_MASKS)
@@ -82,7 +85,8 @@ class Shape:
         for name in plan.schema.key:
             if globs and not _takes(globs, name):
                 raise _unfit(plan.schema, f"leaves out {name}, which is part of the key", f"Add '{name}' to the list.")
-        for glob in globs:
+        optional = self._choices.of(plan.schema.table).optional
+        for glob in (one for one in globs if one not in optional):
             if not any(fnmatchcase(name, glob.removeprefix("!")) for name in plan.schema.names):
                 listed = ", ".join(plan.schema.names)
                 raise _unfit(plan.schema, f"has '{glob}', which matches no column", f"Its columns are {listed}.")

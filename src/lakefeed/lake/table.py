@@ -113,7 +113,13 @@ class SparkTable:
             copy = replace(copy, schema=ruled.schema, chunks=[RenamedChunk(chunk, names) for chunk in copy.chunks])
         early = {called[name]: name for name, _ in self._rule.rule.early if name in called}
         copy = replace(copy, wrote=lambda files: self._rule.add(copy.generation, touched_by_source(files, early)))
-        loaded = self._store.load(copy, self._mode, session, progress)
+        try:
+            loaded = self._store.load(copy, self._mode, session, progress)
+        except Exception as error:
+            cause = error.__cause__ if isinstance(error, LakefeedError) else error
+            if cause is None or not self._store.layout.properties:
+                raise
+            raise self._explained(cause) from cause
         if staged is not None:
             staged.clear()
         hit("lake.after_load")
@@ -180,7 +186,10 @@ class SparkTable:
             session = self._session = self._session or self._sessions.child()
             if not self._is_laid_out:
                 if any(one.in_place for one in self._store.laid_out_otherwise()):
-                    self._store.lay_out(session.newSession())
+                    try:
+                        self._store.lay_out(session.newSession())
+                    except Exception as error:
+                        raise self._explained(error) from error
                 self._is_laid_out = True
             name = f"lakefeed: {self.route.table} up to change set {window.upto}"
             hit("lake.before_commit")
@@ -360,4 +369,7 @@ class SparkTable:
             and after.schema_version >= (stamp.schema_version or 0)
         ):
             return after
-        raise explained(error, self.route.table, self.route.source) from error
+        raise self._explained(error) from error
+
+    def _explained(self, error: BaseException) -> LakefeedError:
+        return explained(error, self.route.table, self.route.source, self._store.layout.properties)

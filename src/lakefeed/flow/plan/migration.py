@@ -123,7 +123,7 @@ def _judged(
     for one in mine:
         if isinstance(one, TableBlocked):
             return outcome(Outcome.STOP, one.reason, one.remedy)
-    shape = Shape(tables.columns, tables.sensitive)
+    shape = Shape(tables.columns, tables.sensitive, tables.choices)
     old, new = shape.schema(before[source]).at_version(1), shape.schema(after[source]).at_version(2)
     changes = tuple(_told(old, new))
     stale = [StaleReason(2, one.reason, one.columns) for one in mine if isinstance(one, RecopyNeeded)]
