@@ -114,7 +114,9 @@ class Shape:
         if self._is_plain or change_set.is_heartbeat:
             return change_set
         notices = [one for notice in change_set.notices for one in self._notices(notice)]
-        for schema in change_set.schemas:
+        # A table that was blocked before a restart has a shape that is announced no more.
+        unseen = (one.schema for one in change_set.batches) if self._masked else ()
+        for schema in (*change_set.schemas, *unseen):
             if (lost := self._lost_masks(schema)) and schema.table not in self._blocked:
                 error = _unmasked(schema, f"is for the column {lost[0]}, which the table does not have any more")
                 notices.append(TableBlocked(schema.table, error.message, error.remedy))

@@ -232,6 +232,7 @@ class SparkTable:
         if target <= version and not stale:
             return applied
         path = steps(window.schemas, version, target) if target > version else [window.target]
+        self._refuse_uncovered(path)
         before = self._decisions.at(path[0], generation)
         after = self._decisions.after(path, generation, stale)
         if target <= version:
@@ -284,8 +285,39 @@ class SparkTable:
             table=str(table),
         )
 
+    def _refuse_uncovered(self, path: Sequence[TableSchema]) -> None:
+        """TableStoppedError if a column that is masked, or made by an expression, may have another name by now: its
+        values would come as they are. Where columns have no lasting ids, any new one may be it."""
+        old, new, rule = path[0], path[-1], self._rule.rule
+        covered = {name for name, _ in (*rule.mask, *rule.transform)}
+        called = {one.id: one.name for one in new.columns if one.id is not None}
+        for name in old.names:
+            now = called.get(old.column(name).id, name)
+            if name in covered and now == name and name not in new.names:
+                now = next((one for one in new.names if one not in old.names and one not in covered), name)
+            if name not in covered or now in (name, *covered):
+                continue
+            raise TableStoppedError(
+                f"table {self.route.table}: the rule for {old.table} masks or makes the column {name}, and the source "
+                f"has {now} in its place, whose values would be in the lake as they are",
+                remedy=f"Write {now} beside {name} in mask or transform of that rule, if it has the same values. Then "
+                f"copy the table again: lakefeed rebuild FILE {self.route.table} --from-source",
+                table=str(self.route.table),
+            )
+
     def _refuse_made_otherwise(self, before: Resolved, after: Resolved) -> None:
         """A column that the rule makes of the source's columns has, in rows from before, values of the old ones."""
+        own = {one.column.name.lower(): one.column.id for one in before.columns if one.rule is not None}
+        for one in after.columns:
+            was = own.get(one.column.name.lower(), one.column.id) or ""
+            if was != one.column.id and was.startswith("rule."):
+                table, name = self.route.table, one.column.name
+                raise TableStoppedError(
+                    f"table {table}: its rule makes a column {name}, and the source has one of that name now",
+                    remedy="Give it another name in transform, or have the source's own: remove it from transform. "
+                    f"Then copy the table again: lakefeed rebuild FILE {table} --from-source",
+                    table=str(table),
+                )
         kinds = {one.column.name: one.column.type for one in before.columns if one.rule is not None}
         changed = [
             one.column.name
