@@ -66,7 +66,7 @@ class TableChoice:
                 names = ", ".join(schema.names)
                 return f"types has '{glob}', which matches no column", f"The columns are {names}."
             if chosen == VARIANT:
-                why = "copies and verify write and read files by Arrow, deltalake and pyiceberg, which have no variant"
+                why = "readers other than Spark, pyiceberg and deltalake among them, have no variant, and verify needs one"
                 return f"types gives {columns[0].name} the type variant, which is not there: {why}", _VARIANT
             for one in columns:
                 if self.type_of(one.name) == chosen and not _is_so(one, chosen):
@@ -94,7 +94,7 @@ class TableChoice:
         return None
 
 
-_VARIANT = "Choose string, and read it with parse_json (Spark) or json functions."
+_VARIANT = "Choose string, and read it through a view with parse_json (Spark), or with json functions."
 
 
 @dataclass(frozen=True, slots=True)

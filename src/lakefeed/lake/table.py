@@ -74,8 +74,14 @@ class SparkTable:
     def applied(self, generation: int) -> Applied | None:
         return self._store.applied(generation)
 
-    def check(self, schema: TableSchema) -> tuple[str, ...]:
-        return self._checked(schema, cache(self._sessions.child)).needed
+    def check(self, schema: TableSchema, before: TableSchema | None = None) -> tuple[str, ...]:
+        session = cache(self._sessions.child)
+        if before is not None:
+            self._refuse_uncovered([before, schema])
+        ruled = self._checked(schema, session)
+        if before is not None:
+            self._refuse_made_otherwise(resolved(self._rule.rule, before, self.route.table, session), ruled)
+        return ruled.needed
 
     def _checked(self, schema: TableSchema, session: Callable[[], SparkSession]) -> Resolved:
         """The rule on the source's schema, once it is clear that the table can be so."""
