@@ -66,7 +66,7 @@ class TableChoice:
                 names = ", ".join(schema.names)
                 return f"types has '{glob}', which matches no column", f"The columns are {names}."
             if chosen == VARIANT:
-                why = "readers other than Spark, pyiceberg and deltalake among them, have no variant, and verify needs one"
+                why = "readers other than Spark, which verify needs, have none: pyiceberg and deltalake among them"
                 return f"types gives {columns[0].name} the type variant, which is not there: {why}", _VARIANT
             for one in columns:
                 if self.type_of(one.name) == chosen and not _is_so(one, chosen):
