@@ -78,7 +78,7 @@ def test_tables_have_names_of_three_levels(spark: SparkSession, database: Path, 
                 connection.execute("UPDATE orders SET name = 'B' WHERE id = 2")
             assert not pipeline.sync_once().errors
             assert spark.sql(f"SELECT max(name) AS name FROM {name}").first() == ("a",)
-            assert sorted(lakefeed.to_arrow(lake, "sales.orders_eu")["name"].to_pylist()) == ["B", "a"]
+            assert set(lakefeed.to_arrow(lake, "sales.orders_eu")["name"].to_pylist()) == {"B", "a"}
     assert spark.sql("SHOW TABLES IN books.sales").first()["tableName"] == "orders_eu"  # type: ignore[index]
     spark.sql("DROP DATABASE spark_catalog.sales CASCADE")
 

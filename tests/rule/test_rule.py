@@ -141,3 +141,15 @@ def test_a_changed_rule_or_salt_is_noticed_and_no_secret_is_written_down(tmp_pat
     secret = RowRule(where="a = 'from the environment'", has_secrets=True)
     TableRule(secret, PEOPLE.table, place).begin(9)
     assert "environment" not in place.read_text()
+
+
+def test_columns_that_differ_only_in_case_are_refused_whatever_they_are_called_in_the_lake() -> None:
+    """Spark reads the journal by the source's names, and would take them for one at the first change."""
+    source = table("main.people", {"id": pa.int64(), "Name": pa.string(), "name": pa.string()}, key=("id",))
+    rules = [Rule("people", rows=RowOptions(rename={"Name": "other"}))]
+    lake = Delta(object, "lake", rules=rules).bind("p")  # type: ignore[arg-type]  # nobody asks for a session
+    (route,) = lake.routes(source.table)
+    with pytest.raises(TableStoppedError, match=r"'Name' and 'name' of main\.people differ only in case") as stopped:
+        lake.table(route).check(source)
+    assert "columns: ['*', '!Name']" in stopped.value.remedy
+    assert lake.table(route).check(source.without(["name"])) == ()

@@ -60,7 +60,7 @@ class Rows:
     transactions: Any
     absent: Any = None
     times: Any = None
-    replaced: Mapping[bytes, bytes] | None = None
+    replaced: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,7 +239,7 @@ class _MaskedRows(ChunkReader):
         for batch in self.reader:
             arrays = [self.masks.masked(one.name, batch.column(one.name)) for one in batch.schema]
             fields = [one.with_type(values.type) for one, values in zip(batch.schema, arrays, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=batch.schema.metadata))
+            yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields).with_metadata(batch.schema.metadata))
 
     @property
     def low(self) -> Position:

@@ -85,6 +85,7 @@ class SparkTable:
 
     def _checked(self, schema: TableSchema, session: Callable[[], SparkSession]) -> Resolved:
         """The rule on the source's schema, once it is clear that the table can be so."""
+        self._refuse_alike(schema)
         ruled = resolved(self._rule.rule, schema, self.route.table, session)
         own = self._mode.schema(ruled.schema)
         refuse_unstorable(own, added=self._mode.added_columns(), reserved=self._store.reserved)
@@ -238,6 +239,7 @@ class SparkTable:
         if target <= version and not stale:
             return applied
         path = steps(window.schemas, version, target) if target > version else [window.target]
+        self._refuse_alike(path[-1])
         self._refuse_uncovered(path)
         before = self._decisions.at(path[0], generation)
         after = self._decisions.after(path, generation, stale)
@@ -291,6 +293,20 @@ class SparkTable:
             table=str(table),
         )
 
+    def _refuse_alike(self, source: TableSchema) -> None:
+        """TableStoppedError for columns of the source that Spark, which reads the journal, takes for one. Other names
+        in the lake do not help."""
+        alike = {one.lower(): one for one in source.names}
+        for name in source.names:
+            if alike[name.lower()] != name:
+                raise TableStoppedError(
+                    f"table {self.route.table}: columns '{name}' and '{alike[name.lower()]}' of {source.table} differ "
+                    "only in case, which Spark does not tell apart",
+                    remedy=f"Leave one of them out: columns: ['*', '!{name}'] in the rule for {source.table} in "
+                    "lake.tables. Or give it another name in the source.",
+                    table=str(self.route.table),
+                )
+
     def _refuse_uncovered(self, path: Sequence[TableSchema]) -> None:
         """TableStoppedError if a column that is masked, or made by an expression, may have another name by now: its
         values would come as they are. Where columns have no lasting ids, any new one may be it."""
@@ -298,7 +314,7 @@ class SparkTable:
         covered = {name for name, _ in (*rule.mask, *rule.transform)}
         called = {one.id: one.name for one in new.columns if one.id is not None}
         for name in old.names:
-            now = called.get(old.column(name).id, name)
+            now = called.get(old.column(name).id or "", name)
             if name in covered and now == name and name not in new.names:
                 now = next((one for one in new.names if one not in old.names and one not in covered), name)
             if name not in covered or now in (name, *covered):

@@ -103,7 +103,7 @@ def _exactly(texts: Array, kind: pa.DataType) -> Array:
 def _in_range(strings: Array, kind: pa.DataType, rule: OutOfRange) -> Array:
     """Dates and times with those that have no four-digit year made NULL, or the first or last one that has."""
     is_low = pc.or_(pc.ends_with(strings, " BC"), pc.equal(strings, pa.scalar("-infinity")))
-    is_fit = pc.and_(pc.match_substring_regex(strings, r"^\d{4}-"), pc.invert(is_low))
+    is_fit: Any = pc.and_(pc.match_substring_regex(strings, r"^\d{4}-"), pc.invert(is_low))
     first, last = "0001-01-01", "9999-12-31"
     if isinstance(kind, pa.TimestampType):
         zone = "+00" if kind.tz is not None else ""

@@ -167,7 +167,7 @@ def _completed(
         {
             name: F.when(
                 _all(flags[given] for given in one.inputs) & ~F.col(OP).isin(*_GONE), F.expr(str(one.sql))
-            ).cast(spark_type(one.column.type))
+            ).cast(str(spark_type(one.column.type)))
             for name, one in kept.items()
         }
     )
