@@ -67,5 +67,5 @@ def test_a_rule_survives_in_a_stored_schema() -> None:
 
 def test_variant_is_refused_with_what_is_missing_and_what_to_do_instead() -> None:
     problem, remedy = Routes(Mirror(), [Rule("t", types={"tags": "variant"})]).choices.of(T).unfit(SCHEMA) or ("", "")
-    assert "the type variant, which is not there: copies and verify write and read files by Arrow" in problem
-    assert "Choose string, and read it with parse_json" in remedy
+    assert "the type variant, which is not there: readers other than Spark, which verify needs, have none" in problem
+    assert "Choose string, and read it through a view with parse_json" in remedy

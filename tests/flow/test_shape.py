@@ -118,6 +118,19 @@ def test_a_list_that_does_not_fit_stops_its_table_alone(
     assert "main.people" not in map(str, lake.tables)
 
 
+def test_a_list_for_many_tables_needs_its_columns_in_one_of_them(tmp_path: Path, database: sqlite3.Connection) -> None:
+    database.execute("CREATE TABLE other (id INTEGER PRIMARY KEY)")
+    database.execute("INSERT INTO other VALUES (7)")
+    lake = MemoryLake(str(tmp_path / "lake"), rules=[Rule("*", columns=("*", "!tax"))])
+    with pipeline_of(tmp_path, lake) as pipeline:
+        assert not pipeline.sync_once().errors
+    assert lake.rows("main.other") == [{"id": 7}]
+    assert "tax" not in people(lake)[0]
+    lake = MemoryLake(str(tmp_path / "lake2"), rules=[Rule("*", columns=("*", "!tax_number"))])
+    with pipeline_of(tmp_path, lake) as pipeline, pytest.raises(ConfigError, match="'!tax_number', which matches no"):
+        pipeline.sync_once()
+
+
 def test_a_changed_list_is_refused_until_the_table_is_copied_again(
     tmp_path: Path, database: sqlite3.Connection
 ) -> None:

@@ -14,6 +14,7 @@ from tests.lake.test_delta import copy_of
 from lakefeed.change.table import Column, TableSchema
 from lakefeed.lake.base import Applied
 from lakefeed.lake.iceberg import Iceberg
+from lakefeed.lake.route import Rule
 from lakefeed.lake.spark.jars import coordinates_of
 from lakefeed.lake.spark.session import spark_session
 from lakefeed.testing.builders import batch, table
@@ -43,6 +44,18 @@ def main(root: Path, driver: str) -> None:
     session = found._sessions.child()  # type: ignore[attr-defined]
     rows = session.table("prod.raw.main.t").toArrow().to_pylist()
     assert rows == [{"id": 1, "v": "1", "note": "n"}], rows
+
+    # Names of three levels: the catalog, and what a rule says; read by the catalog's name in a session of anybody's.
+    rules = [Rule("t", name="{table}_eu", namespace="sales", only=True)]
+    lake = Iceberg(spark, root / "lake", catalog=catalog, rules=rules)
+    (route,) = lake.bind("three").routes(schema.table)
+    found = lake.bind("three").table(route)
+    assert found.location == "prod.sales.t_eu"
+    found.load(copy_of(schema, [{"id": 1, "v": "0"}], root), lambda _: None)
+    own = {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "jdbc", ".uri": catalog["uri"]}
+    for name, value in {**own, ".warehouse": f"file://{root}/lake", ".jdbc.schema-version": "V1"}.items():
+        spark.conf.set(f"spark.sql.catalog.prod{name}", value)
+    assert [tuple(row) for row in spark.sql("SELECT id, v FROM prod.sales.t_eu").collect()] == [(1, "0")]
     spark.stop()
 
 

@@ -64,6 +64,11 @@ def test_lists_and_rules_in_every_mode_and_format(dsn: str, writer: Any, tmp_pat
         verification = build_verification(load_config(file), "sync").run(lambda _: lambda _side, _rows: None)
         differences = {str(one.table): one.differences for _, one in verification.tables if not one.equal}
         assert differences == {}
+    with Pipeline.from_yaml(file) as pipeline:
+        counted = {table.name: status.rules for table, status in pipeline.status().tables.items()}
+    # Row 1 twice and row 4: an element of an array counts for itself. What fits exactly, in row 4, is not touched.
+    expected = {"out_of_range days": 3, "out_of_range until": 2}
+    assert counted == {"t": expected, "t_history": expected, "t_log": expected, "logs": {}}
     place = tmp_path / "lake" / "public"
     if format_ == "delta":
         stored = DeltaTable(str(place / "t")).to_pyarrow_table().to_pylist()

@@ -68,6 +68,8 @@ def test_t26_unsent_values_are_the_tables_and_a_row_that_comes_in_without_them_s
         assert sorted(before) == [1, 2, 3, 4, 5]
         for statement in (
             "UPDATE docs SET note = 'new' WHERE id = 1",  # neither large value is sent
+            "UPDATE docs SET kind = 'b' WHERE id = 1",  # nor when it leaves and comes back
+            "UPDATE docs SET kind = 'a', note = 'again' WHERE id = 1",
             "UPDATE docs SET kind = 'b' WHERE id = 2",  # leaves
             "UPDATE docs SET kind = 'b' WHERE id = 3",
             "UPDATE docs SET kind = 'a', note = 'back', secret = secret || '!' WHERE id = 3",
@@ -79,7 +81,7 @@ def test_t26_unsent_values_are_the_tables_and_a_row_that_comes_in_without_them_s
         for name in ("docs", "versions"):
             rows = stored(tmp_path, name)
             assert sorted(rows) == [1, 3, 40], name
-            assert [rows[number]["label"] for number in (1, 3, 40)] == ["ad1new", "ad3back", "ad4moved"], name
+            assert [rows[number]["label"] for number in (1, 3, 40)] == ["ad1again", "ad3back", "ad4moved"], name
             for now, was in ((1, 1), (3, 3), (40, 4)):
                 assert rows[now]["doc"] == f"d{was}" * LARGE
                 assert (rows[now]["secret"] == before[was]["secret"]) is (now != 3)

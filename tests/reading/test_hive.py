@@ -32,7 +32,7 @@ REGISTERS = """
 from lakefeed import Delta, Pipeline, Sqlite, register_tables
 with Pipeline(Sqlite(place / "s.db"), Delta(spark, place / "lake"), name="p") as pipeline:
     assert not pipeline.sync_once().errors
-print(json.dumps(register_tables(spark, place / "lake", schema="main", database="shop")))
+print(json.dumps(register_tables(spark, place / "lake", schema="main", database="shop", catalog="spark_catalog")))
 """
 READS = """
 rows = spark.sql("SELECT id, item FROM spark_catalog.shop.orders ORDER BY id").collect()
@@ -54,7 +54,7 @@ def test_tables_are_registered_in_a_hive_metastore_and_read_by_name_in_another_p
         connection.executescript(
             "CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT); INSERT INTO orders VALUES (1, 'a'), (2, 'b')"
         )
-        assert run(REGISTERS, tmp_path) == ["shop.orders"]
+        assert run(REGISTERS, tmp_path) == ["spark_catalog.shop.orders"]
         connection.execute("UPDATE orders SET item = 'B' WHERE id = 2")
-        assert run(REGISTERS, tmp_path) == ["shop.orders"]
+        assert run(REGISTERS, tmp_path) == ["spark_catalog.shop.orders"]
     assert run(READS, tmp_path) == [[1, "a"], [2, "B"]]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import lakefeed
-from lakefeed import Delta, Iceberg, LakeError, Pipeline, Sqlite
+from lakefeed import ConfigError, Delta, Iceberg, LakeError, Pipeline, Rule, Sqlite
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,7 +60,35 @@ def test_registered_tables_are_in_the_catalog_by_name(
     assert lakefeed.to_arrow(tmp_path / "lake", "main.orders").num_rows == 3, "its files are the lake's"
     with pytest.raises(LakeError, match="there is no table of nope"):
         lakefeed.register_tables(spark, tmp_path / "lake", schema="nope", database="main2")
-    spark.sql("DROP DATABASE main2")
+    assert not spark.catalog.databaseExists("main2")
+
+
+@pytest.mark.spark
+def test_tables_have_names_of_three_levels(spark: SparkSession, database: Path, tmp_path: Path) -> None:
+    renamed = [Rule("orders", name="{table}_eu", namespace="sales", only=True)]
+    for kind, catalog in ((Delta, "spark_catalog"), (Iceberg, "books")):
+        lake = tmp_path / kind.__name__
+        with Pipeline(Sqlite(database), kind(spark, lake, rules=renamed), name=kind.__name__.lower()) as pipeline:
+            assert not pipeline.sync_once().errors
+            name = f"{catalog}.sales.orders_eu"
+            for _ in range(2):
+                assert lakefeed.register_tables(spark, lake, schema="sales", catalog=catalog) == [name]
+            assert spark.sql(f"SELECT count(*) AS n FROM {name}").first() == (2,)
+            with closing(sqlite3.connect(database)) as connection, connection:
+                connection.execute("UPDATE orders SET name = 'B' WHERE id = 2")
+            assert not pipeline.sync_once().errors
+            assert spark.sql(f"SELECT max(name) AS name FROM {name}").first() == ("a",)
+            assert set(lakefeed.to_arrow(lake, "sales.orders_eu")["name"].to_pylist()) == {"B", "a"}
+    assert spark.sql("SHOW TABLES IN books.sales").first()["tableName"] == "orders_eu"  # type: ignore[index]
+    spark.sql("DROP DATABASE spark_catalog.sales CASCADE")
+
+    # A second name for the lake of Iceberg tables is a database that it does not have; another lake is no `books`.
+    with pytest.raises(ConfigError, match=r"is books\.sales\.orders_eu in a catalog of its lake, and cannot be in eu"):
+        lakefeed.register_tables(spark, tmp_path / "Iceberg", schema="sales", database="eu", catalog="books")
+    (tmp_path / "other" / "sales").mkdir(parents=True)
+    (tmp_path / "Iceberg" / "sales" / "orders_eu").rename(tmp_path / "other" / "sales" / "orders_eu")
+    with pytest.raises(ConfigError, match=r"the session has another catalog called books: .*warehouse is "):
+        lakefeed.register_tables(spark, tmp_path / "other", schema="sales", catalog="books")
 
 
 @pytest.mark.spark

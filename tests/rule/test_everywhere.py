@@ -22,7 +22,7 @@ from tests.rule.test_rows import SALT, config_of, verified
 
 from lakefeed.app.build import build_pipeline
 from lakefeed.lake.reader import read_table
-from lakefeed.lake.rule.changes import EARLY
+from lakefeed.lake.rule.changes import EARLY, REPLACED
 from lakefeed.testing.server.mysql import Flavour, MysqlServer
 from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 
@@ -220,6 +220,9 @@ def test_every_option_holds_for_copy_and_changes_of_every_source_in_both_formats
         assert ends[20] == {"sqlite": "2030-01-01", "postgres": date(9999, 12, 31)}.get(kind)
         assert touched[f"{EARLY} email"] > 0
         assert touched["where: rows left out"] > 0
+        # One in the copy; in the log one that is inserted, and one of a row that is updated elsewhere.
+        replaced = 0 if kind == "sqlite" else 3 if capture == "log" else 1
+        assert touched.get(f"{REPLACED} valid_to", 0) == replaced
         tokens = [one["iban"] for one in raw(tmp_path)]
         assert all(len(token) == 32 for token in tokens)
         assert len(set(tokens)) == len(tokens)

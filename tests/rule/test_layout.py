@@ -148,6 +148,40 @@ def test_changes_of_recent_days_touch_the_files_of_those_days_alone_and_a_row_ma
         assert DeltaTable(place).metadata().configuration["delta.enableChangeDataFeed"] == "true"
 
 
+REFUSED = [
+    ("delta", "delta.logRetentionDuration", "interval 1 day", "mode: mirror", "greater than or equal to"),
+    ("delta", "delta.nonsense", "x", "partition_by: [kind]", "Unknown configuration"),
+    ("delta", "delta.appendOnly", "true", "mode: mirror", "only allow appends"),
+    ("iceberg", "format-version", "9", "mode: mirror", "Unsupported format version"),
+    ("iceberg", "write.target-file-size-bytes", "many", "mode: mirror", 'For input string: "many"'),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value", "layout", "says"), REFUSED)
+def test_a_property_that_the_format_refuses_stops_its_table_and_the_remedy_names_it(
+    kind: str, name: str, value: str, layout: str, says: str, spark: SparkSession, tmp_path: Path,
+    database: sqlite3.Connection,
+) -> None:  # fmt: skip
+    """Some are refused as soon as the table is made, some by the first change; without them the table goes on."""
+    database.executescript(
+        "CREATE TABLE events (id INTEGER PRIMARY KEY, kind TEXT); INSERT INTO events VALUES (1, 'a')"
+    )
+    said = f'{layout}, properties: {{"{name}": "{value}"}}'
+    with build_pipeline(config_of(tmp_path, LATER.format(format=kind, layout=said)), spark=spark) as pipeline:
+        pipeline.sync_once()
+        database.execute("UPDATE events SET kind = 'b'")
+        (failed,) = pipeline.sync_once().errors.values()
+    assert says in str(failed.error)
+    assert f"{name}: {value}" in str(failed.error)
+    assert f"Correct or remove {name} under properties in the rule for main.events" in str(failed.remedy)
+    # What the table has already is corrected, the rest can go.
+    corrected = {"delta.appendOnly": "false", "format-version": "3", "write.target-file-size-bytes": "9000000"}
+    said = f'{layout}, properties: {{"{name}": "{corrected[name]}"}}' if name in corrected else layout
+    with build_pipeline(config_of(tmp_path, LATER.format(format=kind, layout=said)), spark=spark) as pipeline:
+        assert not pipeline.sync_once().errors
+    assert stored(tmp_path, "events")[0]["kind"] == "b"
+
+
 LATER = """
 pipeline: p
 source: {{kind: sqlite, path: s.db}}

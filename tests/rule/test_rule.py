@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from lakefeed import Delta
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, TableStoppedError
 from lakefeed.lake.layout import Layout, Partition
@@ -73,6 +74,14 @@ def test_t25_what_matches_nothing_is_named() -> None:
     first, second = Routes(Mirror(), rules).unused([PEOPLE])
     assert "the rule for persons in lake.tables matches no table" in first
     assert "mask in the rule for * names the column emial" in second
+    lists = Rule("*", columns=("*", "!tax_*", "!id"), types={"tagz": "string"}, out_of_range={"until": "null"})
+    assert [text.partition(" has ")[2].partition(",")[0] for text in Routes(Mirror(), [lists]).unused([PEOPLE])] == [
+        "'!tax_*'", "'tagz'", "'until'",
+    ]  # fmt: skip
+    assert Routes(Mirror(), [Rule("*", out_of_range="clamp")]).unused([PEOPLE]) == ()
+    vectors = Delta(object, "lake", deletion_vectors=["peop*", "main.orders"]).bind("p")  # type: ignore[arg-type]
+    assert vectors.unused([PEOPLE]) == ("deletion_vectors in lake has 'main.orders', which matches no table",)
+    assert Delta(object, "lake", deletion_vectors=True).bind("p").unused([]) == ()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -132,3 +141,15 @@ def test_a_changed_rule_or_salt_is_noticed_and_no_secret_is_written_down(tmp_pat
     secret = RowRule(where="a = 'from the environment'", has_secrets=True)
     TableRule(secret, PEOPLE.table, place).begin(9)
     assert "environment" not in place.read_text()
+
+
+def test_columns_that_differ_only_in_case_are_refused_whatever_they_are_called_in_the_lake() -> None:
+    """Spark reads the journal by the source's names, and would take them for one at the first change."""
+    source = table("main.people", {"id": pa.int64(), "Name": pa.string(), "name": pa.string()}, key=("id",))
+    rules = [Rule("people", rows=RowOptions(rename={"Name": "other"}))]
+    lake = Delta(object, "lake", rules=rules).bind("p")  # type: ignore[arg-type]  # nobody asks for a session
+    (route,) = lake.routes(source.table)
+    with pytest.raises(TableStoppedError, match=r"'Name' and 'name' of main\.people differ only in case") as stopped:
+        lake.table(route).check(source)
+    assert "columns: ['*', '!Name']" in stopped.value.remedy
+    assert lake.table(route).check(source.without(["name"])) == ()

@@ -131,7 +131,7 @@ class Batches:
             values if isinstance(values, pa.Array) else pa.array(values, kind.type)
             for values, kind in zip(given, fields, strict=True)
         ]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+        batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=rows.replaced))
         self.parts.append(batch)
         self.tables.append(rows.schema)
         return batch.nbytes
@@ -150,7 +150,8 @@ class Batches:
             ends = pa.DictionaryArray.from_arrays(indices, pa.array([one.end.encode() for one in chosen], pa.string()))
             ids = pa.DictionaryArray.from_arrays(indices, pa.array([one.id for one in chosen], pa.string()))
             arrays = [*part.columns[:width], operations, seqs, ends, times.cast(_TIME), ids, absent]
-            yield ChangeBatch(schema, pa.RecordBatch.from_arrays(arrays, schema=change_schema(schema)))
+            layout = change_schema(schema).with_metadata(part.schema.metadata)
+            yield ChangeBatch(schema, pa.RecordBatch.from_arrays(arrays, schema=layout))
 
 
 @dataclass(slots=True)

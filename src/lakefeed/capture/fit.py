@@ -10,6 +10,7 @@ text form of each value; one that rows are ordered by cannot, so there the table
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked
@@ -21,6 +22,15 @@ BY_RULE = (
     "the column as the source prints it; or null, or clamp."
 )
 """The remedy for a value that a rule can be given for."""
+
+
+class _Replaced(threading.local):
+    values = 0
+
+
+REPLACED = _Replaced()
+"""How many values this thread has made NULL or clamped by a rule. What decodes values adds to it; who has a column
+decoded, and knows its name, compares it before and after."""
 
 
 class MisfitError(Exception):

@@ -50,7 +50,8 @@ class Rows:
     ``columns`` are those of ``schema``. ``operations`` (int8) are values of ``Operation``; a truncate is a row of
     NULLs. ``order`` (int64, growing) are offsets in the piece, over all its tables; it uses ``Decoded.width`` of them.
     ``transactions`` (int32) are indices into ``Decoded.transactions``. ``absent`` lists, for each row, columns that the
-    source did not send; None: it sent all. ``times`` (int64, microseconds since 1970): None means the transaction's."""
+    source did not send; None: it sent all. ``times`` (int64, microseconds since 1970): None means the transaction's.
+    ``replaced`` is ``batch.replaced_metadata``, where a rule has replaced values."""
 
     schema: TableSchema
     columns: Sequence[Any]
@@ -59,6 +60,7 @@ class Rows:
     transactions: Any
     absent: Any = None
     times: Any = None
+    replaced: Any = None
 
 
 @dataclass(frozen=True, slots=True)

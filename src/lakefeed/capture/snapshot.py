@@ -148,7 +148,7 @@ class TableChunkReader:
                 for name in chunk.schema.key:
                     if name in names and batch.column(name).null_count:
                         raise self._stopped(f"there is a NULL in the key column {name}")
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=given)
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=given.with_metadata(batch.schema.metadata))
         except MisfitError as error:
             if error.remedy is not None or error.column in chunk.exact:
                 raise error.stopped(chunk.table) from error

@@ -17,6 +17,9 @@ Layout: the table's own columns in schema order, then Lakefeed's metadata column
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -50,6 +53,8 @@ FOUND = "_lakefeed_found"
 """What a full comparison found of a key: DELETED or CHANGED. The lake writes it, polling reads it."""
 DELETED, CHANGED = "deleted", "changed"
 
+_REPLACED = b"lakefeed.replaced"
+
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 
 METADATA = pa.schema(
@@ -69,6 +74,16 @@ def change_schema(schema: TableSchema) -> pa.Schema:
     """The Arrow schema of a ChangeBatch. Every own column is nullable there: deletes carry only the key."""
     own = [pa.field(column.name, column.type) for column in schema.columns]
     return pa.schema([*own, *METADATA])
+
+
+def replaced_metadata(counts: Mapping[str, int]) -> dict[bytes, bytes]:
+    """What the schema of a batch says of values that ``out_of_range`` made NULL or clamped: how many, by column."""
+    return {_REPLACED: json.dumps(dict(counts)).encode()}
+
+
+def replaced_values(schema: pa.Schema) -> Counter[str]:
+    """What ``replaced_metadata`` has written."""
+    return Counter(json.loads((schema.metadata or {}).get(_REPLACED, b"{}")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ _RULE = b"lakefeed.out_of_range"
 @dataclass(frozen=True, slots=True)
 class TableChoice:
     """What the rules say of one table. ``columns`` are globs, see ``takes``. ``types`` and ``out_of_range`` are by
-    column, a name or a glob; those in ``optional`` come from rules for many tables, so that this one need not have such
-    a column. ``inserts_only``: a table without a key is followed by its inserts."""
+    column, a name or a glob; those in ``optional``, and globs of ``columns`` in it, come from rules for many tables, so
+    that this one need not have such a column. ``inserts_only``: a table without a key is followed by its inserts."""
 
     columns: tuple[str, ...] = ()
     types: Mapping[str, str] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class TableChoice:
                 names = ", ".join(schema.names)
                 return f"types has '{glob}', which matches no column", f"The columns are {names}."
             if chosen == VARIANT:
-                why = "copies and verify write and read files by Arrow, deltalake and pyiceberg, which have no variant"
+                why = "readers other than Spark, which verify needs, have none: pyiceberg and deltalake among them"
                 return f"types gives {columns[0].name} the type variant, which is not there: {why}", _VARIANT
             for one in columns:
                 if self.type_of(one.name) == chosen and not _is_so(one, chosen):
@@ -94,7 +94,7 @@ class TableChoice:
         return None
 
 
-_VARIANT = "Choose string, and read it with parse_json (Spark) or json functions."
+_VARIANT = "Choose string, and read it through a view with parse_json (Spark), or with json functions."
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Choices:
         matching = sorted((one for one in self.rules if matches(one[0], table)), key=lambda one: is_literal(one[0]))
         made = TableChoice()
         for pattern, rule in matching:
-            stated = {*rule.types, *rule.out_of_range}
+            stated = {*rule.types, *rule.out_of_range, *rule.columns}
             made = TableChoice(
                 rule.columns or made.columns,
                 {**made.types, **rule.types},

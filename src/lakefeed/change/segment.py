@@ -36,8 +36,9 @@ class Segment:
     """One Parquet file of the journal: changes of one table, one schema version, rows ordered by ``_lakefeed_seq``.
 
     ``rows`` are all of the file's, ``counts`` the changes among them: the rest are before images. ``truncated_at`` is
-    the seq of the last truncate in it, ``absent`` the columns that some row did not carry. All of it is known without
-    reading the file, so that the common case plans without them. ``crc32`` is the checksum of the whole file; None
+    the seq of the last truncate in it, ``absent`` the columns that some row did not carry, ``replaced`` how many values
+    ``out_of_range`` has replaced, by column. All of it is known without reading the file, so that the common case plans
+    without them. ``crc32`` is the checksum of the whole file; None
     where nobody has taken it (CRC-32 measured at more than twice the speed of SHA-256).
     """
 
@@ -51,6 +52,7 @@ class Segment:
     counts: Counts
     truncated_at: int | None = None
     absent: tuple[str, ...] = ()
+    replaced: tuple[tuple[str, int], ...] = ()
     crc32: int | None = None
 
 

@@ -114,8 +114,10 @@ class TableCopies:
         """
         schemas = self._capture.discover()
         there = {schema.table for schema in schemas}
-        known = [self._journal.latest_schema(state.source) for state in self._states.all().values()]
-        unused = self._tables.unused([*schemas, *(schema.whole for schema in known if schema is not None)])
+        # What a rule has once matched is no mistake in the file: a column that is gone is its table's own trouble.
+        sources = {state.source for state in self._states.all().values()}
+        known = [one.whole for source in sources for one in self._journal.schemas.versions(source).values()]
+        unused = self._tables.unused([*schemas, *known])
         if unused:
             raise ConfigError("; ".join(unused), remedy=UNUSED)
         for state in self._states.in_phase(Phase.COPYING, Phase.LIVE, Phase.BLOCKED):

@@ -164,7 +164,7 @@ class FullDiffs:
         self._capture = capture
         self._states = states
         self._tables = tables
-        self._shape = Shape(tables.columns, tables.sensitive)
+        self._shape = Shape(tables.columns, tables.sensitive, tables.choices)
         self._listener = listener
         self._store = DiffStore(root)
 

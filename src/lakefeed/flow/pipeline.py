@@ -424,7 +424,8 @@ class Pipeline:
 
     def _table_findings(self, offered: Sequence[TableSchema], routes: Mapping[TableId, Route]) -> Iterator[Finding]:
         """What keeps single lake tables from being made: names, types, and rules that do not fit."""
-        shape, schemas = Shape(self._tables.columns, self._tables.sensitive), {one.table: one for one in offered}
+        shape = Shape(self._tables.columns, self._tables.sensitive, self._tables.choices)
+        schemas = {one.table: one for one in offered}
         live = {state.table: state for state in TableStates(self.state).in_phase(Phase.LIVE)}
         for route in sorted(routes.values(), key=lambda route: route.table):
             try:

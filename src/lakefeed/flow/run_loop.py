@@ -90,7 +90,7 @@ class OpenPipeline:
                 root.below(folder).clean()
             states = self._states = TableStates(root)
             self.errors = TableErrors(states, listener)
-            shape = Shape(tables.columns, tables.sensitive)
+            shape = Shape(tables.columns, tables.sensitive, tables.choices)
             self.copies = TableCopies(
                 capture,
                 self.journal,

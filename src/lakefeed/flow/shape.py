@@ -4,7 +4,7 @@ reaches the journal, nor does the clear text of what is sensitive, whatever the 
 The choice is a list of globs per source table (``lake.tables[].columns``): a column is taken if one of them matches it
 and none that begins with ``!`` does; a list of nothing but ``!`` takes all others. The columns of the key are always
 taken: a list that leaves one out stops its table before the copy (TableStoppedError), and so does a glob that matches
-no column. A column that is added later is judged by the same list.
+no column, unless the rule is for many tables. A column that is added later is judged by the same list.
 
 Masks (``lake.tables[].mask`` of a rule that is ``sensitive``) are applied column by column in Arrow, to copied rows and
 to changes alike (``change.mask``). The key may be masked by what tells different values apart, and by nothing else.
@@ -26,7 +26,7 @@ from lakefeed.capture.base import Chunk, ChunkReader, SnapshotPlan
 from lakefeed.capture.snapshot import TableChunk
 from lakefeed.change.batch import ABSENT, ChangeBatch, change_schema
 from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked, TableNotice
-from lakefeed.change.choice import TableChoice
+from lakefeed.change.choice import NOTHING_CHOSEN, Choices, TableChoice
 from lakefeed.change.mask import KEYED, can_mask, masked, masked_type
 from lakefeed.change.position import Position
 from lakefeed.change.table import Column, TableId, TableSchema
@@ -37,20 +37,23 @@ _INNER, _NAMES = "shaped", "names"
 _MASKED, _BY_COLUMN = "masked", "masks"
 _NO_MASKS = RowRule()
 
-UNUSED = "Correct it or remove it from lake.tables: a rule that matches nothing looks like one that works."
+UNUSED = "Correct it or remove it from the section lake: a rule that matches nothing looks like one that works."
 
 
 class Shape:
     """``columns`` gives the list of a source table; an empty one takes every column. None: there is no list at all.
 
     ``sensitive`` gives the masks of a source table, as a rule of nothing else; None: there are no masks at all.
+    ``choices`` know which globs are from a rule for many tables, so that one need not have such a column.
     """
 
     def __init__(
         self,
         columns: Callable[[TableId], Sequence[str]] | None,
         sensitive: Callable[[TableId], RowRule] | None = None,
+        choices: Choices = NOTHING_CHOSEN,
     ) -> None:
+        self._choices = choices
         self._is_plain = columns is None and sensitive is None
         self._columns = columns or (lambda _: ())
         self._sensitive = sensitive or (lambda _: _NO_MASKS)
@@ -82,7 +85,8 @@ class Shape:
         for name in plan.schema.key:
             if globs and not _takes(globs, name):
                 raise _unfit(plan.schema, f"leaves out {name}, which is part of the key", f"Add '{name}' to the list.")
-        for glob in globs:
+        optional = self._choices.of(plan.schema.table).optional
+        for glob in (one for one in globs if one not in optional):
             if not any(fnmatchcase(name, glob.removeprefix("!")) for name in plan.schema.names):
                 listed = ", ".join(plan.schema.names)
                 raise _unfit(plan.schema, f"has '{glob}', which matches no column", f"Its columns are {listed}.")
@@ -110,7 +114,9 @@ class Shape:
         if self._is_plain or change_set.is_heartbeat:
             return change_set
         notices = [one for notice in change_set.notices for one in self._notices(notice)]
-        for schema in change_set.schemas:
+        # A table that was blocked before a restart has a shape that is announced no more.
+        unseen = (one.schema for one in change_set.batches) if self._masked else ()
+        for schema in (*change_set.schemas, *unseen):
             if (lost := self._lost_masks(schema)) and schema.table not in self._blocked:
                 error = _unmasked(schema, f"is for the column {lost[0]}, which the table does not have any more")
                 notices.append(TableBlocked(schema.table, error.message, error.remedy))
@@ -142,7 +148,8 @@ class Shape:
             absent if one.name == ABSENT else masks.masked(one.name, data.column(one.name))
             for one in change_schema(schema)
         ]
-        return ChangeBatch(schema, pa.RecordBatch.from_arrays(arrays, schema=change_schema(schema)))
+        layout = change_schema(schema).with_metadata(data.schema.metadata)
+        return ChangeBatch(schema, pa.RecordBatch.from_arrays(arrays, schema=layout))
 
     def _masks(self, schema: TableSchema) -> _Masks:
         rule = self._sensitive(schema.table)
@@ -232,7 +239,7 @@ class _MaskedRows(ChunkReader):
         for batch in self.reader:
             arrays = [self.masks.masked(one.name, batch.column(one.name)) for one in batch.schema]
             fields = [one.with_type(values.type) for one, values in zip(batch.schema, arrays, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+            yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields).with_metadata(batch.schema.metadata))
 
     @property
     def low(self) -> Position:

@@ -90,6 +90,7 @@ def dump_commit(commit: Commit, root: Storage) -> bytes:
                 "counts": asdict(segment.counts),
                 "truncated_at": segment.truncated_at,
                 "absent": segment.absent,
+                **({"replaced": segment.replaced} if segment.replaced else {}),
             }
             for segment in entry.segments
         ]
@@ -155,6 +156,7 @@ def _parse(body: Mapping[str, Any], data: bytes, name: str, root: Storage) -> Co
                     "path": root.path(record["path"]),
                     "counts": Counts(**record["counts"]),
                     "absent": tuple(record["absent"]),
+                    "replaced": tuple((name, count) for name, count in record.get("replaced", ())),
                     "crc32": int(record["crc32"], 16),
                 }
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import weakref
 import zlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, Operation, change_schema
+from lakefeed.change.batch import ABSENT, OP, POSITION, SEQ, TIME, TXN, Operation, change_schema, replaced_values
 from lakefeed.change.segment import Counts, Segment
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import JournalDamagedError, JournalError
@@ -104,6 +104,7 @@ class SegmentFile:
         self._last_seq = -1
         self._truncated_at: int | None = None
         self._absent: set[str] = set()
+        self._replaced = Counter[str]()
         plain = [
             one.with_type(one.type.value_type) if pa.types.is_dictionary(one.type) else one
             for one in change_schema(schema)
@@ -126,6 +127,9 @@ class SegmentFile:
 
     def add(self, batches: Sequence[pa.RecordBatch], seq_base: int) -> None:
         """Add batches, in order, as row groups of their own. Their seq becomes ``seq_base`` + seq."""
+        for batch in batches:
+            if batch.schema.metadata:
+                self._replaced.update(replaced_values(batch.schema))
         data = pa.Table.from_batches(batches).cast(self._columns)
         seq = pc.add(data.column(SEQ), seq_base)
         data = data.set_column(data.schema.get_field_index(SEQ), self._columns.field(SEQ), seq)
@@ -176,6 +180,9 @@ class SegmentFile:
             ),
             truncated_at=self._truncated_at,
             absent=tuple(sorted(self._absent)),
+            replaced=tuple(
+                sorted((name, count) for name, count in self._replaced.items() if name in self._schema.names)
+            ),
             crc32=self._crc32,
         )
 

@@ -191,8 +191,9 @@ class LakeTable(Protocol):
         the beginning are left out. None for a mode that does not keep the current rows.
         """
 
-    def check(self, schema: TableSchema) -> tuple[str, ...]:
-        """TableStoppedError if the table cannot be made of a source table with this schema, by its rule and format.
+    def check(self, schema: TableSchema, before: TableSchema | None = None) -> tuple[str, ...]:
+        """TableStoppedError if the table cannot be made of a source table with this schema, by its rule and format; or
+        if it cannot go on, where the source had the schema ``before``.
 
         Returns the source's columns that its rule may need in an update that does not send them.
         """

@@ -7,9 +7,11 @@ part of the table.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -21,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from lakefeed.change.batch import replaced_values
 from lakefeed.change.position import Position
 from lakefeed.change.table import TableId
 from lakefeed.errors import DecodeError, LakefeedError
@@ -65,11 +68,15 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class ChunkFile:
-    """What a task wrote, and the bracket that the chunk was read in. A chunk without rows makes no file."""
+    """What a task wrote, and the bracket that the chunk was read in. A chunk without rows makes no file.
+
+    ``replaced``: how many values ``out_of_range`` has replaced, by the source's column.
+    """
 
     file: DataFile | None
     high: Position
     low: Position | None = None
+    replaced: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -86,7 +93,8 @@ def write_chunk(
     files, root = filesystem(directory)
     name = f"part-{uuid.uuid4()}.zstd.parquet"
     with chunk.open() as reader:
-        groups = _row_groups(reader, schema, added)
+        replaced = Counter[str]()
+        groups = _row_groups(reader, schema, added, replaced)
         first = next(groups, None)
         if first is None:
             return ChunkFile(None, reader.high, getattr(reader, "low", None))
@@ -114,7 +122,7 @@ def write_chunk(
         statistics = file_statistics(footer, schema)
         partition = getattr(chunk, "partition", ())
         file = DataFile(name, footer.num_rows, size, statistics, int(time.time() * 1000), partition)
-        return ChunkFile(file, reader.high, getattr(reader, "low", None))
+        return ChunkFile(file, reader.high, getattr(reader, "low", None), dict(replaced))
 
 
 def attempt_chunk(
@@ -156,8 +164,11 @@ def written_chunks(
     return [result for result in results if isinstance(result, ChunkFile)]
 
 
-def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, added: Mapping[str, Any]) -> Iterator[pa.Table]:
-    """Batches of any size as tables of about ROW_GROUP_ROWS: small row groups make files big and slow.
+def _row_groups(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, added: Mapping[str, Any], replaced: Counter[str]
+) -> Iterator[pa.Table]:
+    """Batches of any size as tables of about ROW_GROUP_ROWS: small row groups make files big and slow. ``replaced``
+    gets what the batches say.
 
     The columns are the same under the stored schema, which differs in nullability and in what is added behind them.
     """
@@ -173,6 +184,8 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, added: Map
             or len(schema) != own + len(added)
         ):
             raise DecodeError(f"a chunk has the columns {batch.schema}, the table {schema}")
+        if batch.schema.metadata:
+            replaced.update(replaced_values(batch.schema))
         more = [pa.repeat(pa.scalar(added[field.name], field.type), batch.num_rows) for field in list(schema)[own:]]
         waiting.append(pa.RecordBatch.from_arrays([*batch.columns, *more], schema=schema))
         rows += batch.num_rows

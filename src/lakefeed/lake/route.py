@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 
 from lakefeed.change.choice import Choices, TableChoice, checked_rule, checked_type, is_literal, matches
 from lakefeed.change.table import TableId, TableSchema
@@ -334,6 +335,18 @@ class Routes:
                     f"{option} in the rule for {rule.match} names the column {name}, which no table that it matches has"
                     for name in given or ()
                     if name not in names
+                ]
+            if rule.is_literal:  # what does not fit there stops that table alone: see ``TableChoice.unfit``
+                continue
+            for option, globs in (
+                ("columns", rule.columns),
+                ("types", rule.types),
+                ("out_of_range", rule.choice.out_of_range),
+            ):
+                found += [
+                    f"{option} in the rule for {rule.match} has '{glob}', which matches no column of these tables"
+                    for glob in globs
+                    if not any(fnmatchcase(name, glob.removeprefix("!")) for name in names)
                 ]
         return tuple(found)
 

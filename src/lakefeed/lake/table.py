@@ -18,7 +18,7 @@ from lakefeed.lake.layout import Difference
 from lakefeed.lake.maintenance import MaintenanceOptions, MaintenanceResult
 from lakefeed.lake.route import Route
 from lakefeed.lake.rule.changes import ruled_window, source_rows, touched_by_window
-from lakefeed.lake.rule.copy import RenamedChunk, StagedGroups, ruled_batches, touched_early
+from lakefeed.lake.rule.copy import RenamedChunk, StagedGroups, ruled_batches, touched_by_source
 from lakefeed.lake.rule.record import TableRule
 from lakefeed.lake.rule.resolve import Resolved, resolved
 from lakefeed.lake.rule.rows import RowRule
@@ -74,11 +74,18 @@ class SparkTable:
     def applied(self, generation: int) -> Applied | None:
         return self._store.applied(generation)
 
-    def check(self, schema: TableSchema) -> tuple[str, ...]:
-        return self._checked(schema, cache(self._sessions.child)).needed
+    def check(self, schema: TableSchema, before: TableSchema | None = None) -> tuple[str, ...]:
+        session = cache(self._sessions.child)
+        if before is not None:
+            self._refuse_uncovered([before, schema])
+        ruled = self._checked(schema, session)
+        if before is not None:
+            self._refuse_made_otherwise(resolved(self._rule.rule, before, self.route.table, session), ruled)
+        return ruled.needed
 
     def _checked(self, schema: TableSchema, session: Callable[[], SparkSession]) -> Resolved:
         """The rule on the source's schema, once it is clear that the table can be so."""
+        self._refuse_alike(schema)
         ruled = resolved(self._rule.rule, schema, self.route.table, session)
         own = self._mode.schema(ruled.schema)
         refuse_unstorable(own, added=self._mode.added_columns(), reserved=self._store.reserved)
@@ -111,10 +118,15 @@ class SparkTable:
         elif ruled.schema.names != copy.schema.names:
             names = ruled.schema.names
             copy = replace(copy, schema=ruled.schema, chunks=[RenamedChunk(chunk, names) for chunk in copy.chunks])
-        if self._rule.rule.early:
-            early = {called[name]: name for name, _ in self._rule.rule.early if name in called}
-            copy = replace(copy, wrote=lambda files: self._rule.add(copy.generation, touched_early(early, files)))
-        loaded = self._store.load(copy, self._mode, session, progress)
+        early = {called[name]: name for name, _ in self._rule.rule.early if name in called}
+        copy = replace(copy, wrote=lambda files: self._rule.add(copy.generation, touched_by_source(files, early)))
+        try:
+            loaded = self._store.load(copy, self._mode, session, progress)
+        except Exception as error:
+            cause = error.__cause__ if isinstance(error, LakefeedError) else error
+            if cause is None or not self._store.layout.properties:
+                raise
+            raise self._explained(cause) from cause
         if staged is not None:
             staged.clear()
         hit("lake.after_load")
@@ -181,7 +193,10 @@ class SparkTable:
             session = self._session = self._session or self._sessions.child()
             if not self._is_laid_out:
                 if any(one.in_place for one in self._store.laid_out_otherwise()):
-                    self._store.lay_out(session.newSession())
+                    try:
+                        self._store.lay_out(session.newSession())
+                    except Exception as error:
+                        raise self._explained(error) from error
                 self._is_laid_out = True
             name = f"lakefeed: {self.route.table} up to change set {window.upto}"
             hit("lake.before_commit")
@@ -202,7 +217,7 @@ class SparkTable:
                 found = self._store.applied(generation)
                 if found is not None and found.number < applied.number:
                     raise not_where_expected(self.location, found.number, applied.number)
-            if not self._rule.rule.is_nothing:
+            if not self._rule.rule.is_nothing or any(one.replaced for one in window.segments):
                 self._rule.add(generation, touched_by_window(session, own, dict(self._rule.rule.early)))
             hit("lake.after_commit")
             return applied
@@ -224,6 +239,8 @@ class SparkTable:
         if target <= version and not stale:
             return applied
         path = steps(window.schemas, version, target) if target > version else [window.target]
+        self._refuse_alike(path[-1])
+        self._refuse_uncovered(path)
         before = self._decisions.at(path[0], generation)
         after = self._decisions.after(path, generation, stale)
         if target <= version:
@@ -276,8 +293,53 @@ class SparkTable:
             table=str(table),
         )
 
+    def _refuse_alike(self, source: TableSchema) -> None:
+        """TableStoppedError for columns of the source that Spark, which reads the journal, takes for one. Other names
+        in the lake do not help."""
+        alike = {one.lower(): one for one in source.names}
+        for name in source.names:
+            if alike[name.lower()] != name:
+                raise TableStoppedError(
+                    f"table {self.route.table}: columns '{name}' and '{alike[name.lower()]}' of {source.table} differ "
+                    "only in case, which Spark does not tell apart",
+                    remedy=f"Leave one of them out: columns: ['*', '!{name}'] in the rule for {source.table} in "
+                    "lake.tables. Or give it another name in the source.",
+                    table=str(self.route.table),
+                )
+
+    def _refuse_uncovered(self, path: Sequence[TableSchema]) -> None:
+        """TableStoppedError if a column that is masked, or made by an expression, may have another name by now: its
+        values would come as they are. Where columns have no lasting ids, any new one may be it."""
+        old, new, rule = path[0], path[-1], self._rule.rule
+        covered = {name for name, _ in (*rule.mask, *rule.transform)}
+        called = {one.id: one.name for one in new.columns if one.id is not None}
+        for name in old.names:
+            now = called.get(old.column(name).id or "", name)
+            if name in covered and now == name and name not in new.names:
+                now = next((one for one in new.names if one not in old.names and one not in covered), name)
+            if name not in covered or now in (name, *covered):
+                continue
+            raise TableStoppedError(
+                f"table {self.route.table}: the rule for {old.table} masks or makes the column {name}, and the source "
+                f"has {now} in its place, whose values would be in the lake as they are",
+                remedy=f"Write {now} beside {name} in mask or transform of that rule, if it has the same values. Then "
+                f"copy the table again: lakefeed rebuild FILE {self.route.table} --from-source",
+                table=str(self.route.table),
+            )
+
     def _refuse_made_otherwise(self, before: Resolved, after: Resolved) -> None:
         """A column that the rule makes of the source's columns has, in rows from before, values of the old ones."""
+        own = {one.column.name.lower(): one.column.id for one in before.columns if one.rule is not None}
+        for one in after.columns:
+            was = own.get(one.column.name.lower(), one.column.id) or ""
+            if was != one.column.id and was.startswith("rule."):
+                table, name = self.route.table, one.column.name
+                raise TableStoppedError(
+                    f"table {table}: its rule makes a column {name}, and the source has one of that name now",
+                    remedy="Give it another name in transform, or have the source's own: remove it from transform. "
+                    f"Then copy the table again: lakefeed rebuild FILE {table} --from-source",
+                    table=str(table),
+                )
         kinds = {one.column.name: one.column.type for one in before.columns if one.rule is not None}
         changed = [
             one.column.name
@@ -361,4 +423,7 @@ class SparkTable:
             and after.schema_version >= (stamp.schema_version or 0)
         ):
             return after
-        raise explained(error, self.route.table, self.route.source) from error
+        raise self._explained(error) from error
+
+    def _explained(self, error: BaseException) -> LakefeedError:
+        return explained(error, self.route.table, self.route.source, self._store.layout.properties)

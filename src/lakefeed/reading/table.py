@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyarrow import fs
 
 from lakefeed.change.table import TableId
-from lakefeed.errors import LakeError
+from lakefeed.errors import ConfigError, LakeError
 from lakefeed.lake.delta import Delta
 from lakefeed.lake.formats import format_at, history_at
 from lakefeed.lake.history import TableHistory
 from lakefeed.lake.iceberg import Iceberg
 from lakefeed.lake.iceberg.catalog import IcebergCatalog
-from lakefeed.lake.location import lake_root, spark_path, table_path
+from lakefeed.lake.location import filesystem, lake_root, spark_path, table_path
 from lakefeed.lake.reader import rows_at
 from lakefeed.lake.spark.session import checked_session
 from lakefeed.lake.spark.type import quoted
@@ -53,44 +54,67 @@ def to_arrow(lake: LakeOrPath, name: str) -> pa.Table:
     return pa.Table.from_batches(list(found.batches()), found.schema)
 
 
-def register_tables(spark: SparkSession, lake: str | Path, *, schema: str, database: str | None = None) -> list[str]:
-    """Name the tables of one source schema in the session's catalog: ``SELECT * FROM shop.orders``.
+def register_tables(
+    spark: SparkSession, lake: str | Path, *, schema: str, database: str | None = None, catalog: str | None = None
+) -> list[str]:
+    """Name the tables of one source schema in a catalog of the session: ``SELECT * FROM shop.orders``, and with a
+    ``catalog`` under names of three levels, ``SELECT * FROM unity.shop.orders``.
 
     ``database`` is made if it is not there; without one it is called as the schema. A name that is registered already
-    is pointed to this lake. Returns the names. Delta tables become external tables. Iceberg tables become views over a
-    catalog of the lake's path, which is a setting of this session: another one registers them again. Tables of an
-    Iceberg catalog of your own have their names there.
+    is pointed to this lake. Returns the names.
+
+    Delta tables become external tables of the catalog that the session has under this name, ``spark_catalog`` without
+    one. Iceberg tables become views over a catalog of the lake's path, which is a setting of this session: another one
+    registers them again. With ``catalog`` that catalog itself has this name, and its databases are the lake's schemas.
+    Tables of an Iceberg catalog of your own have their names there.
     """
     root, into = lake_root(lake), database or schema
-    found = []
-    spark.sql(f"CREATE DATABASE IF NOT EXISTS {quoted(into)}")
-    for directory in sorted(Path(table_path(root, TableId(schema, "x"))).parent.glob("*")):
-        kind = format_at(str(directory))
-        if kind is None:
+    parent = table_path(root, TableId(schema, "x")).rpartition("/")[0]
+    files, place = filesystem(parent)
+    listed = sorted(info.base_name for info in files.get_file_info(fs.FileSelector(place, allow_not_found=True)))
+    kinds = {name: kind for name in listed if (kind := format_at(f"{parent}/{name}")) is not None}
+    if not kinds:
+        raise LakeError(f"there is no table of {schema} in {root}", remedy="Check the path, or sync first.")
+    levels = (into,) if catalog is None else (catalog, into)
+    if catalog is None or "delta" in kinds.values():
+        spark.sql(f"CREATE DATABASE IF NOT EXISTS {'.'.join(map(quoted, levels))}")
+    for table_name, kind in kinds.items():
+        if kind == "iceberg" and catalog is not None:
+            if into != schema:
+                raise ConfigError(
+                    f"the Iceberg table {schema}.{table_name} is {catalog}.{schema}.{table_name} in a catalog of its "
+                    f"lake, and cannot be in {into} there",
+                    remedy=f"Leave database out; or write namespace: {into} into the table's rule and copy it again.",
+                )
+            _path_catalog(spark, root, catalog)
             continue
-        name = f"{quoted(into)}.{quoted(directory.name)}"
+        name = ".".join(map(quoted, (*levels, table_name)))
         is_view = spark.catalog.tableExists(name) and spark.catalog.getTable(name).tableType == "VIEW"
         spark.sql(f"DROP {'VIEW' if is_view else 'TABLE'} IF EXISTS {name}")  # an external table keeps its files
         if kind == "delta":
-            location = spark_path(str(directory)).replace("'", "\\'")
+            location = spark_path(f"{parent}/{table_name}").replace("'", "\\'")
             spark.sql(f"CREATE TABLE {name} USING delta LOCATION '{location}'")
         else:
-            full = ".".join(map(quoted, (_path_catalog(spark, root), directory.parent.name, directory.name)))
+            own = f"lakefeed_{hashlib.sha256(root.encode()).hexdigest()[:12]}"
+            _path_catalog(spark, root, own)
+            full = ".".join(map(quoted, (own, parent.rpartition("/")[2], table_name)))
             spark.sql(f"CREATE VIEW {name} WITH SCHEMA EVOLUTION AS SELECT * FROM {full}")  # noqa: S608  # quoted
-        found.append(f"{into}.{directory.name}")
-    if not found:
-        raise LakeError(f"there is no table of {schema} in {root}", remedy="Check the path, or sync first.")
-    return found
+    return [".".join((*levels, name)) for name in kinds]
 
 
-def _path_catalog(spark: SparkSession, root: str) -> str:
-    """The name of an Iceberg catalog of a path in this session. A session keeps a catalog once it has used it, so
-    each path has a name of its own."""
-    name = f"lakefeed_{hashlib.sha256(root.encode()).hexdigest()[:12]}"
+def _path_catalog(spark: SparkSession, root: str, name: str) -> None:
+    """The session has the Iceberg catalog of a path under this name. It keeps a catalog once it has used it: a name
+    that it has for another one is refused."""
     session = checked_session(spark, formats=("iceberg",))
-    for key, value in IcebergCatalog.of({"name": name}, root, "{schema}").settings().items():
+    wanted = IcebergCatalog.of({"name": name}, root, "{schema}").settings()
+    for key, value in wanted.items():
+        if (session.conf.get(key, None) or value) != value:
+            raise ConfigError(
+                f"the session has another catalog called {name}: {key} is {session.conf.get(key, None)}",
+                remedy=f"Choose another name than {name} for the catalog of {root}.",
+            )
+    for key, value in wanted.items():
         session.conf.set(key, value)
-    return name
 
 
 def _missing(wanted: TableId, lake: str) -> LakeError:

@@ -130,7 +130,8 @@ class MemoryLakeTable:
             return ()
         return (TableVersion(number=found.number, schema_version=found.schema.version, position=found.high, version=0),)
 
-    def check(self, schema: TableSchema) -> tuple[str, ...]:  # noqa: ARG002  # it takes every schema
+    def check(self, schema: TableSchema, before: TableSchema | None = None) -> tuple[str, ...]:  # noqa: ARG002
+        """It takes every schema."""
         return ()
 
     def made_by(self, schema: TableSchema, mapping: ColumnMapping, generation: int) -> None:

@@ -230,7 +230,7 @@ class LiveTable:
         wanted = min(options.sample or 0, MOST_MOVED)
         seed = time.time_ns() % 2**31
         own = sampled_keys(shape, rows, -(-wanted // 2), seed)
-        plan = Shape(self.tables.columns, self.tables.sensitive).planned(
+        plan = Shape(self.tables.columns, self.tables.sensitive, self.tables.choices).planned(
             self.capture.reread(schema.whole, chunk_rows=_SAMPLE_CHUNK_ROWS)
         )
         count = min(len(plan.chunks), -(-wanted // 2 // _SAMPLE_CHUNK_ROWS) or 1)
@@ -277,7 +277,7 @@ class LiveTable:
         began, schema = journal.head, journal.latest_schema(record.source)
         if schema is None:
             raise NotComparedError(f"the journal does not know the table yet. Remedy: {self.sync}")
-        shape = Shape(self.tables.columns, self.tables.sensitive)
+        shape = Shape(self.tables.columns, self.tables.sensitive, self.tables.choices)
         known: list[ChunkFile | None] | None = None
         asked = {"generation": record.generation, "schema": schema.to_json(), "trimmed": journal.trimmed}
         if keys is None and (known := work.resumed(asked)) is not None:

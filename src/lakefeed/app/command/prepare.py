@@ -190,8 +190,7 @@ def _plan_migration(config: Config, script: Path, *, as_json: bool) -> int:
     from lakefeed.app.build import build_pipeline
     from lakefeed.flow.plan.migration import Outcome
 
-    with TemporaryDirectory() as place:
-        source, run = config.source.scratch(Path(place))
+    with TemporaryDirectory() as place, config.source.scratch(Path(place)) as (source, run):
         lake = config.lake.model_copy(update={"path": str(Path(place) / "lake")})
         journal = config.journal.model_copy(update={"path": None})
         scratch = config.model_copy(update={"source": source, "lake": lake, "journal": journal})

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.fit import BY_RULE, MisfitError
+from lakefeed.capture.fit import BY_RULE, REPLACED, MisfitError
 from lakefeed.change.table import OutOfRange
 from lakefeed.errors import DecodeError
 
@@ -343,6 +343,7 @@ def dates(field: Field, kind: Kind, parts: tuple[Any, ...], zero_dates: ZeroDate
         return pa.array(texts, pa.string())
     is_date = (month >= 1) & (month <= 12) & (day >= 1) & (day <= _last_day(year, month)) & (year >= 1)
     if not np.all(is_date | ~field.valid):
+        REPLACED.values += int(np.sum(~is_date & field.valid))
         if zero_dates is ZeroDates.CLAMP:
             year, month = np.maximum(year, 1), np.clip(month, 1, 12)
             day = np.clip(day, 1, _last_day(year, month))

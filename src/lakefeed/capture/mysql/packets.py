@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pymysql
 
-from lakefeed.capture.fit import MisfitError
+from lakefeed.capture.fit import REPLACED, MisfitError
 from lakefeed.capture.mysql import columns as to_arrow
 from lakefeed.capture.mysql.columns import (
     PAD,
@@ -31,6 +31,7 @@ from lakefeed.capture.mysql.columns import (
     padded,
 )  # fmt: skip
 from lakefeed.capture.mysql.database import Connection
+from lakefeed.change.batch import replaced_metadata
 from lakefeed.change.choice import rule_of
 from lakefeed.change.table import OutOfRange
 from lakefeed.errors import DecodeError
@@ -190,7 +191,10 @@ def read_rows(connection: Connection, sql: str, schema: pa.Schema, answer_second
         elif first == _ERROR:
             pymysql.err.raise_mysql_exception(batch.data[starts[-1] : ends[-1]])
         if len(starts):
-            yield pa.RecordBatch.from_arrays(_decoded(batch.data, starts, ends, types, schema), schema=schema)
+            replaced: dict[str, int] = {}
+            arrays = _decoded(batch.data, starts, ends, types, schema, replaced)
+            given = schema.with_metadata(replaced_metadata(replaced)) if replaced else schema
+            yield pa.RecordBatch.from_arrays(arrays, schema=given)
     driver._execute_command(_COM_STMT_CLOSE, struct.pack("<I", statement))
 
 
@@ -200,6 +204,7 @@ def _decoded(
     limit: Ints,
     types: list[tuple[int, Kind]],
     schema: pa.Schema,
+    replaced: dict[str, int],
 ) -> list[Any]:
     data = padded(raw)
     at = row + 1 + (len(schema) + 9) // 8
@@ -222,10 +227,13 @@ def _decoded(
         at = begin + lengths
         if np.any(at > limit):
             raise DecodeError("a row of a result ends too early")
+        before = REPLACED.values
         try:
             arrays.append(_array(Field(data, begin, lengths, valid), code, kind, column.type, rule_of(column)))
         except MisfitError as error:
             raise error.of(column.name) from error
+        if REPLACED.values > before:
+            replaced[column.name] = REPLACED.values - before
     return arrays
 
 

@@ -11,7 +11,7 @@ import re
 import socket
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pymysql.charset import charset_by_id
 
-from lakefeed.capture.fit import MisfitError
+from lakefeed.capture.fit import REPLACED, MisfitError
 from lakefeed.capture.log import Rows
 from lakefeed.capture.mysql import columns as to_arrow
 from lakefeed.capture.mysql.binary_json import json_texts
@@ -36,7 +36,7 @@ from lakefeed.capture.mysql.columns import (
     big_endian,
     gathered,
 )  # fmt: skip
-from lakefeed.change.batch import Operation
+from lakefeed.change.batch import Operation, replaced_metadata
 from lakefeed.change.table import Column, OutOfRange, TableId, TableSchema
 from lakefeed.errors import DecodeError
 
@@ -275,8 +275,9 @@ def decode_lanes(data: Bytes, lanes: Lanes, *, before_images: bool) -> Rows:
         codes, order = codes[keep], order[keep]
     # A row that is gone has its key alone, and most old rows are not wanted: what is not wanted is not decoded.
     stays = (codes != int(Operation.DELETE)) | (not key)
-    arrays = []
+    arrays, replaced = [], dict[str, int]()
     for index, field in enumerate(fields):
+        before = REPLACED.values
         if index in keys:
             arrays.append(keys[index].take(pa.array(chosen)))
         elif before_images:
@@ -286,7 +287,10 @@ def decode_lanes(data: Bytes, lanes: Lanes, *, before_images: bool) -> Rows:
             starts, valid = field.starts[chosen], field.valid[chosen] & stays
             lengths = field.lengths[chosen] if layout.columns[index].prefix else starts
             arrays.append(array(index, Field(data, starts, lengths, valid)))
-    return Rows(layout.schema, arrays, codes, order, transactions[chosen])
+        if REPLACED.values > before:
+            replaced[layout.columns[index].name] = REPLACED.values - before
+    found = Rows(layout.schema, arrays, codes, order, transactions[chosen])
+    return replace(found, replaced=replaced_metadata(replaced)) if replaced else found
 
 
 def _walk(data: Bytes, at: Ints, ends: Ints, columns: tuple[WireColumn, ...]) -> tuple[Ints, Ints, list[Field]]:

@@ -7,7 +7,7 @@ their rows again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +37,8 @@ class Prepared:
 
     def add(self, rows: Rows) -> None:
         arrays = [*rows.columns, pa.array(rows.operations), pa.array(rows.order)]
-        self._parts.append(pa.RecordBatch.from_arrays(arrays, names=[str(index) for index in range(len(arrays))]))
+        names = [str(index) for index in range(len(arrays))]
+        self._parts.append(pa.RecordBatch.from_arrays(arrays, names=names, metadata=rows.replaced))
         self._schemas.append(rows.schema)
 
     def rows(self, transaction: int, base: int) -> Iterator[Rows]:
@@ -45,7 +46,8 @@ class Prepared:
         for schema, part in zip(self._schemas, self._parts, strict=True):
             *columns, operations, order = part.columns
             indices = np.full(len(part), transaction, np.int32)
-            yield Rows(schema, columns, operations.to_numpy(), order.to_numpy() + base, indices)
+            found = Rows(schema, columns, operations.to_numpy(), order.to_numpy() + base, indices)
+            yield replace(found, replaced=part.schema.metadata)
 
 
 class PreparedTransactions:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -105,11 +106,11 @@ class SourceConfig(Section, ABC):
         """Is it a table of the database system or of Lakefeed, which nobody expects in the lake?"""
         return False
 
-    def scratch(self, directory: Path) -> tuple[Self, Callable[[str], None]]:  # noqa: ARG002
-        """The same section for a scratch database in ``directory``, with the source's tables and none of its rows, and
-        what runs a script there. ConfigError where there is no such thing."""
+    def scratch(self, directory: Path) -> AbstractContextManager[tuple[Self, Callable[[str], None]]]:  # noqa: ARG002
+        """The same section for a scratch database, in ``directory`` or a server of its own, with the source's tables
+        and none of its rows, and what runs a script there. ConfigError where there is no such thing."""
         raise ConfigError(
-            f"a migration of {self.kind} cannot be tried: Lakefeed makes scratch databases of SQLite alone",
+            f"a migration of {self.kind} cannot be tried: Lakefeed makes scratch databases of SQLite and PostgreSQL",
             remedy="Restore the schema into a test database (pg_dump --schema-only, mysqldump --no-data), follow that "
             "with a configuration of its own, run the migration there, and then lakefeed sync.",
         )

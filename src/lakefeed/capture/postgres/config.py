@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -92,6 +95,14 @@ source:
     @property
     def database(self) -> str | None:
         return self.dialect().database_name
+
+    @contextmanager
+    def scratch(self, directory: Path) -> Iterator[tuple[Self, Callable[[str], None]]]:  # noqa: ARG002  # the seam's
+        self.dialect()
+        from lakefeed.testing.server.scratch import scratch_server
+
+        with scratch_server(self.dsn) as (dsn, run):
+            yield self.model_copy(update={"dsn": dsn, "provision": True}), run
 
     def verify_reader(self, table: TableId) -> PostgresVerifyReader:
         self.dialect()

@@ -22,13 +22,14 @@ from psycopg import sql
 from lakefeed.capture import dialect
 from lakefeed.capture.base import TableSize
 from lakefeed.capture.dialect import Bracket, Cuts, DescribedTable, Dialect, Horizon, Ordering, Query, Refusal, Session
-from lakefeed.capture.fit import MisfitError
+from lakefeed.capture.fit import REPLACED, MisfitError
 from lakefeed.capture.postgres.catalog import SourceTable, read_tables, sql_name, with_columns
 from lakefeed.capture.postgres.database import BEGIN, READING, Connection, Database, quoted, run
 from lakefeed.capture.postgres.slices import copied_columns
 from lakefeed.capture.postgres.slot import SnapshotOrigin, bracketed, import_snapshot, shows
 from lakefeed.capture.postgres.values import form_of, may_misfit, stated_type
 from lakefeed.capture.postgres.wire import read_copy
+from lakefeed.change.batch import replaced_metadata
 from lakefeed.change.choice import NOTHING_CHOSEN, Choices, rule_of
 from lakefeed.change.table import Column, Comments, OutOfRange, TableId
 from lakefeed.change.watermark import KeyValue
@@ -178,13 +179,17 @@ class PostgresSession(Session):
             ]
             copied = f"SELECT {', '.join(form for form, _ in forms)} FROM ({query.sql}) AS r"
             for rows in read_copy(self._connection, copied, piece_bytes=_PIECE_BYTES, piece_rows=_PIECE_ROWS):
-                arrays = []
+                arrays, replaced = [], dict[str, int]()
                 for (_, as_arrow), values, one in zip(forms, copied_columns(rows, len(forms)), schema, strict=True):
+                    before = REPLACED.values
                     try:
                         arrays.append(as_arrow(values))
                     except MisfitError as error:
                         raise error.of(one.name) from error
-                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+                    if REPLACED.values > before:
+                        replaced[one.name] = REPLACED.values - before
+                given = schema.with_metadata(replaced_metadata(replaced)) if replaced else schema
+                yield pa.RecordBatch.from_arrays(arrays, schema=given)
 
     @contextmanager
     def consistent(self, origin: Mapping[str, Any] | None = None) -> Iterator[Bracket | None]:

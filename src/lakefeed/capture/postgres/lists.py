@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from lakefeed.capture.fit import out_of_range
+from lakefeed.capture.fit import REPLACED, out_of_range
 from lakefeed.capture.postgres.slices import Array, Ints, Mask, Slices, numbers
 from lakefeed.change.table import OutOfRange
 from lakefeed.errors import DecodeError
@@ -129,10 +129,11 @@ def _first(data: Any, begins: Ints, valid: Mask) -> Any:
 def _judged(is_odd: Mask, valid: Mask, rule: OutOfRange, row: Ints) -> tuple[Mask, Mask]:
     """Which rows have a value by the rule, and which elements, each of a ``row``, are taken."""
     is_odd = is_odd & valid
+    if is_odd.any() and rule not in (OutOfRange.CLAMP, OutOfRange.NULL):
+        raise out_of_range("an array with more than one dimension, or with other bounds than from 1 on")
+    REPLACED.values += int(is_odd.sum())
     if not is_odd.any() or rule is OutOfRange.CLAMP:
         return valid, np.ones(len(row), dtype=bool)
-    if rule is not OutOfRange.NULL:
-        raise out_of_range("an array with more than one dimension, or with other bounds than from 1 on")
     return valid & ~is_odd, ~is_odd[row]
 
 

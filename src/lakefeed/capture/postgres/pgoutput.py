@@ -18,19 +18,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.fit import MisfitError
+from lakefeed.capture.fit import REPLACED, MisfitError
 from lakefeed.capture.log import Announced, Decoded, Rows, Transaction
 from lakefeed.capture.postgres.catalog import CatalogFacts
 from lakefeed.capture.postgres.slices import Ints, Mask, Messages, Slices, join, numbers
 from lakefeed.capture.postgres.values import EPOCH_US, TOO_LARGE, to_arrow
-from lakefeed.change.batch import Operation
+from lakefeed.change.batch import Operation, replaced_metadata
 from lakefeed.change.change_set import RecopyNeeded, TableBlocked, TableNotice
 from lakefeed.change.lsn import PostgresLsn
 from lakefeed.change.table import TableSchema
@@ -238,13 +238,18 @@ def _rows(run: Messages, chosen: Ints, order: Ints, codes: Any, layout: Layout, 
     if len(twice) or len(rows) > count:
         taken = np.where(is_new, new[rows], rows)
         values, unsent = [one.take(taken) for one in values], [one[taken] for one in unsent]
-    columns, absent = _columns(values, unsent, operations == Operation.DELETE, layout)
-    messages = chosen[rows]
-    return Rows(layout.schema, columns, operations.astype(np.int8), order[messages] + places, codes[messages], absent)
+    replaced: dict[str, int] = {}
+    columns, absent = _columns(values, unsent, operations == Operation.DELETE, layout, replaced)
+    messages, operations = chosen[rows], operations.astype(np.int8)
+    found = Rows(layout.schema, columns, operations, order[messages] + places, codes[messages], absent)
+    return replace(found, replaced=replaced_metadata(replaced)) if replaced else found
 
 
-def _columns(values: list[Slices], unsent: list[Mask], deletes: Mask, layout: Layout) -> tuple[list[Any], Any]:
-    """The columns of the rows; and for each row, which columns the source did not send."""
+def _columns(
+    values: list[Slices], unsent: list[Mask], deletes: Mask, layout: Layout, replaced: dict[str, int]
+) -> tuple[list[Any], Any]:
+    """The columns of the rows; and for each row, which columns the source did not send. ``replaced`` gets how many
+    values of each column its rule has replaced."""
     schema, key, columns = layout.schema, layout.key, []
     has_deletes = bool(key) and bool(deletes.any())
     for place, (column, own) in enumerate(zip(schema.columns, values, strict=True)):
@@ -252,10 +257,13 @@ def _columns(values: list[Slices], unsent: list[Mask], deletes: Mask, layout: La
             raise DecodeError(f"a row of {schema.table} has no value for the key column {column.name}")
         if place not in key and has_deletes:
             own.valid[deletes] = False  # deletes carry the key alone, and nothing of them is missing
+        before = REPLACED.values
         try:
             columns.append(to_arrow(own.binary(), column.type, column.out_of_range))
         except MisfitError as error:
             raise error.of(column.name) from error
+        if REPLACED.values > before:
+            replaced[column.name] = REPLACED.values - before
     if not any(one.any() for one in unsent):
         return columns, pa.nulls(len(deletes), _ABSENT)
     if not key:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakefeed.capture.fit import BY_RULE, MisfitError, out_of_range
+from lakefeed.capture.fit import BY_RULE, REPLACED, MisfitError, out_of_range
 from lakefeed.capture.postgres.lists import binary_lists, printed_lists
 from lakefeed.capture.postgres.slices import Array, Mask, Slices, numbers
 from lakefeed.change.table import OutOfRange
@@ -61,9 +61,13 @@ def to_arrow(texts: Array, kind: pa.DataType, rule: OutOfRange = STOP) -> Array:
     if not isinstance(kind, pa.Decimal128Type):
         return _exactly(_in_range(strings, kind, rule).cast(pa.binary()), kind)
     try:
-        return pa.array([_decimal(text, kind, rule) for text in strings.to_pylist()], kind)
+        texts_of = strings.to_pylist()
+        numbers_of = [_decimal(text, kind, rule) for text in texts_of]
     except ArithmeticError as error:
         raise DecodeError("a numeric that is none") from error
+    pairs = zip(texts_of, numbers_of, strict=True)
+    REPLACED.values += sum(text is not None and (made is None or made != Decimal(text)) for text, made in pairs)
+    return pa.array(numbers_of, kind)
 
 
 def _exactly(texts: Array, kind: pa.DataType) -> Array:
@@ -99,11 +103,12 @@ def _exactly(texts: Array, kind: pa.DataType) -> Array:
 def _in_range(strings: Array, kind: pa.DataType, rule: OutOfRange) -> Array:
     """Dates and times with those that have no four-digit year made NULL, or the first or last one that has."""
     is_low = pc.or_(pc.ends_with(strings, " BC"), pc.equal(strings, pa.scalar("-infinity")))
-    is_fit = pc.and_(pc.match_substring_regex(strings, r"^\d{4}-"), pc.invert(is_low))
+    is_fit: Any = pc.and_(pc.match_substring_regex(strings, r"^\d{4}-"), pc.invert(is_low))
     first, last = "0001-01-01", "9999-12-31"
     if isinstance(kind, pa.TimestampType):
         zone = "+00" if kind.tz is not None else ""
         first, last = f"{first} 00:00:00{zone}", f"{last} 23:59:59.999999{zone}"
+    REPLACED.values += len(strings) - strings.null_count - (pc.sum(is_fit).as_py() or 0)
     nearest = pc.if_else(is_low, pa.scalar(first), pa.scalar(last)) if rule is CLAMP else pa.scalar(None, pa.string())
     return pc.if_else(is_fit, strings, nearest)
 
@@ -190,6 +195,7 @@ def _instants(values: Slices, sent: str, day: int, kind: pa.DataType, rule: OutO
         elif rule is not CLAMP:
             raise out_of_range(f"a {'date' if day == 1 else 'timestamp'} that is infinite, BC or after the year 9999")
         found = np.clip(found, first, last)
+        REPLACED.values += int(is_outside.sum())
     made = (found + epoch).astype(np.dtype(sent).newbyteorder("="))
     return pa.array(made, mask=None if valid.all() else ~valid).view(kind)
 
@@ -227,6 +233,7 @@ def decimals(values: Slices, kind: pa.Decimal128Type, rule: OutOfRange = STOP) -
     is_nan = values.valid & (signs & _SPECIAL == _SPECIAL)  # no infinity is: PostgreSQL has none with a precision
     if is_nan.any() and rule not in (NULL, CLAMP):
         raise out_of_range("a numeric that is NaN or infinite")
+    REPLACED.values += int(is_nan.sum())
     is_number = values.valid & ~is_nan
     starts, lengths = values.starts[is_number], values.lengths[is_number]
     count, weight, sign = (numbers(data, starts + at, form) for at, form in ((0, ">i2"), (2, ">i2"), (4, ">u2")))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
@@ -60,7 +60,8 @@ source:
     def place(self) -> str:
         return self.path
 
-    def scratch(self, directory: Path) -> tuple[Self, Callable[[str], None]]:
+    @contextmanager
+    def scratch(self, directory: Path) -> Iterator[tuple[Self, Callable[[str], None]]]:
         import sqlite3
 
         place = directory / Path(self.path).name
@@ -77,7 +78,7 @@ source:
         for _, sql in found:
             with suppress(sqlite3.OperationalError):  # what a virtual table has made itself
                 run(sql)
-        return self.model_copy(update={"path": str(place)}), run
+        yield self.model_copy(update={"path": str(place)}), run
 
     @property
     def database(self) -> str:

@@ -28,7 +28,8 @@ from lakefeed.lake.schema.evolve import evolved
 from lakefeed.lake.schema.mapping import ColumnMapping
 from lakefeed.lake.schema.policy import Policy
 
-_TRIES = 20
+_TRIES, _WAIT_SECONDS = 20, 0.1
+"""A log is at its end when it has given nothing for two seconds."""
 
 
 class Outcome(StrEnum):
@@ -72,7 +73,7 @@ def plan_migration(capture: ChangeCapture, tables: TableFormat, migrate: Callabl
             capture.copied(table)
         migrate()  # 2
         after, notices, quiet = dict(before), list[TableNotice](), 0
-        for change_set in capture.live(start, wait_seconds=0):  # 3
+        for change_set in capture.live(start, wait_seconds=_WAIT_SECONDS):  # 3
             after |= {schema.table: schema for schema in change_set.schemas}
             notices += change_set.notices
             capture.confirm(change_set.end)
@@ -123,7 +124,7 @@ def _judged(
     for one in mine:
         if isinstance(one, TableBlocked):
             return outcome(Outcome.STOP, one.reason, one.remedy)
-    shape = Shape(tables.columns, tables.sensitive)
+    shape = Shape(tables.columns, tables.sensitive, tables.choices)
     old, new = shape.schema(before[source]).at_version(1), shape.schema(after[source]).at_version(2)
     changes = tuple(_told(old, new))
     stale = [StaleReason(2, one.reason, one.columns) for one in mine if isinstance(one, RecopyNeeded)]
@@ -134,7 +135,7 @@ def _judged(
         plain = ColumnMapping.plain(old)
         mapping = evolved(plain, [old, new], policy, stale)
         route.mode.check_evolution(route.table, plain, mapping, [old, new])
-        lake_table.check(mapping.schema(new))
+        lake_table.check(mapping.schema(new), plain.schema(old))
     except RebuildNeededError as error:
         return outcome(Outcome.COPY, error.message, changes=changes)
     except TableStoppedError as error:

@@ -129,7 +129,7 @@ def _planned(
 ) -> PlannedTable:  # fmt: skip
     choice, size = tables.choices.of(route.source), sizes.get(route.source, TableSize())
     action, reason, remedy = _action(route, state)
-    taken, unfit = Shape(tables.columns, tables.sensitive).schema(schema), choice.unfit(schema)
+    taken, unfit = Shape(tables.columns, tables.sensitive, tables.choices).schema(schema), choice.unfit(schema)
     lake_table = tables.table(route)
     rule = lake_table.rule()
     if action is Action.FOLLOW and state is not None and delivered is not None:

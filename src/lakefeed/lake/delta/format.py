@@ -6,13 +6,13 @@ Neither pyspark nor deltalake is imported before it is used, so that a status or
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lakefeed.change.table import TableId
+from lakefeed.change.table import TableId, TableSchema
 from lakefeed.lake.delta.history import DeltaHistory, DeltaRows
 from lakefeed.lake.delta.remote import StoreDelta
 from lakefeed.lake.delta.store import SESSION, DeltaOptions, DeltaStore
@@ -112,6 +112,17 @@ class DeltaFormat(RoutedFormat):
         self._lock = threading.Lock()
         self._tables: dict[Route, SparkTable] = {}
         self._turns: dict[TableId, AbstractContextManager[Any]] = {}  # of a stored table: its parts commit one by one
+
+    def unused(self, schemas: Iterable[TableSchema]) -> tuple[str, ...]:
+        """With the patterns of ``deletion_vectors`` that match no lake table."""
+        there = tuple(schemas)
+        tables = {route.stored for schema in there for route in self.routes(schema.table)}
+        vectors = [
+            f"deletion_vectors in lake has '{rule.match}', which matches no table"
+            for rule in self._options.marked
+            if rule.match != "*" and not any(map(rule.matches, tables))
+        ]
+        return *super().unused(there), *vectors
 
     def scratch(self, path: str) -> DeltaFormat:
         options = DeltaOptions(marked=self._options.marked)

@@ -120,7 +120,8 @@ class Mode(ABC):
             if column.name.lower() in taken:
                 raise TableStoppedError(
                     f"table {source.table} has a column '{column.name}', which mode {self.name} needs for itself",
-                    remedy="Give the mode's column another name in the configuration.",
+                    remedy="Give the column another name in the lake with rename; or the mode's own, where the mode "
+                    "has an option for it.",
                     table=str(source.table),
                 )
         return replace(source, columns=(*source.columns, *added))

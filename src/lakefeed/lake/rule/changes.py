@@ -1,7 +1,8 @@
 """A rule on a window: changes in the source's terms as changes of the lake table's rows. Spark expressions only.
 
   1 values that a change did not carry (unchanged TOAST) and that the rule needs are taken from the key's changes before
-    it in the window, or from the table, where it has them as the source has them
+    it in the window, or from the table, where it has them as the source has them. Where there is a condition, so are
+    the values of masks and expressions on such columns alone: a row may leave and come back within the window
   2 does the condition hold after the change? If none of the columns that it reads was sent, it holds if it held before
   3 an insert or update for which it does not hold is a delete: the row leaves the table, or was never in it. One that
     comes in is an update that finds no row, which every mode takes for an insert
@@ -14,7 +15,7 @@ values, deletes carry them, and every change for which the condition does not ho
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
 
 LEFT_OUT = "where: rows left out"
 EARLY = "mask before the journal"
+REPLACED = "out_of_range"
 
 _HELD = "_lakefeed_holds"  # does the condition hold after this event?
+_KEPT = "_lakefeed_kept_"  # prefix: what the rule has made of columns that may be unsent
 _STORED = "_lakefeed_of_table"  # is it the table's row, and no change?
 _GONE = (int(Operation.DELETE), int(Operation.TRUNCATE))
 _MADE = (int(Operation.INSERT), int(Operation.READ))
@@ -72,10 +75,18 @@ def ruled_changes(
     used = {name for one in ruled.columns if one.sql is not None for name in one.inputs} | set(ruled.where_inputs)
     lacking = [name for name in flags if name in used or ruled.where is not None]
     fillable = [name for name in lacking if name in ruled.plain]
-    if fillable and stored is not None and ruled.key_is_plain:  # 1
-        rows = source_rows(stored(), ruled, (*window.inner.target.key, *fillable))
-        changes = moved(changes, window.inner, lambda: rows, fillable) if moved is not None else changes
-        changes = _completed(changes, window, rows, fillable)
+    made = [one for one in ruled.columns if one.sql is not None and one.inputs and set(one.inputs) <= flags.keys()]
+    kept = {f"{_KEPT}{index}": one for index, one in enumerate(made if ruled.where is not None and not is_log else ())}
+    if (fillable or kept) and stored is not None and ruled.key_is_plain:  # 1
+        table, names = stored(), tuple(dict.fromkeys((*window.inner.target.key, *fillable)))
+        if fillable and moved is not None:
+            changes = moved(changes, window.inner, lambda: source_rows(table, ruled, names), fillable)
+        rows = table.select(
+            *(F.col(quoted(ruled.plain[name])).alias(name) for name in names),
+            *(F.col(quoted(one.column.name)).alias(name) for name, one in kept.items()),
+        )
+        changes = _completed(changes, window, rows, fillable, kept)
+    kept = {name: one for name, one in kept.items() if name in changes.columns}
     holds = _holds(changes, window) if ruled.where is not None else F.lit(True)  # 2
     if ruled.where is not None:
         changes = changes.withColumn(_HELD, holds)
@@ -93,14 +104,19 @@ def ruled_changes(
     )
     own_flags = incomplete_columns(window)
     values = []  # 4
+    by_column = {one.column.name: name for name, one in kept.items()}
     for one in ruled.columns:
         value = _value(one, flags, window)
+        if one.column.name in by_column:
+            known, is_sent = F.col(by_column[one.column.name]), _all(flags[name] for name in one.inputs)
+            value = F.when(known.isNotNull() & ~is_sent, known.getField("v")).otherwise(value)
         if is_keyed and one.column.name not in window.target.key:
             value = F.when(is_live, value)
         values.append(value.alias(one.column.name))
     carried = {name: _all(flags[given] for given in _inputs(window, name) if given in flags) for name in own_flags}
+    carried |= {name: carried[name] | F.col(kept).isNotNull() for name, kept in by_column.items()}
     rest = [name for name in changes.columns if name.startswith("_lakefeed_") and name not in (OP, _HELD, ABSENT)]
-    rest = [name for name in rest if name not in flags.values()]
+    rest = [name for name in rest if name not in flags.values() and name not in by_column.values()]
     extra = [absent_names(carried).alias(ABSENT)] if ABSENT in changes.columns else []
     op = F.when(is_live, F.col(OP)).otherwise(gone) if is_keyed else F.col(OP)
     return changes.select(
@@ -127,10 +143,13 @@ def ruled_keys(changes: DataFrame, window: RuledWindow) -> DataFrame:
     return changes.select(*(F.expr(known[name].value).alias(name) for name in window.target.key))
 
 
-def _completed(changes: DataFrame, window: RuledWindow, stored: DataFrame, names: Sequence[str]) -> DataFrame:
+def _completed(
+    changes: DataFrame, window: RuledWindow, stored: DataFrame, names: Sequence[str], kept: Mapping[str, RuledColumn]
+) -> DataFrame:
     """With the table's rows of the same keys as events before all changes; updates have what they did not carry.
 
-    A value from before the key's last insert or delete is no value of the row.
+    A value from before the key's last insert or delete is no value of the row. ``kept`` are columns of ``stored`` with
+    what the rule has made: updates get them as structs, where no change since has sent what they are made of.
     """
     from pyspark.sql import Window as Over
     from pyspark.sql import functions as F  # noqa: N812
@@ -144,6 +163,14 @@ def _completed(changes: DataFrame, window: RuledWindow, stored: DataFrame, names
         F.lit(True).alias(_STORED),
         *(F.lit(name in names).alias(flag) for name, flag in flags.items()),
     )
+    changes = changes.withColumns(
+        {
+            name: F.when(
+                _all(flags[given] for given in one.inputs) & ~F.col(OP).isin(*_GONE), F.expr(str(one.sql))
+            ).cast(str(spark_type(one.column.type)))
+            for name, one in kept.items()
+        }
+    )
     events = changes.withColumn(_STORED, F.lit(False)).unionByName(rows, allowMissingColumns=True)
     so_far = Over.partitionBy(*map(quoted, key)).orderBy(SEQ).rowsBetween(Over.unboundedPreceding, Over.currentRow)
     resets = F.max(F.when(F.col(OP).isin(*_MADE, int(Operation.DELETE)), F.col(SEQ))).over(so_far)
@@ -155,6 +182,15 @@ def _completed(changes: DataFrame, window: RuledWindow, stored: DataFrame, names
         is_known = (newest.getField("seq") >= F.coalesce(resets, F.lit(-2))) & (F.col(OP) == int(Operation.UPDATE))
         filled[name] = F.when(flag, F.col(quoted(name))).otherwise(newest.getField("v"))
         filled[flags[name]] = flag | F.coalesce(is_known, F.lit(False))
+    for name, one in kept.items():
+        # A change that sent some of what it is made of leaves no value that is known.
+        some = reduce(lambda first, other: first | other, (F.col(flags[given]) for given in one.inputs))
+        is_event = (F.col(_STORED) | some) & ~F.col(OP).isin(*_GONE)
+        whole = F.col(_STORED) | _all(flags[given] for given in one.inputs)
+        sent = F.when(is_event, F.struct(F.col(name).alias("v"), F.col(SEQ).alias("seq"), whole.alias("whole")))
+        newest = F.last(sent, ignorenulls=True).over(so_far)
+        is_known = (newest.getField("seq") >= F.coalesce(resets, F.lit(-2))) & newest.getField("whole")
+        filled[name] = F.when(is_known & (F.col(OP) == int(Operation.UPDATE)), newest)
     return events.withColumns(filled)
 
 
@@ -211,7 +247,8 @@ def _all(flags: Any) -> Column:
 
 def touched_by_window(session: SparkSession, window: Window, early: Iterable[str]) -> Counter[str]:
     """How many values of a window each rule has touched, by the footers of its files, and for how many rows the
-    condition did not hold: that takes a small job. ``early`` are the columns that were masked before the journal."""
+    condition did not hold: that takes a small job. ``early`` are the columns that were masked before the journal. What
+    ``out_of_range`` has replaced is noted with the files."""
     inner, ruled = (window.inner, window.ruled) if isinstance(window, RuledWindow) else (window, None)
     made = [one for one in ruled.columns if one.rule is not None] if ruled is not None else []
     by = {str(one.rule): one.inputs[0] if one.inputs else None for one in made}
@@ -233,4 +270,6 @@ def touched_by_window(session: SparkSession, window: Window, early: Iterable[str
         live = ", ".join(map(str, (*_MADE, int(Operation.UPDATE))))
         outside = f"{OP} IN ({live}) AND NOT coalesce(({ruled.where}), false)"
         found[LEFT_OUT] = read_changes(session, inner).where(outside).count()
+    for segment in window.segments:
+        found.update({f"{REPLACED} {name}": count for name, count in segment.replaced})
     return found

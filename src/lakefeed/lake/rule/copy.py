@@ -29,7 +29,7 @@ from lakefeed.change.table import TableId
 from lakefeed.lake.base import ChunkSource
 from lakefeed.lake.loader import ChunkFile, attempt_chunk, written_chunks
 from lakefeed.lake.location import filesystem, spark_path
-from lakefeed.lake.rule.changes import EARLY, LEFT_OUT
+from lakefeed.lake.rule.changes import EARLY, LEFT_OUT, REPLACED
 from lakefeed.lake.rule.resolve import Resolved
 from lakefeed.lake.spark.error import explained
 from lakefeed.lake.spark.type import lake_arrow
@@ -69,7 +69,8 @@ class _RenamedRows:
     names: tuple[str, ...]
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return (batch.rename_columns(list(self.names)) for batch in self.reader)
+        for batch in self.reader:
+            yield batch.rename_columns(list(self.names)).replace_schema_metadata(batch.schema.metadata)
 
     @property
     def high(self) -> Position:
@@ -203,13 +204,15 @@ def touched_by_copy(ruled: Resolved, written: Sequence[ChunkFile], left: int) ->
     for made in ruled.columns:
         if made.rule is not None:
             found[made.rule] = rows - (nulls[made.inputs[0]] if made.inputs else 0)
-    return found
+    return found + touched_by_source(written, {})
 
 
-def touched_early(columns: Mapping[str, str], written: Sequence[ChunkFile]) -> Counter[str]:
-    """How many copied values were masked before they came here; ``columns``: the lake's names, and the source's."""
+def touched_by_source(written: Sequence[ChunkFile], columns: Mapping[str, str]) -> Counter[str]:
+    """How many copied values ``out_of_range`` has replaced, and how many were masked before they came here: those of
+    ``columns``, the lake's names and the source's."""
     found = Counter[str]()
     for one in written:
+        found.update({f"{REPLACED} {name}": count for name, count in one.replaced.items()})
         if one.file is not None:
             nulls = json.loads(one.file.statistics)["nullCount"]
             found.update({f"{EARLY} {name}": one.rows - nulls.get(lake, 0) for lake, name in columns.items()})

@@ -2,7 +2,7 @@
 
 A rule is no part of the table: the file says by which one the rows of a generation were made, so that a changed rule is
 noticed, and so that whoever reads the table with the journal's changes on top can apply the same. A table without a
-rule has no file. Secrets are not in it: of a rule with some, only the fingerprint is.
+rule has no file, unless values were counted. Secrets are not in it: of a rule with some, only the fingerprint is.
 """
 
 from __future__ import annotations
@@ -110,10 +110,14 @@ class TableRule:
         self.required = generation
 
     def add(self, generation: int, touched: Mapping[str, int]) -> None:
-        """Count what a commit touched. Without fsync: a crash may cost the count of one commit, and no row."""
+        """Count what a commit touched. Without fsync: a crash may cost the count of one commit, and no row.
+
+        A table without a rule gets a file once ``out_of_range`` has replaced a value of it.
+        """
         known = self.recorded(generation)
-        if known is not None and touched:
-            self._save(generation, Counter(known.touched) + Counter(touched), fsync=False)
+        if any(touched.values()) and (known is not None or self.rule.is_nothing):
+            before = known.touched if known is not None else {}
+            self._save(generation, Counter(before) + Counter(touched), fsync=False)
 
     def touched(self, generation: int) -> Mapping[str, int]:
         """Read anew: another process may be the one that counts."""

@@ -154,8 +154,9 @@ def resolved(rule: RowRule, source: TableSchema, table: TableId, session: Callab
     seen: dict[str, str] = {}
     for one in () if rule.is_plain else columns:
         if twin := seen.get(one.column.name.lower()):
-            raise stopped("rename", f"gives two columns the name {one.column.name}: spelt {twin} and {one.column.name}",
-                          "Or choose another naming.")  # fmt: skip
+            option = "union" if one.column.id == "origin" else "rename"
+            raise stopped(option, f"gives two columns the name {one.column.name}: spelt {twin} and {one.column.name}",
+                          "Or choose another naming, or another column of a union.")  # fmt: skip
         seen[one.column.name.lower()] = one.column.name
     where_inputs: tuple[str, ...] = ()
     if rule.where is not None:

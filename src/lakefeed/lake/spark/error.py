@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ _VALUES = frozenset(
     f"org.apache.spark.Spark{kind}Exception" for kind in ("Arithmetic", "NumberFormat", "DateTime", "IllegalArgument")
 )
 """What Spark raises where an expression cannot take a value. Only the expressions of a rule do such things."""
+_REFUSALS = frozenset({_ANALYSIS, "java.lang.IllegalArgumentException", "java.lang.UnsupportedOperationException"})
+"""What the formats raise where they do not take a property, or where one forbids what is to be done."""
 _RAISED, _NO_JVM = "USER_RAISED_EXCEPTION", "JAVA_GATEWAY_EXITED"
 
 INCOMPLETE = "LAKEFEED_INCOMPLETE_ROW"
@@ -88,10 +91,16 @@ def is_conflict(error: BaseException) -> bool:
     return isinstance(error, ConcurrentModification) or any(one.kinds & _CONFLICTS for one in thrown(error))
 
 
-def explained(error: BaseException, table: TableId, source: TableId | None = None) -> LakefeedError:
+def explained(
+    error: BaseException,
+    table: TableId,
+    source: TableId | None = None,
+    properties: Sequence[tuple[str, str]] = (),
+) -> LakefeedError:
     """Our error for one that a commit raised. The caller has found that the commit did not happen.
 
-    ``source`` is the source table, where its name may be another than the lake table's.
+    ``source`` is the source table, where its name may be another than the lake table's. ``properties`` are those that
+    the table's rule gives it: the format may refuse one of them.
     """
     if isinstance(error, LakefeedError):
         return error
@@ -124,6 +133,15 @@ def explained(error: BaseException, table: TableId, source: TableId | None = Non
         return TableStoppedError(
             f"table {table}, which has no key: a row was deleted that the lake table does not have",
             remedy=f"Remove the lake table and start the pipeline again: {table} is then copied again.",
+            table=str(table),
+        )
+    if properties and any(one.kinds & _REFUSALS for one in found) and not any(one.kinds & _VALUES for one in found):
+        listed = ", ".join(f"{name}: {value}" for name, value in properties)
+        return TableStoppedError(
+            f"table {table}: with the properties of its rule ({listed}) the table format says: {first_line(error)}",
+            remedy=f"Correct or remove {' or '.join(name for name, _ in properties)} under properties in the rule for "
+            f"{source or table} in lake.tables, then sync again. If it is about none of them, somebody changed the "
+            "lake table: undo that.",
             table=str(table),
         )
     if any(_ANALYSIS in one.kinds for one in found):
