@@ -104,7 +104,6 @@ CREATE TABLE shop.new (id int PRIMARY KEY);
 """
 
 
-@pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_a_migration_of_postgresql_is_tried_on_a_server_of_its_own(
     dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
