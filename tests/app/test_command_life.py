@@ -105,6 +105,7 @@ def test_check_and_status_of_a_pipeline_that_never_ran_change_nothing(shop: Path
         "tables",
         "blocked",
         "unanswered",
+        "source_error",
         "reported_at",
     }
     assert (status["verdict"], status["journal_head"], status["tables"]) == ("stopped", 0, {})

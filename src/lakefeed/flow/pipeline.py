@@ -145,7 +145,13 @@ class Pipeline:
         return build_pipeline(load_config(Path(path)), spark=spark, listener=listener)
 
     def check(self) -> tuple[Finding, ...]:
-        """Preflight of source, routes and journal: what would stop a sync, each with its remedy. Changes nothing."""
+        """Preflight of source, routes and journal: what would stop a sync, each with its remedy. Changes nothing.
+
+        A pipeline that was renamed has that finding alone: what the new name lacks in the source is not wanted.
+        """
+        with suppress(LakefeedError):  # which the capture's own checks find, too, or raise
+            if (renamed := self._renamed_before()) is not None:
+                return (Finding(level=Level.ERROR, problem=renamed.message, remedy=renamed.remedy),)
         findings = self._capture.check()
         if any(finding.level is Level.ERROR for finding in findings):
             return findings
@@ -168,8 +174,6 @@ class Pipeline:
         found += self._table_findings(offered, routes)
         if gap is not None:
             found.append(Finding(level=Level.ERROR, problem=gap.message, remedy=gap.remedy))
-        if (renamed := self._renamed(routes)) is not None:
-            found.append(Finding(level=Level.ERROR, problem=renamed.message, remedy=renamed.remedy))
         return *findings, *found
 
     def plan(self) -> Plan:
@@ -221,7 +225,7 @@ class Pipeline:
                 result, tables={**paused, **result.tables}, change_sets=captured, seconds=time.monotonic() - started
             )
             self._listener.applied(result)
-            opened.report_now()
+            opened.report_now(is_complete=not (tables or result.errors))
             return result
 
     def run(self, for_seconds: float | None = None, *, standby: bool = False) -> None:
@@ -386,16 +390,9 @@ class Pipeline:
             if thread.is_alive():
                 text = f"{thread.name} of the last run still hangs, and cannot be ended"
                 raise StateError(text, remedy="End this process and start another one.")
-        if self._opened is None and not self._has_state and not self.state.has_folder() and self._states.has_folder():
+        if self._opened is None and not self._has_state and (renamed := self._renamed_before()) is not None:
             # Before anything is made in the source: a pipeline that was renamed would get a second resume point there.
-            self._capture.open()
-            try:
-                offered = self._capture.discover()
-            finally:
-                self._capture.close()
-            routes, _ = settled((route for one in offered for route in self._tables.routes(one.table)), {})
-            if (renamed := self._renamed(routes)) is not None:
-                raise renamed
+            raise renamed
         self._has_state = True
         if self._opened is None:
             self._opened = OpenPipeline(
@@ -448,10 +445,22 @@ class Pipeline:
             except TableStoppedError as error:
                 yield Finding(level=Level.ERROR, problem=error.message, remedy=error.remedy, table=route.source)
 
-    def _renamed(self, routes: Mapping[TableId, Route]) -> ConfigError | None:
-        """What is wrong if another pipeline keeps some of these lake tables. None for a pipeline that has run."""
-        if self.state.has_folder():
+    def _renamed_before(self) -> ConfigError | None:
+        """What is wrong if another pipeline keeps some of the lake tables. None for a pipeline that has run.
+
+        Where no other pipeline has its state beside this one's, the source is not asked.
+        """
+        if self.state.has_folder() or not self._states.has_folder():
             return None
+        opens = self._opened is None
+        try:
+            if opens:
+                self._capture.open()
+            offered = self._capture.discover()
+        finally:
+            if opens:
+                self._capture.close()
+        routes, _ = settled((route for one in offered for route in self._tables.routes(one.table)), {})
         for other in filter(_NAME.fullmatch, self._states.folders()):
             shared = sorted(TableStates(self._states.below(other)).all().keys() & routes.keys())
             if shared:

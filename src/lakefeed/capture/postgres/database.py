@@ -56,6 +56,8 @@ _UNREACHABLE = (
     ("No such file or directory", "Start the server, or name its address in source.dsn: host=… port=…"),
 )
 """Of a connection that was not made, what to do: by libpq's text, which is all there is."""
+_ATTEMPT = re.compile(r"(?:connection failed: )?connection to server (?:at|on) .*? failed: (?:FATAL: +)?")
+_BAD_OPTION = re.compile(r"connection is bad: (invalid .* value.*)")
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"  # every transaction of ours is like that
 _CONNECT_SECONDS = 10
 _DEFAULTS = {
@@ -205,7 +207,11 @@ class Database:
     def mapped(self, error: psycopg.Error) -> LakefeedError:
         """Of what libpq says itself there is no SQLSTATE: its text is all there is."""
         text = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        message, is_libpqs = f"{self}: {text}", error.sqlstate is None
+        if (mistake := _BAD_OPTION.match(text)) is not None:
+            return ConfigError(f"source.dsn: {mistake[1]}")
+        # The address is named already; of several servers libpq names the one that it means.
+        said = text if "," in str(self.parameters.get("host", "")) else _ATTEMPT.sub("", text)
+        message, is_libpqs = f"{self}: {said}", error.sqlstate is None
         if isinstance(error, _SETUP):
             return SourceSetupError(message)
         if isinstance(error, psycopg.OperationalError) and is_libpqs and any(word in text for word in _REFUSED):
