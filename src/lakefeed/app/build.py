@@ -267,7 +267,7 @@ def build_pipeline(
             cluster=config.maintenance.cluster,
         ),
     )
-    return Pipeline(
+    pipeline = Pipeline(
         build_source(config),
         build_lake(config, spark, announce),
         name=config.pipeline,
@@ -276,6 +276,8 @@ def build_pipeline(
         journal=config.journal.path,
         storage_options=config.storage.to_options(),
     )
+    pipeline.file = None  # the commands name it themselves, in whatever they print
+    return pipeline
 
 
 def build_verification(

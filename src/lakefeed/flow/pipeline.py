@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -119,6 +120,8 @@ class Pipeline:
         self._work = threading.Lock()
         self._stopping = threading.Event()
         self._opened: OpenPipeline | None = None
+        self.file: str | None = ""
+        """The configuration file that its errors name; empty where there is none. See ``LakefeedError.file``."""
         self._has_state = False  # it was there, or another pipeline's was looked for
         self._left: list[threading.Thread] = []
         self.hanging: tuple[str, ...] = ()
@@ -142,7 +145,18 @@ class Pipeline:
         from lakefeed.app.build import build_pipeline
         from lakefeed.app.config import load_config
 
-        return build_pipeline(load_config(Path(path)), spark=spark, listener=listener)
+        pipeline = build_pipeline(load_config(Path(path)), spark=spark, listener=listener)
+        pipeline.file = shlex.quote(str(path))
+        return pipeline
+
+    @contextmanager
+    def _naming_file(self) -> Iterator[None]:
+        """Errors that leave the block are for whoever made this pipeline: see ``LakefeedError.file``."""
+        try:
+            yield
+        except LakefeedError as error:
+            error.file = self.file
+            raise
 
     def check(self) -> tuple[Finding, ...]:
         """Preflight of source, routes and journal: what would stop a sync, each with its remedy. Changes nothing.
@@ -179,14 +193,14 @@ class Pipeline:
     def plan(self) -> Plan:
         """What a start would do: tables to copy with about their rows and bytes, columns with their types, what a
         changed configuration would rebuild. Changes nothing, starts no Spark. Not while this object works."""
-        with self._work:
+        with self._work, self._naming_file():
             self._close()
             return make_plan(self._capture, self._tables, self.state)
 
     def plan_migration(self, migrate: Callable[[], None]) -> list[MigratedTable]:
         """What a migration of the source would mean for the lake tables. This pipeline's source is a scratch database
         with the source's tables and none of its rows; ``migrate`` runs the migration there."""
-        with self._work:
+        with self._work, self._naming_file():
             self._close()
             return plan_migration(self._capture, self._tables, migrate)
 
@@ -201,7 +215,7 @@ class Pipeline:
         LakeError if ``max_backlog_bytes`` wait for tables that fail, and there may be more in the source.
         Safe to call from several threads: one works, the others wait and then find nothing to do.
         """
-        with self._work:
+        with self._work, self._naming_file():
             started, mistake = time.monotonic(), None
             try:
                 opened = self._open()
@@ -247,7 +261,8 @@ class Pipeline:
                 standby_seconds=pause if standby else None,
             )
             try:
-                loop.run(for_seconds)
+                with self._naming_file():
+                    loop.run(for_seconds)
             finally:
                 self.hanging, self._left = loop.hanging, loop.left
         finally:
@@ -291,7 +306,7 @@ class Pipeline:
 
         The next ``sync_once`` or ``run`` brings it up to date. LeaseError while another process runs the pipeline.
         """
-        with self._work:
+        with self._work, self._naming_file():
             self._close()
             journal = Journal.open(self.state, options=self._options.journal)
             try:
@@ -314,18 +329,19 @@ class Pipeline:
         ``max_deleted_share`` instead of the rule's. ``resume``: go on with a comparison that was interrupted, which
         finds what was deleted before that one began. A table that is refused is in the answer; an error is raised.
         """
-        diffs = FullDiffs.of(self.state, self._capture, TableStates(self.state), self._tables, self._listener)
-        return {
-            state.source: diffs.compare(state, max_deleted_share=max_deleted_share, resume=resume)
-            for state in diffs.chosen(tables)
-        }
+        with self._naming_file():
+            diffs = FullDiffs.of(self.state, self._capture, TableStates(self.state), self._tables, self._listener)
+            return {
+                state.source: diffs.compare(state, max_deleted_share=max_deleted_share, resume=resume)
+                for state in diffs.chosen(tables)
+            }
 
     def uninstall(self) -> tuple[str, ...]:
         """Remove what was installed in the source, and rename the pipeline's state directory. The lake tables stay.
 
         Nothing of the state is deleted: a journal that the lake had not applied in full is still there.
         """
-        with self._work:
+        with self._work, self._naming_file():
             self._close()
             holder = lease_holder(self.state)
             if holder is not None:
