@@ -28,6 +28,7 @@ def shop(tmp_path: Path) -> Path:
 
 def test_a_pipeline_from_its_file_and_what_it_says(shop: Path) -> None:
     with Pipeline.from_yaml(shop) as pipeline:
+        assert repr(pipeline) == f"<Pipeline shop, state in {shop.parent / 'lake' / '_lakefeed' / 'shop'}>"
         first = pipeline.sync_once()
         assert repr(first).startswith("<CycleResult: 2 inserted, 0 updated, 0 deleted in ")
         by_name = cast("dict[Any, Any]", first.tables)
@@ -54,8 +55,12 @@ def test_the_rows_can_be_read_without_spark(shop: Path) -> None:
         pipeline.sync_once()
     rows = lakefeed.to_arrow(shop.parent / "lake", "main.items")
     assert sorted(rows.to_pylist(), key=lambda row: row["id"]) == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
-    with pytest.raises(LakeError, match=r"there is no table main\.nope"):
+    with pytest.raises(LakeError, match=r"there is no table main\.nope") as missing:
         lakefeed.to_arrow(shop.parent / "lake", "main.nope")
+    assert missing.value.remedy == "The tables there are main.items."
+    with pytest.raises(ConfigError) as plain:
+        lakefeed.to_arrow(shop.parent / "lake", "items")
+    assert plain.value.remedy == "Write its schema, too, such as public.items or main.items."
 
 
 def test_to_pandas_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,9 @@ class Pipeline:
         self.hanging: tuple[str, ...] = ()
         """What the last ``run`` left behind when it was stopped: it goes on in a daemon thread until it ends."""
 
+    def __repr__(self) -> str:
+        return f"<Pipeline {self.name}, state in {self.state}>"
+
     @property
     def root(self) -> Path:
         """The directory of its state. StateError where that is in an object store."""
