@@ -272,9 +272,16 @@ class Bars(Display):
 @contextmanager
 def _bars() -> Iterator[Progress]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+    from rich.text import Text
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    class Share(ProgressColumn):
+        """``1,200 of 5,000``; nothing where there is no end to reach."""
+
+        def render(self, task: Task) -> Text:
+            return Text("" if task.total is None else f"{task.completed:,.0f} of {task.total:,.0f}")
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), Share())
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bars:
         yield bars
 
