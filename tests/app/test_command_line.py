@@ -415,9 +415,9 @@ def test_help_loads_nothing_heavy(argument: str) -> None:
 def test_a_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:
     show_table(("table", "rows"), [("main.a", 1_234_567), ("main.long", None), ("b", 7)])
     assert capsys.readouterr().out.splitlines() == [
-        "table      rows",
+        "table           rows",
         "main.a     1,234,567",
-        "main.long  -",
+        "main.long          -",
         "b                  7",
     ]
 

@@ -98,18 +98,25 @@ def show_note(text: str) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Columns as wide as their longest value. Numbers to the right; None is a dash."""
+    """Columns as wide as their longest value. Numbers and the heads above them to the right; None is a dash."""
     lines = [list(columns)]
     for row in rows:
         texts = ["-" if value is None else f"{value:,}" if type(value) is int else str(value) for value in row]
         lines.append(texts)
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    numeric = [
+        {_is_number(line[index]) for line in lines[1:] if line[index] != "-"} == {True} for index in range(len(columns))
+    ]
     for line in lines:
         cells = (
-            text.rjust(width) if text.replace(",", "").replace(".", "", 1).isdigit() else text.ljust(width)
-            for text, width in zip(line, widths, strict=True)
+            text.rjust(width) if is_right else text.ljust(width)
+            for text, width, is_right in zip(line, widths, numeric, strict=True)
         )
         typer.echo("  ".join(cells).rstrip())
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(",", "").replace(".", "", 1).isdigit()
 
 
 def show_error(error: LakefeedError, *, as_json: bool, then: str = "") -> None:
