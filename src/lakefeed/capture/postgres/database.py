@@ -23,6 +23,7 @@ from psycopg import generators
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo
 
+from lakefeed.capture.base import Statement
 from lakefeed.errors import (
     IN_CONFIGURATION,
     ConfigError,
@@ -215,22 +216,24 @@ class Database:
         if isinstance(error, _SETUP):
             return SourceSetupError(message)
         if isinstance(error, psycopg.OperationalError) and is_libpqs and any(word in text for word in _REFUSED):
-            return SourceSetupError(message, remedy=_refusal_remedy(error))
+            return SourceSetupError(message, remedy=self._refusal_remedy(error))
         if isinstance(error, psycopg.OperationalError) or (type(error) is psycopg.DatabaseError and is_libpqs):
             remedy = next((remedy for words, remedy in _UNREACHABLE if words in text), None)
             return SourceUnavailableError(message, remedy=remedy)
         return SourceError(message)
 
-
-def _refusal_remedy(error: psycopg.Error) -> str:
-    """What to do about a refused connection, by what libpq knows of the attempt."""
-    if error.pgconn is not None and error.pgconn.needs_password:
-        return "The server asks for a password: export PGPASSWORD=…, or add password=${NAME} to source.dsn."
-    if error.pgconn is not None and error.pgconn.used_password and "password" in str(error):
-        return "Set the right password, export PGPASSWORD=…, or correct user and password in source.dsn."
-    if "database" in str(error) and "does not exist" in str(error):
-        return "Correct dbname in source.dsn, or create the database."
-    return "Correct host, port, user or dbname in source.dsn, or let this role in (pg_hba.conf)."
+    def _refusal_remedy(self, error: psycopg.Error) -> str:
+        """What to do about a refused connection, by what libpq knows of the attempt."""
+        if error.pgconn is not None and error.pgconn.needs_password:
+            return "The server asks for a password: export PGPASSWORD=…, or add password=${NAME} to source.dsn."
+        if error.pgconn is not None and error.pgconn.used_password and "password" in str(error):
+            return "Set the right password, export PGPASSWORD=…, or correct user and password in source.dsn."
+        if "database" in str(error) and "does not exist" in str(error):
+            return "Correct dbname in source.dsn, or create the database."
+        user, dbname = (str(self.parameters.get(key, "")) for key in ("user", "dbname"))
+        if "permission denied for database" in str(error) and user and dbname:
+            return Statement(f"GRANT CONNECT ON DATABASE {quoted(dbname)} TO {quoted(user)};")
+        return "Correct host, port, user or dbname in source.dsn, or let this role in (pg_hba.conf)."
 
 
 class Connections:
