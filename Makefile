@@ -25,7 +25,8 @@ setup: venv ## Create .venv with everything in it, and fetch the database server
 venv:
 	@bash scripts/setup.sh
 
-demo: venv ## Replicate a small shop from SQLite to Delta, live, and prove that both are equal
+demo: ## Replicate a small shop from SQLite to Delta, live, and prove that both are equal
+	@bash scripts/setup.sh demo
 	@$(BIN)/lakefeed demo
 
 check: venv ## Format, lint, types and import layers: what CI checks before the tests
@@ -66,7 +67,7 @@ fmt: venv ## Format the code and repair what ruff can repair
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-lock: ## Write requirements.lock and requirements-java.lock from pyproject.toml (needs uv)
+lock: ## Write requirements.lock, requirements-demo.lock and requirements-java.lock from pyproject.toml (needs uv)
 	@bash scripts/lock.sh
 
 schema: venv ## Write docs/lakefeed.schema.json from the configuration's models

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Writes the two lock files from pyproject.toml: exact versions with hashes, for every platform and Python 3.11 or
-# newer, and no registry address in them. Needs uv. The JRE has a file of its own, because most machines have Java.
+# Writes the lock files from pyproject.toml: exact versions with hashes, for every platform and Python 3.11 or newer, and
+# no registry address in them. Needs uv. The demo has a file of its own, with the same versions and without the tools of
+# developers; so has the JRE, because most machines have Java.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,4 +16,5 @@ compile() {
 }
 
 compile --extra dev pyproject.toml --output-file requirements.lock
+compile --extra demo --constraint requirements.lock pyproject.toml --output-file requirements-demo.lock
 sed -n 's/^java = \["\(.*\)"\]$/\1/p' pyproject.toml | compile - --output-file requirements-java.lock

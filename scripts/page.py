@@ -47,5 +47,7 @@ def commands(block: str) -> Iterator[tuple[list[str], str]]:
 
 
 def shape(text: str) -> list[str]:
-    """A text without its numbers and its spacing: those differ from run to run."""
-    return [" ".join(_NUMBER.sub("#", line).split()) for line in text.splitlines() if line.strip()]
+    """A text without its numbers, its spacing and the start of Spark, which may run already: those differ from run to
+    run."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("Starting Spark …")]
+    return [" ".join(_NUMBER.sub("#", line).split()) for line in lines]

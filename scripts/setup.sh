@@ -1,8 +1,13 @@
 #!/usr/bin/env bash
-# Creates .venv with everything that requirements.lock names, and the lakefeed command in it. Quick when nothing has
-# changed: a stamp holds the checksum of what the environment was made from. PYTHON=… chooses the interpreter.
+# Creates .venv with everything that requirements.lock names, and the lakefeed command in it; `setup.sh demo` with what
+# the command needs and no tools of developers (requirements-demo.lock). Quick when nothing has changed: a stamp holds
+# the checksum of what the environment was made from. PYTHON=… chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+kind=${1:-everything}
+lock=requirements.lock
+if [ "$kind" = demo ]; then lock=requirements-demo.lock; fi
 
 # The system's certificates, as pip uses them: behind a company's proxy uv's own are not enough. Two names, as uv
 # renamed the setting.
@@ -79,16 +84,29 @@ install() {
 }
 
 checksum() {
-  cat requirements.lock requirements-java.lock pyproject.toml scripts/setup.sh | cksum
+  cat requirements*.lock pyproject.toml scripts/setup.sh | cksum
 }
 
-if [ ! -x .venv/bin/lakefeed ] || [ "$(cat "$stamp" 2>/dev/null)" != "$(checksum)" ]; then
+# An environment with everything serves the demo, too.
+is_ready() {
+  [ -x .venv/bin/lakefeed ] || return 1
+  case "$(cat "$stamp" 2>/dev/null)" in
+  "everything $(checksum)" | "$kind $(checksum)") return 0 ;;
+  *) return 1 ;;
+  esac
+}
+
+if ! is_ready; then
   .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || create
   : >"$log"
-  echo "Installing into .venv (a few hundred megabytes the first time) …"
-  install "the packages" --require-hashes -r requirements.lock
+  # PySpark comes as a source archive of 450 MB of jars. Packing them into a wheel only to unpack that again needs no
+  # compression, which would be most of the work.
+  printf '[bdist_wheel]\ncompression = stored\n' >.venv/build.cfg
+  export DIST_EXTRA_CONFIG="$PWD/.venv/build.cfg"
+  echo "Installing into .venv (600 MB of downloads the first time, most of it Spark) …"
+  install "the packages" --require-hashes -r "$lock"
   install "lakefeed" --no-deps --editable .
-  checksum >"$stamp"
+  echo "$kind $(checksum)" >"$stamp"
   echo "Ready: .venv/bin/lakefeed --help"
 fi
 

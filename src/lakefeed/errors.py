@@ -44,9 +44,42 @@ class Retry(Enum):
     BACKOFF = "backoff"
 
 
-class LakefeedError(Exception):
-    """Base of all errors. ``message`` says what is wrong, ``remedy`` what the operator does; ``str`` is both."""
+IN_CONFIGURATION = "in the configuration"
+"""What is replaced by the name of the file, where there is one."""
+_NAMES = "check|plan|sync|run|status|dashboard|journal|verify|repair|resnapshot|rebuild|diff|maintain|uninstall"
+_COMMAND = re.compile(rf"\blakefeed ({_NAMES})(?: FILE\b|(?=[`.,;:]|$))")
+"""A command in a message. The library does not know the configuration file: it writes FILE, or the bare command."""
+_CALL = re.compile(
+    r"\blakefeed (?:(check|plan|sync|run|status|maintain|uninstall)(?: FILE\b(?! --)|(?=[`.,;:]|$))"
+    r"|(rebuild|diff) FILE (\w++(?:\.\w++)*+)( --from-source)?+(?! --))"
+)
+_METHODS = {"sync": "sync_once", "diff": "full_diff"}
 
+
+def with_file(text: str, file: str) -> str:
+    """A message with the user's own file in its commands."""
+    return _COMMAND.sub(lambda match: f"lakefeed {match[1]} {file}", text.replace(IN_CONFIGURATION, f"in {file}"))
+
+
+def in_python(text: str) -> str:
+    """A message for a pipeline that has no file: calls where a method does what the command does."""
+
+    def call(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        given = [*([f'"{match[3]}"'] if match[3] else []), *(["from_source=True"] if match[4] else [])]
+        return f"pipeline.{_METHODS.get(name, name)}({', '.join(given)})"
+
+    return _CALL.sub(call, text)
+
+
+class LakefeedError(Exception):
+    """Base of all errors. ``message`` says what is wrong, ``remedy`` what the operator does; ``str`` is both.
+
+    ``file`` is the configuration of the pipeline that raised it, which ``str`` names in commands; empty: there is
+    none, and ``str`` names calls. None: the text as it is, with FILE.
+    """
+
+    file: str | None = None
     retry: ClassVar[Retry] = Retry.NEVER
     exit_code: ClassVar[int] = 3
     default_remedy: ClassVar[str] = "See the message; nothing was lost, and the command can be run again."
@@ -57,7 +90,10 @@ class LakefeedError(Exception):
         self.remedy = remedy or self.default_remedy
 
     def __str__(self) -> str:
-        return f"{self.message}\nRemedy: {self.remedy}"
+        text = f"{self.message}\nRemedy: {self.remedy}"
+        if self.file is None:
+            return text
+        return with_file(text, self.file) if self.file else in_python(text)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.remedy))
@@ -67,8 +103,6 @@ def _rebuild(kind: type[LakefeedError], message: str, remedy: str) -> LakefeedEr
     return kind(message, remedy=remedy)
 
 
-IN_CONFIGURATION = "in the configuration"
-"""What the commands replace by the name of the file."""
 _KEY = re.compile(r"(?:source|lake|sync|journal|maintenance)\.\w+(?:\.\w+)*")
 
 

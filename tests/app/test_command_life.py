@@ -105,6 +105,7 @@ def test_check_and_status_of_a_pipeline_that_never_ran_change_nothing(shop: Path
         "tables",
         "blocked",
         "unanswered",
+        "source_error",
         "reported_at",
     }
     assert (status["verdict"], status["journal_head"], status["tables"]) == ("stopped", 0, {})
@@ -302,7 +303,7 @@ def test_the_demo_proves_itself_where_an_earlier_one_was_and_its_query_works(tmp
     assert re.search(r"changes applied on top of the copy, the first after \d", text)
     assert text.index("Starting Spark …") < text.index("Spark has started, in ") < text.index("The writer stopped")
     last = [line for line in text.splitlines() if "waiting in the source: " in line][-1]
-    assert "waiting in the source: 0 changes" in last, "the last frame agrees with the result"
+    assert "waiting in the source: nothing" in last, "the last frame agrees with the result"
     for line in equal:
         name, source, lake, _ = line.split()
         assert f"{name.removeprefix('main.')} {source}→{lake} " in last

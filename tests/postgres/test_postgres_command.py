@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,13 @@ def test_without_provision_check_prints_the_statements_and_sync_refuses_to_start
 
 def test_a_server_that_is_not_there_is_named_without_the_password(shop: Shop) -> None:
     shop.write("port=", "port=1 options=-cport=")
-    assert "127.0.0.1:1" in shop.answer("check", expected=3)["error"]
-    assert shop.answer("status")["lag"] == {"rows": None, "bytes": None, "seconds": None}
+    errors = [one for one in shop.answer("check", expected=1)["findings"] if one["level"] == "error"]
+    assert [one["problem"].startswith("127.0.0.1:1/") for one in errors] == [True]
+    assert errors[0]["problem"].count("127.0.0.1") == 1, "libpq names the address once more"
+    status = shop.answer("status")
+    assert status["lag"] == {"rows": None, "bytes": None, "seconds": None}
+    assert status["source_error"] == errors[0]["problem"]
+    assert "hunter2" not in json.dumps([errors, status])
 
 
 @pytest.mark.spark
@@ -95,6 +101,13 @@ def test_a_life_from_the_first_sync_to_uninstall(shop: Shop, writer: Any) -> Non
     first = shop.answer("sync")
     assert first["tables"]["public.items"]["rows"] == 2
     assert shop.difference() == ()
+    reason = shop.answer("status")["reason"]
+    assert re.match("no process runs it; every table ha(d|s) every change ", reason), "its log alone has grown"
+    renamed = shop.config.read_text().replace("pipeline: shop", "pipeline: store")
+    (shop.directory / "store.yaml").write_text(renamed)
+    (finding,) = json.loads(shop.run("check", "store.yaml", "--json", expected=1))["findings"]
+    assert "belongs to the pipeline 'shop', not to 'store'" in finding["problem"]
+    assert finding["remedy"].startswith("To continue that pipeline, set pipeline: shop.")
     writer.execute("UPDATE items SET price = 2.20 WHERE id = 2; INSERT INTO items VALUES (3, 'c', 3, 0.1)")
     writer.execute("DELETE FROM items WHERE id = 1; ALTER TABLE items ADD note text DEFAULT 'n'")
     assert len(shop.difference()) > 0

@@ -34,9 +34,13 @@ if TYPE_CHECKING:
     from lakefeed.verify.pipeline import PipelineVerification
 
     Session = SparkSession | Callable[[], SparkSession]
+    Announce = Callable[[str], None]
+
+START = "Starting Spark …"
+FIRST_START = "Starting Spark … It downloads the jars of the table format first, which can take a minute."
 
 
-def delta(whole: Config, spark: Session | None = None) -> Delta:
+def delta(whole: Config, spark: Session) -> Delta:
     from lakefeed.lake.delta import Delta
 
     config = whole.lake
@@ -44,7 +48,7 @@ def delta(whole: Config, spark: Session | None = None) -> Delta:
         if key in config.model_fields_set:
             raise ConfigError(f"lake.{key} is for Iceberg tables", remedy="Set lake.format: iceberg, or remove it.")
     return Delta(
-        spark or session_of(whole),
+        spark,
         config.path,
         mode=mode_named(config.mode, config.options),
         rules=rules(config, whole.source.database),
@@ -57,7 +61,7 @@ def delta(whole: Config, spark: Session | None = None) -> Delta:
     )
 
 
-def iceberg(whole: Config, spark: Session | None = None) -> Iceberg:
+def iceberg(whole: Config, spark: Session) -> Iceberg:
     from lakefeed.lake.iceberg import Iceberg
 
     config = whole.lake
@@ -71,7 +75,7 @@ def iceberg(whole: Config, spark: Session | None = None) -> Iceberg:
             remedy="Set lake.format: delta, or lake.path to a directory.",
         )
     return Iceberg(
-        spark or session_of(whole),
+        spark,
         config.path,
         mode=mode_named(config.mode, config.options),
         rules=rules(config, whole.source.database),
@@ -85,17 +89,18 @@ def iceberg(whole: Config, spark: Session | None = None) -> Iceberg:
     )
 
 
-LAKES: dict[str, Callable[[Config, Session | None], Delta | Iceberg]] = {
+LAKES: dict[str, Callable[[Config, Session], Delta | Iceberg]] = {
     "delta": delta,
     "iceberg": iceberg,
 }
 """By ``lake.format``."""
 
 
-def session_of(config: Config) -> Callable[[], SparkSession]:
-    """What gives the Spark session of a configuration when it is first needed. ConfigError for what cannot work."""
-    from lakefeed.lake.spark.session import spark_session
+def session_of(config: Config, announce: Announce | None = None) -> Callable[[], SparkSession]:
+    """What gives the Spark session of a configuration when it is first needed. ConfigError for what cannot work.
 
+    ``announce`` is told before Spark starts, which takes seconds, and a minute where its jars have to be downloaded.
+    """
     spark = config.spark
     if spark.remote is not None:
         raise ConfigError(
@@ -103,15 +108,27 @@ def session_of(config: Config) -> Callable[[], SparkSession]:
             "stopped, need one",
             remedy="Set spark.master to the cluster's own address instead: spark://…, yarn or k8s://….",
         )
-    return partial(
-        spark_session,
-        spark.app_name,
-        master=spark.master,
-        settings=spark.conf,
-        formats=(config.lake.format,),
-        stores=stores(config),
-        packages=spark.packages,
-    )
+
+    def session() -> SparkSession:
+        from pyspark import SparkContext
+
+        from lakefeed.lake.spark.jars import coordinates_of, remembered_jars
+        from lakefeed.lake.spark.session import spark_session
+
+        formats, wanted = (config.lake.format,), stores(config)
+        if announce is not None and SparkContext._active_spark_context is None:
+            is_first = spark.packages and not remembered_jars(coordinates_of(formats, wanted))
+            announce(FIRST_START if is_first else START)
+        return spark_session(
+            spark.app_name,
+            master=spark.master,
+            settings=spark.conf,
+            formats=formats,
+            stores=wanted,
+            packages=spark.packages,
+        )
+
+    return session
 
 
 def stores(config: Config) -> tuple[str, ...]:
@@ -215,13 +232,19 @@ def build_source(config: Config) -> Source:
     return config.source.source()
 
 
-def build_lake(config: Config, spark: Session | None = None) -> Delta | Iceberg:
+def build_lake(config: Config, spark: Session | None = None, announce: Announce | None = None) -> Delta | Iceberg:
     """The lake of a configuration. Starts no Spark; ``spark`` is a session to use instead of one of its own."""
-    return LAKES[config.lake.format](config, spark)
+    return LAKES[config.lake.format](config, spark or session_of(config, announce))
 
 
-def build_pipeline(config: Config, *, spark: Session | None = None, listener: Listener | None = None) -> Pipeline:
-    """A pipeline, not yet opened: it has connected to no source and started no Spark."""
+def build_pipeline(
+    config: Config,
+    *,
+    spark: Session | None = None,
+    listener: Listener | None = None,
+    announce: Announce | None = None,
+) -> Pipeline:
+    """A pipeline, not yet opened: it has connected to no source and started no Spark. ``announce``: ``session_of``."""
     from lakefeed.flow.options import PipelineOptions
     from lakefeed.flow.pipeline import Pipeline
     from lakefeed.journal.options import JournalOptions
@@ -244,15 +267,17 @@ def build_pipeline(config: Config, *, spark: Session | None = None, listener: Li
             cluster=config.maintenance.cluster,
         ),
     )
-    return Pipeline(
+    pipeline = Pipeline(
         build_source(config),
-        build_lake(config, spark),
+        build_lake(config, spark, announce),
         name=config.pipeline,
         options=options,
         listener=listener,
         journal=config.journal.path,
         storage_options=config.storage.to_options(),
     )
+    pipeline.file = None  # the commands name it themselves, in whatever they print
+    return pipeline
 
 
 def build_verification(

@@ -182,6 +182,8 @@ def complaints(error: ValidationError, document: Document, model: type[BaseModel
             else:
                 hint = f"; did you mean {close[0]}?" if close else ""
                 text = f"{key}: {value} is not a choice; available: {', '.join(available)}{hint}"
+        elif kind == "list_type" and at in document.raw:
+            text = f'{key}: {value} must be a list: ["{document.raw[at]}"]'
         elif kind in _EXPECTATIONS:
             text = f"{key}: {value} {_EXPECTATIONS[kind].format(**context)}"
         else:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -16,16 +15,12 @@ from typing import Any
 
 import typer
 
-from lakefeed.errors import IN_CONFIGURATION, LakefeedError
+from lakefeed import errors
+from lakefeed.errors import LakefeedError
 
 _quiet = False
 _structured = False
 _file: str | None = None
-_WITH_FILE = re.compile(
-    r"\blakefeed (check|plan|sync|run|status|dashboard|journal|verify|rebuild|diff|maintain|uninstall)"
-    r"(?: FILE\b|(?=[`.,;:]|$))"
-)
-"""A command in a message. The library does not know the configuration file: it writes FILE, or the bare command."""
 
 
 def be_quiet(quiet: bool) -> None:
@@ -46,9 +41,7 @@ def speak_of(file: Path | None) -> None:
 
 def with_file(text: str) -> str:
     """A message with the user's own file in its commands."""
-    if _file is None:
-        return text
-    return _WITH_FILE.sub(lambda match: f"lakefeed {match[1]} {_file}", text.replace(IN_CONFIGURATION, f"in {_file}"))
+    return text if _file is None else errors.with_file(text, _file)
 
 
 def be_structured(structured: bool) -> None:
@@ -105,18 +98,25 @@ def show_note(text: str) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Columns as wide as their longest value. Numbers to the right; None is a dash."""
+    """Columns as wide as their longest value. Numbers and the heads above them to the right; None is a dash."""
     lines = [list(columns)]
     for row in rows:
         texts = ["-" if value is None else f"{value:,}" if type(value) is int else str(value) for value in row]
         lines.append(texts)
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    numeric = [
+        {_is_number(line[index]) for line in lines[1:] if line[index] != "-"} == {True} for index in range(len(columns))
+    ]
     for line in lines:
         cells = (
-            text.rjust(width) if text.replace(",", "").replace(".", "", 1).isdigit() else text.ljust(width)
-            for text, width in zip(line, widths, strict=True)
+            text.rjust(width) if is_right else text.ljust(width)
+            for text, width, is_right in zip(line, widths, numeric, strict=True)
         )
         typer.echo("  ".join(cells).rstrip())
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(",", "").replace(".", "", 1).isdigit()
 
 
 def show_error(error: LakefeedError, *, as_json: bool, then: str = "") -> None:

@@ -58,6 +58,9 @@ class Display(Listener):
         self.reported: set[TableId] = set()
         self._standing_by = ""
 
+    def announce(self, text: str) -> None:
+        """What begins now and takes a while: the start of Spark."""
+
 
 class CycleObjects(Listener):
     """Hands every cycle that brought something to ``show``."""
@@ -71,6 +74,9 @@ class CycleObjects(Listener):
 
 class Events(Display):
     """One JSON line for each event, with ``event``, ``table`` and figures as fields: ``--log-format json``."""
+
+    def announce(self, text: str) -> None:
+        _event("starting", text)
 
     def snapshot_started(self, table: TableId, rows_estimate: int) -> None:
         _event("snapshot_started", f"{table}: copying", table=table, rows_estimate=rows_estimate)
@@ -139,6 +145,9 @@ class Lines(Display):
         self._next_line: dict[TableId | None, float] = {}
         self._unsaid = Counts()
 
+    def announce(self, text: str) -> None:
+        show_note(text)
+
     def snapshot_started(self, table: TableId, rows_estimate: int) -> None:
         with self._lock:
             self._rows.pop(table, None)
@@ -206,7 +215,10 @@ class Bars(Display):
         self._bars = bars
         self._tasks: dict[TableId, TaskID] = {}
         self._diffs: dict[TableId, TaskID] = {}
-        self._idle = bars.add_task("working", total=None)
+        self._idle = bars.add_task("Working", total=None)
+
+    def announce(self, text: str) -> None:
+        self._bars.update(self._idle, description=text)
 
     def snapshot_started(self, table: TableId, rows_estimate: int) -> None:
         self._forget(table)  # a copy that failed and begins again
@@ -224,6 +236,8 @@ class Bars(Display):
     def applied(self, result: CycleResult) -> None:
         if result.counts.total:
             self._bars.update(self._idle, description=_counts_text(result.counts))
+        else:
+            self._bars.update(self._idle, description="Working")
 
     def full_diff_progress(self, table: TableId, chunks: int, total: int) -> None:
         if table not in self._diffs:
@@ -258,9 +272,16 @@ class Bars(Display):
 @contextmanager
 def _bars() -> Iterator[Progress]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+    from rich.text import Text
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    class Share(ProgressColumn):
+        """``1,200 of 5,000``; nothing where there is no end to reach."""
+
+        def render(self, task: Task) -> Text:
+            return Text("" if task.total is None else f"{task.completed:,.0f} of {task.total:,.0f}")
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), Share())
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bars:
         yield bars
 

@@ -56,7 +56,10 @@ class TableId:
         """Inverse of ``str``. Only the first dot separates: a table's own name may contain dots."""
         schema, dot, name = text.partition(".")
         if not dot:
-            raise ConfigError(f"'{text}' is not a table name; it must read schema.table")
+            raise ConfigError(
+                f"'{text}' is not a table name; it must read schema.table",
+                remedy=f"Write its schema, too, such as public.{text} or main.{text}.",
+            )
         return cls(schema, name)
 
 

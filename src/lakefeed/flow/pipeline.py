@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -119,10 +120,15 @@ class Pipeline:
         self._work = threading.Lock()
         self._stopping = threading.Event()
         self._opened: OpenPipeline | None = None
+        self.file: str | None = ""
+        """The configuration file that its errors name; empty where there is none. See ``LakefeedError.file``."""
         self._has_state = False  # it was there, or another pipeline's was looked for
         self._left: list[threading.Thread] = []
         self.hanging: tuple[str, ...] = ()
         """What the last ``run`` left behind when it was stopped: it goes on in a daemon thread until it ends."""
+
+    def __repr__(self) -> str:
+        return f"<Pipeline {self.name}, state in {self.state}>"
 
     @property
     def root(self) -> Path:
@@ -142,10 +148,27 @@ class Pipeline:
         from lakefeed.app.build import build_pipeline
         from lakefeed.app.config import load_config
 
-        return build_pipeline(load_config(Path(path)), spark=spark, listener=listener)
+        pipeline = build_pipeline(load_config(Path(path)), spark=spark, listener=listener)
+        pipeline.file = shlex.quote(str(path))
+        return pipeline
+
+    @contextmanager
+    def _naming_file(self) -> Iterator[None]:
+        """Errors that leave the block are for whoever made this pipeline: see ``LakefeedError.file``."""
+        try:
+            yield
+        except LakefeedError as error:
+            error.file = self.file
+            raise
 
     def check(self) -> tuple[Finding, ...]:
-        """Preflight of source, routes and journal: what would stop a sync, each with its remedy. Changes nothing."""
+        """Preflight of source, routes and journal: what would stop a sync, each with its remedy. Changes nothing.
+
+        A pipeline that was renamed has that finding alone: what the new name lacks in the source is not wanted.
+        """
+        with suppress(LakefeedError):  # which the capture's own checks find, too, or raise
+            if (renamed := self._renamed_before()) is not None:
+                return (Finding(level=Level.ERROR, problem=renamed.message, remedy=renamed.remedy),)
         findings = self._capture.check()
         if any(finding.level is Level.ERROR for finding in findings):
             return findings
@@ -168,21 +191,19 @@ class Pipeline:
         found += self._table_findings(offered, routes)
         if gap is not None:
             found.append(Finding(level=Level.ERROR, problem=gap.message, remedy=gap.remedy))
-        if (renamed := self._renamed(routes)) is not None:
-            found.append(Finding(level=Level.ERROR, problem=renamed.message, remedy=renamed.remedy))
         return *findings, *found
 
     def plan(self) -> Plan:
         """What a start would do: tables to copy with about their rows and bytes, columns with their types, what a
         changed configuration would rebuild. Changes nothing, starts no Spark. Not while this object works."""
-        with self._work:
+        with self._work, self._naming_file():
             self._close()
             return make_plan(self._capture, self._tables, self.state)
 
     def plan_migration(self, migrate: Callable[[], None]) -> list[MigratedTable]:
         """What a migration of the source would mean for the lake tables. This pipeline's source is a scratch database
         with the source's tables and none of its rows; ``migrate`` runs the migration there."""
-        with self._work:
+        with self._work, self._naming_file():
             self._close()
             return plan_migration(self._capture, self._tables, migrate)
 
@@ -197,7 +218,7 @@ class Pipeline:
         LakeError if ``max_backlog_bytes`` wait for tables that fail, and there may be more in the source.
         Safe to call from several threads: one works, the others wait and then find nothing to do.
         """
-        with self._work:
+        with self._work, self._naming_file():
             started, mistake = time.monotonic(), None
             try:
                 opened = self._open()
@@ -221,7 +242,7 @@ class Pipeline:
                 result, tables={**paused, **result.tables}, change_sets=captured, seconds=time.monotonic() - started
             )
             self._listener.applied(result)
-            opened.report_now()
+            opened.report_now(is_complete=not (tables or result.errors))
             return result
 
     def run(self, for_seconds: float | None = None, *, standby: bool = False) -> None:
@@ -243,7 +264,8 @@ class Pipeline:
                 standby_seconds=pause if standby else None,
             )
             try:
-                loop.run(for_seconds)
+                with self._naming_file():
+                    loop.run(for_seconds)
             finally:
                 self.hanging, self._left = loop.hanging, loop.left
         finally:
@@ -287,7 +309,7 @@ class Pipeline:
 
         The next ``sync_once`` or ``run`` brings it up to date. LeaseError while another process runs the pipeline.
         """
-        with self._work:
+        with self._work, self._naming_file():
             self._close()
             journal = Journal.open(self.state, options=self._options.journal)
             try:
@@ -310,18 +332,19 @@ class Pipeline:
         ``max_deleted_share`` instead of the rule's. ``resume``: go on with a comparison that was interrupted, which
         finds what was deleted before that one began. A table that is refused is in the answer; an error is raised.
         """
-        diffs = FullDiffs.of(self.state, self._capture, TableStates(self.state), self._tables, self._listener)
-        return {
-            state.source: diffs.compare(state, max_deleted_share=max_deleted_share, resume=resume)
-            for state in diffs.chosen(tables)
-        }
+        with self._naming_file():
+            diffs = FullDiffs.of(self.state, self._capture, TableStates(self.state), self._tables, self._listener)
+            return {
+                state.source: diffs.compare(state, max_deleted_share=max_deleted_share, resume=resume)
+                for state in diffs.chosen(tables)
+            }
 
     def uninstall(self) -> tuple[str, ...]:
         """Remove what was installed in the source, and rename the pipeline's state directory. The lake tables stay.
 
         Nothing of the state is deleted: a journal that the lake had not applied in full is still there.
         """
-        with self._work:
+        with self._work, self._naming_file():
             self._close()
             holder = lease_holder(self.state)
             if holder is not None:
@@ -386,16 +409,9 @@ class Pipeline:
             if thread.is_alive():
                 text = f"{thread.name} of the last run still hangs, and cannot be ended"
                 raise StateError(text, remedy="End this process and start another one.")
-        if self._opened is None and not self._has_state and not self.state.has_folder() and self._states.has_folder():
+        if self._opened is None and not self._has_state and (renamed := self._renamed_before()) is not None:
             # Before anything is made in the source: a pipeline that was renamed would get a second resume point there.
-            self._capture.open()
-            try:
-                offered = self._capture.discover()
-            finally:
-                self._capture.close()
-            routes, _ = settled((route for one in offered for route in self._tables.routes(one.table)), {})
-            if (renamed := self._renamed(routes)) is not None:
-                raise renamed
+            raise renamed
         self._has_state = True
         if self._opened is None:
             self._opened = OpenPipeline(
@@ -448,10 +464,22 @@ class Pipeline:
             except TableStoppedError as error:
                 yield Finding(level=Level.ERROR, problem=error.message, remedy=error.remedy, table=route.source)
 
-    def _renamed(self, routes: Mapping[TableId, Route]) -> ConfigError | None:
-        """What is wrong if another pipeline keeps some of these lake tables. None for a pipeline that has run."""
-        if self.state.has_folder():
+    def _renamed_before(self) -> ConfigError | None:
+        """What is wrong if another pipeline keeps some of the lake tables. None for a pipeline that has run.
+
+        Where no other pipeline has its state beside this one's, the source is not asked.
+        """
+        if self.state.has_folder() or not self._states.has_folder():
             return None
+        opens = self._opened is None
+        try:
+            if opens:
+                self._capture.open()
+            offered = self._capture.discover()
+        finally:
+            if opens:
+                self._capture.close()
+        routes, _ = settled((route for one in offered for route in self._tables.routes(one.table)), {})
         for other in filter(_NAME.fullmatch, self._states.folders()):
             shared = sorted(TableStates(self._states.below(other)).all().keys() & routes.keys())
             if shared:

@@ -181,8 +181,9 @@ class OpenPipeline:
         if is_news or silent_seconds >= _STORE_REPORT_SECONDS[1]:
             self._report(now)
 
-    def report_now(self) -> None:
-        self._report(self._liveness())
+    def report_now(self, *, is_complete: bool = False) -> None:
+        """``is_complete`` as in ``Liveness``."""
+        self._report(replace(self._liveness(), is_complete=is_complete))
 
     def _report(self, liveness: Liveness) -> None:
         self._reported_at, self._reported = time.monotonic(), liveness

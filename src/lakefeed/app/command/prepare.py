@@ -11,7 +11,7 @@ import typer
 from lakefeed.app.command.argument import ConfigFile, JsonFlag
 from lakefeed.app.output import show_object, show_table, show_text
 from lakefeed.capture.registry import SOURCES, source_config
-from lakefeed.errors import ConfigError
+from lakefeed.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from lakefeed.app.config import Config
@@ -90,15 +90,15 @@ def check(
     from lakefeed.app.build import build_pipeline
     from lakefeed.app.config import load_config
     from lakefeed.app.preflight import machine_findings, secret_findings
-    from lakefeed.capture.base import Level
+    from lakefeed.capture.base import Finding, Level
 
     config = load_config(file)
-    findings = (
-        *secret_findings(file),
-        *machine_findings(config),
-        *build_pipeline(config).check(),
-        *config.source.findings(),
-    )
+    pipeline = build_pipeline(config)
+    findings = [*secret_findings(file), *machine_findings(config)]
+    try:
+        findings += [*pipeline.check(), *config.source.findings()]
+    except SourceError as error:  # a server that is down or refuses this role would stop a sync as well
+        findings.append(Finding(level=Level.ERROR, problem=error.message, remedy=error.remedy))
     ready = all(finding.level is not Level.ERROR for finding in findings)
     if as_json:
         objects = [

@@ -78,8 +78,10 @@ def _show(name: str, found: PipelineStatus) -> None:
         health.append(f"{seconds_text(lag.left_seconds)} until it is lost")
     if health:
         show_text(f"Source: {', '.join(health)}.")
-    if found.unanswered:
-        show_text(f"No answer in time from: {', '.join(found.unanswered)}. What is unknown shows as a dash.")
+    if found.source_error and found.source_error != found.reason:
+        show_text(f"The source does not answer: {found.source_error.rstrip('.')}.")
+    if silent := [one for one in found.unanswered if one != "source"]:
+        show_text(f"No answer in time from: {', '.join(silent)}. What is unknown shows as a dash.")
     if tables:
         show_text("")
         followed = [
@@ -115,7 +117,8 @@ def _show_verified(found: PipelineStatus) -> None:
         return
     ago = seconds_text(max(0.0, time.time() - min(one.at for one in verified.values())))
     equal = sum(one.equal for one in verified.values())
-    show_text(f"\nVerified {ago} ago or later: {equal} of {counted(len(found.tables), 'table')} equal to the source.")
+    are = "was" if equal == 1 else "were"
+    show_text(f"\nVerified {ago} ago: {equal} of {counted(len(found.tables), 'table')} {are} equal to the source.")
     for table, one in verified.items():
         if not one.equal:
             show_text(f"{table} was different: {one.difference}")
@@ -218,4 +221,7 @@ def _ago(seconds: float | None) -> str | None:
 
 
 def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}".rstrip(".") + "."
+    """With an end, and with a capital unless it begins with a name: ``localhost:5432/shop: …``."""
+    first = text.partition(" ")[0]
+    is_name = any(sign in first.rstrip(":") for sign in ":/._")
+    return (text if is_name else f"{text[:1].upper()}{text[1:]}").rstrip(".") + "."

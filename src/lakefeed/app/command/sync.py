@@ -55,7 +55,7 @@ def sync(
 
     config = load_config(file)
     with progress(quiet=as_json, cycles=False) as listener, observed(config, listener) as listeners:
-        pipeline = build_pipeline(config, listener=listeners)
+        pipeline = build_pipeline(config, listener=listeners, announce=listener.announce)
         try:
             result = interruptible(lambda: pipeline.sync_once(tables=tables or ()))
         except Exception:
@@ -179,7 +179,7 @@ def run(
         objects = CycleObjects(lambda result: show_object(cycle_object(result, pipeline)))
         with (
             observed(config, objects if as_json else listener) as listeners,
-            build_pipeline(config, listener=listeners) as pipeline,
+            build_pipeline(config, listener=listeners, announce=listener.announce) as pipeline,
             served(config, pipeline, http or config.monitor.http) as url,
             verified_meanwhile(config, f"lakefeed sync {file}"),
         ):

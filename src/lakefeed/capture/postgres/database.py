@@ -23,6 +23,7 @@ from psycopg import generators
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo
 
+from lakefeed.capture.base import Statement
 from lakefeed.errors import (
     IN_CONFIGURATION,
     ConfigError,
@@ -56,6 +57,8 @@ _UNREACHABLE = (
     ("No such file or directory", "Start the server, or name its address in source.dsn: host=… port=…"),
 )
 """Of a connection that was not made, what to do: by libpq's text, which is all there is."""
+_ATTEMPT = re.compile(r"(?:connection failed: )?connection to server (?:at|on) .*? failed: (?:FATAL: +)?")
+_BAD_OPTION = re.compile(r"connection is bad: (invalid .* value.*)")
 BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"  # every transaction of ours is like that
 _CONNECT_SECONDS = 10
 _DEFAULTS = {
@@ -205,26 +208,32 @@ class Database:
     def mapped(self, error: psycopg.Error) -> LakefeedError:
         """Of what libpq says itself there is no SQLSTATE: its text is all there is."""
         text = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        message, is_libpqs = f"{self}: {text}", error.sqlstate is None
+        if (mistake := _BAD_OPTION.match(text)) is not None:
+            return ConfigError(f"source.dsn: {mistake[1]}")
+        # The address is named already; of several servers libpq names the one that it means.
+        said = text if "," in str(self.parameters.get("host", "")) else _ATTEMPT.sub("", text)
+        message, is_libpqs = f"{self}: {said}", error.sqlstate is None
         if isinstance(error, _SETUP):
             return SourceSetupError(message)
         if isinstance(error, psycopg.OperationalError) and is_libpqs and any(word in text for word in _REFUSED):
-            return SourceSetupError(message, remedy=_refusal_remedy(error))
+            return SourceSetupError(message, remedy=self._refusal_remedy(error))
         if isinstance(error, psycopg.OperationalError) or (type(error) is psycopg.DatabaseError and is_libpqs):
             remedy = next((remedy for words, remedy in _UNREACHABLE if words in text), None)
             return SourceUnavailableError(message, remedy=remedy)
         return SourceError(message)
 
-
-def _refusal_remedy(error: psycopg.Error) -> str:
-    """What to do about a refused connection, by what libpq knows of the attempt."""
-    if error.pgconn is not None and error.pgconn.needs_password:
-        return "The server asks for a password: export PGPASSWORD=…, or add password=${NAME} to source.dsn."
-    if error.pgconn is not None and error.pgconn.used_password and "password" in str(error):
-        return "Set the right password, export PGPASSWORD=…, or correct user and password in source.dsn."
-    if "database" in str(error) and "does not exist" in str(error):
-        return "Correct dbname in source.dsn, or create the database."
-    return "Correct host, port, user or dbname in source.dsn, or let this role in (pg_hba.conf)."
+    def _refusal_remedy(self, error: psycopg.Error) -> str:
+        """What to do about a refused connection, by what libpq knows of the attempt."""
+        if error.pgconn is not None and error.pgconn.needs_password:
+            return "The server asks for a password: export PGPASSWORD=…, or add password=${NAME} to source.dsn."
+        if error.pgconn is not None and error.pgconn.used_password and "password" in str(error):
+            return "Set the right password, export PGPASSWORD=…, or correct user and password in source.dsn."
+        if "database" in str(error) and "does not exist" in str(error):
+            return "Correct dbname in source.dsn, or create the database."
+        user, dbname = (str(self.parameters.get(key, "")) for key in ("user", "dbname"))
+        if "permission denied for database" in str(error) and user and dbname:
+            return Statement(f"GRANT CONNECT ON DATABASE {quoted(dbname)} TO {quoted(user)};")
+        return "Correct host, port, user or dbname in source.dsn, or let this role in (pg_hba.conf)."
 
 
 class Connections:
