@@ -20,7 +20,7 @@ from lakefeed.change.batch import OP, TIME, Operation
 from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked, TableDropped
 from lakefeed.change.mysql import MariadbGtid, MysqlGtid
 from lakefeed.change.table import TableId
-from lakefeed.errors import DecodeError, LakefeedError, PositionLostError, SourceSetupError
+from lakefeed.errors import DecodeError, LakefeedError, PositionLostError, SourceChangedError, SourceSetupError
 from lakefeed.storage.location import storage_at
 from lakefeed.testing.capture_subject import changes, drain, ordered_rows
 from lakefeed.testing.server.mysql import Flavour, MysqlServer
@@ -453,6 +453,28 @@ def test_a_purged_a_reset_and_a_foreign_log_have_lost_the_position(flavour: Flav
         server.reset_log()
         with pytest.raises(PositionLostError):
             play.capture.continuity(play.at, [play.table])
+        play.close()
+
+
+def test_a_server_of_another_history_is_refused_though_its_numbers_cover_the_position(
+    server: MysqlServer, tmp_path: Path
+) -> None:
+    """MariaDB's GTIDs name a server by its server_id alone, and both servers have 1."""
+    with MysqlServer.start(server.flavour) as first, _database(first, "shop"), _database(server, "elsewhere") as other:
+        play = Play(first, "shop", tmp_path)
+        play.run("INSERT INTO t VALUES (1, 'a')")
+        play.drain()
+        with server.connect(database=other) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE TABLE t (id int PRIMARY KEY)")
+            for number in range(20):
+                cursor.execute(f"INSERT INTO t VALUES ({number})")
+        foreign = replace(play.source, dsn=server.dsn).bind("play")
+        foreign.open()
+        kind: type[LakefeedError] = PositionLostError if server.flavour == "mysql" else SourceChangedError
+        reason = f"it lacks {play.at} and has" if server.flavour == "mysql" else "do not prove the same history"
+        with pytest.raises(kind, match=reason):
+            foreign.continuity(play.at, [play.table])
+        foreign.close()
         play.close()
 
 
