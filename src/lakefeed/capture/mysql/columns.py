@@ -295,7 +295,7 @@ def packed_decimal(field: Field, kind: Kind) -> Any:
     if kind.size > WIDEST_DECIMAL:  # what Arrow's type cannot hold: text, as the server prints it
         text = _joined("", *(_digits(value, digits) for value, (digits, _) in zip(values, groups, strict=True)))
         whole = pc.utf8_ltrim(pc.utf8_slice_codeunits(text, 0, kind.size - kind.scale), "0")
-        parts = [pc.if_else(pc.equal(whole, ""), "0", whole)]
+        parts = [pc.if_else(pc.equal(whole, pa.scalar("")), "0", whole)]
         if kind.scale:
             parts.append(pc.utf8_slice_codeunits(text, kind.size - kind.scale, kind.size))
         is_minus = negative & np.any([value != 0 for value in values], axis=0)
