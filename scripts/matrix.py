@@ -26,7 +26,7 @@ def main(names: list[str]) -> int:
     results = {name: _run(release) for name, release in known.items() if not names or name in names}
     print("\nDatabase servers:")
     for name, (version, _, result) in results.items():
-        print(f"  {name:<16}{version:<28}{result}")
+        print(f"  {name:<16}{version:<42}{result}")
     return 0 if all(is_good for _, is_good, _ in results.values()) else 1
 
 

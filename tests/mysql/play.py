@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lakefeed.capture.base import ChangeCapture
 from lakefeed.capture.mysql.source import Mysql
 from lakefeed.change.change_set import ChangeSet
-from lakefeed.change.table import TableId
+from lakefeed.change.table import TableId, TableSchema
 from lakefeed.testing.capture_subject import drain
 from lakefeed.testing.server.mysql import MysqlServer
 
@@ -43,6 +44,14 @@ class Play:
         found = drain(self.capture, self.at)
         self.at = found[-1].end if found else self.at
         return found
+
+    def restart(self, schemas: Sequence[TableSchema]) -> None:
+        """Another process, whose journal has these schemas and ends where the last drain did."""
+        self.capture.close()
+        self.capture = self.source.bind("play")
+        self.capture.open()
+        self.capture.recall(schemas)
+        self.capture.continuity(self.at, [self.table])
 
     def close(self) -> None:
         self.capture.close()

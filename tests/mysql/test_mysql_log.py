@@ -20,7 +20,7 @@ from lakefeed.change.batch import OP, TIME, Operation
 from lakefeed.change.change_set import ChangeSet, RecopyNeeded, TableBlocked, TableDropped
 from lakefeed.change.mysql import MariadbGtid, MysqlGtid
 from lakefeed.change.table import TableId
-from lakefeed.errors import DecodeError, LakefeedError, PositionLostError, SourceSetupError
+from lakefeed.errors import DecodeError, LakefeedError, PositionLostError, SourceChangedError, SourceSetupError
 from lakefeed.storage.location import storage_at
 from lakefeed.testing.capture_subject import changes, drain, ordered_rows
 from lakefeed.testing.server.mysql import Flavour, MysqlServer
@@ -152,11 +152,7 @@ def test_columns_that_change_in_a_backlog_are_decoded_as_they_were_also_by_anoth
     )
     play.run("ALTER TABLE t MODIFY b int AFTER a", "INSERT INTO t VALUES (3, 'c', 6)", "ALTER TABLE t DROP COLUMN a")
     play.run("INSERT INTO t VALUES (4, 7)")
-    play.capture.close()
-    play.capture = play.source.bind("play")
-    play.capture.open()
-    play.capture.recall(first)  # as the journal has them
-    play.capture.continuity(play.at, [play.table])
+    play.restart(first)
     play.capture.discover()
     found = play.drain()
     assert _notices(found) == []
@@ -175,6 +171,35 @@ def test_a_type_that_was_changed_and_changed_back_between_two_rows_is_noticed(pl
     assert _notices(play.drain()) == []
     play.run("ALTER TABLE t CONVERT TO CHARACTER SET latin1", "ALTER TABLE t CONVERT TO CHARACTER SET utf8mb4")
     assert _notices(play.drain()) == [(RecopyNeeded, play.table)]
+
+
+@pytest.mark.parametrize("is_confirmed", [True, False])
+def test_a_type_that_is_changed_back_after_the_process_ended_is_noticed(play: Play, is_confirmed: bool) -> None:
+    """Rows of another table move the position past the first statement. The process ends before or after it confirms
+    that position."""
+    play.run("SET sql_mode = ''", "CREATE TABLE o (id int PRIMARY KEY)", "ALTER TABLE t MODIFY a varchar(20)")
+    play.capture.prepare([TableId(play.database, "o")])
+    play.run("INSERT INTO t VALUES (1, 'abcdef')")
+    play.drain()
+    play.capture.confirm(play.at)
+    shapes = play.capture.discover()
+    play.run("ALTER TABLE t MODIFY a varchar(3)", "INSERT INTO o VALUES (1)")
+    assert len(play.drain()) == 1
+    if is_confirmed:
+        play.capture.confirm(play.at)
+    play.run("ALTER TABLE t MODIFY a varchar(20)", "INSERT INTO o VALUES (2)")
+    play.restart(shapes)
+    assert _notices(play.drain()) == [(RecopyNeeded, play.table)]
+    play.capture.confirm(play.at)
+    play.run("INSERT INTO t VALUES (2, 'b')", "ALTER TABLE t MODIFY a varchar(20) COMMENT 'x'")
+    play.drain()
+    play.run("INSERT INTO t VALUES (3, 'b')")
+    play.drain()
+    if is_confirmed:
+        play.capture.confirm(play.at)
+    play.run("ALTER TABLE t MODIFY a varchar(20) COMMENT 'y'", "INSERT INTO o VALUES (3)")
+    play.restart(shapes)
+    assert _notices(play.drain()) == []  # a row came in between
 
 
 def test_invisible_columns_are_copied_and_streamed_as_others_are(
@@ -428,6 +453,28 @@ def test_a_purged_a_reset_and_a_foreign_log_have_lost_the_position(flavour: Flav
         server.reset_log()
         with pytest.raises(PositionLostError):
             play.capture.continuity(play.at, [play.table])
+        play.close()
+
+
+def test_a_server_of_another_history_is_refused_though_its_numbers_cover_the_position(
+    server: MysqlServer, tmp_path: Path
+) -> None:
+    """MariaDB's GTIDs name a server by its server_id alone, and both servers have 1."""
+    with MysqlServer.start(server.flavour) as first, _database(first, "shop"), _database(server, "elsewhere") as other:
+        play = Play(first, "shop", tmp_path)
+        play.run("INSERT INTO t VALUES (1, 'a')")
+        play.drain()
+        with server.connect(database=other) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE TABLE t (id int PRIMARY KEY)")
+            for number in range(20):
+                cursor.execute(f"INSERT INTO t VALUES ({number})")
+        foreign = replace(play.source, dsn=server.dsn).bind("play")
+        foreign.open()
+        kind: type[LakefeedError] = PositionLostError if server.flavour == "mysql" else SourceChangedError
+        reason = f"it lacks {play.at} and has" if server.flavour == "mysql" else "do not prove the same history"
+        with pytest.raises(kind, match=reason):
+            foreign.continuity(play.at, [play.table])
+        foreign.close()
         play.close()
 
 

@@ -179,6 +179,8 @@ lake:
 NAMES = ("d", "m", "x", "opens", "n", "p")
 
 
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")  # verify takes the session that is there, or makes one that other tests cannot use
 @pytest.mark.parametrize("capture", ["log", "poll"])
 def test_rules_of_the_lake_hold_for_copy_stream_polling_and_verify(
     server: MysqlServer, database: str, tmp_path: Path, capture: str

@@ -22,7 +22,7 @@ from lakefeed.capture.log import Announced, Decoded, Rows, Transaction
 from lakefeed.capture.mysql import events
 from lakefeed.capture.mysql.columns import Bytes, Ints, Mask, begin_with, gathered, padded
 from lakefeed.capture.mysql.events import Effect, Place, Statement, read_statement
-from lakefeed.capture.mysql.history import Gtid, LogPlace, LogPlaces
+from lakefeed.capture.mysql.history import Gtid, LogPlace, StreamNotes
 from lakefeed.capture.mysql.packets import Packets
 from lakefeed.capture.mysql.rows import Lanes, Layout, TableMap, counts_years, decode_lanes, read_table_map
 from lakefeed.capture.mysql.xa import Prepared, PreparedTransactions, Xid
@@ -112,13 +112,13 @@ class BinlogDecoder:
         apply: Callable[[Statement], Announced],
         is_captured: Callable[[TableId], bool],
         prepared: PreparedTransactions | None = None,
-        places: LogPlaces | None = None,
+        notes: StreamNotes | None = None,
         *,
         before_images: bool = False,
     ) -> None:
         self._resolve, self._apply, self._is_captured = resolve, apply, is_captured
         self._before_images = before_images
-        self._prepared, self._places = prepared or PreparedTransactions(), places or LogPlaces()
+        self._prepared, self._notes = prepared or PreparedTransactions(), notes or StreamNotes()
         self._position: Gtid = MysqlGtid("")  # all transactions up to here
         self._has_begun = False
         self._again: Gtid | None = None  # how far it has come, while what was delivered before is read again
@@ -155,7 +155,7 @@ class BinlogDecoder:
         made.open = self._index is not None
         made.reached = None if made.open else self._position
         if piece.place is not None and not made.open:
-            self._places.note(self._position, piece.place)
+            self._notes.note(self._position, piece.place)
         return made
 
     def _events(self, data: bytes, starts: Ints, ends: Ints, *, inner: bool = False) -> None:
@@ -342,6 +342,8 @@ class BinlogDecoder:
         if known is not None and known[0] == raw and (known[1] is not None) == self._is_captured(known[2]):
             return  # else it was prepared or dropped since
         if self._is_skipped and self._xa is None:
+            if self._notes.retyped:
+                self._notes.retyped.pop(read_table_map(raw, counts_years=self._counts_years).table, None)
             return
         found = read_table_map(raw, counts_years=self._counts_years)
         self._flush(gulp)  # what is announced comes behind the rows from before it
@@ -448,8 +450,9 @@ class BinlogDecoder:
             self._commit()
             self._prepared.end(xid, self._position)
             return None
-        elif self._is_skipped:
-            pass
+        elif self._is_skipped:  # what it announces was delivered
+            if effect is Effect.ALTER:
+                self._apply(statement)
         elif effect in (Effect.ROLLBACK, Effect.ROLLBACK_TO):
             reason = "a transaction was rolled back whose changes are in the log"
             self._notify(*(RecopyNeeded(one, reason) for one in sorted({self._maps[one][2] for one in self._touched})))

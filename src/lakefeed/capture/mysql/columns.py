@@ -8,6 +8,7 @@ describes it: texts and bytes have their longest length in bytes, and mediumtext
 from __future__ import annotations
 
 import re
+import socket
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -240,6 +241,10 @@ class Field:
         """Numbers that were read for every row, with NULLs put in."""
         return pa.array(values, type_, mask=None if self.valid.all() else ~self.valid)
 
+    def text(self, values: Any) -> Any:
+        """Texts that were made for every row, with NULLs put in."""
+        return values if self.valid.all() else pc.if_else(pa.array(self.valid), values, None)
+
 
 def integers(field: Field, kind: Kind, type_: pa.DataType) -> Any:
     """Little-endian, as the binlog and the binary protocol both have them; mediumint has 3 bytes in the binlog."""
@@ -288,13 +293,13 @@ def packed_decimal(field: Field, kind: Kind) -> Any:
         values.append(np.where(negative, value ^ ((1 << (8 * width)) - 1), value))
         at = at + width
     if kind.size > WIDEST_DECIMAL:  # what Arrow's type cannot hold: text, as the server prints it
-        found = []
-        for ok, minus, *numbers in zip(field.valid, negative, *(one.tolist() for one in values), strict=True):
-            text = "".join(str(number).zfill(digits) for number, (digits, _) in zip(numbers, groups, strict=True))
-            whole, fraction = text[: kind.size - kind.scale].lstrip("0") or "0", text[kind.size - kind.scale :]
-            sign = "-" if minus and text.strip("0") else ""
-            found.append((f"{sign}{whole}.{fraction}" if fraction else f"{sign}{whole}") if ok else None)
-        return pa.array(found, pa.string())
+        text = _joined("", *(_digits(value, digits) for value, (digits, _) in zip(values, groups, strict=True)))
+        whole = pc.utf8_ltrim(pc.utf8_slice_codeunits(text, 0, kind.size - kind.scale), "0")
+        parts = [pc.if_else(pc.equal(whole, pa.scalar("")), "0", whole)]
+        if kind.scale:
+            parts.append(pc.utf8_slice_codeunits(text, kind.size - kind.scale, kind.size))
+        is_minus = negative & np.any([value != 0 for value in values], axis=0)
+        return field.text(_joined("", _signs(is_minus), _joined(".", *parts)))
     if kind.size <= _DIGITS_OF_64_BITS:
         number = values[0]
         for value, (digits, _) in zip(values[1:], groups[1:], strict=True):
@@ -332,15 +337,8 @@ def dates(field: Field, kind: Kind, parts: tuple[Any, ...], zero_dates: ZeroDate
     date to one that no calendar has is in the same year and month, if these are there."""
     year, month, day, *clock = (np.asarray(one, np.int64) for one in parts)
     if zero_dates is ZeroDates.TEXT:
-        texts = []
-        rows = zip(field.valid.tolist(), *(one.tolist() for one in (year, month, day, *clock)), strict=True)
-        for ok, y, m, d, *time_of_day in rows:
-            text = f"{y:04}-{m:02}-{d:02}"
-            if time_of_day:
-                h, mi, s, us = time_of_day
-                text += f" {h:02}:{mi:02}:{s:02}{_fraction(us, kind.size)}"
-            texts.append(text if ok else None)
-        return pa.array(texts, pa.string())
+        text = _joined("-", _digits(year, 4), _digits(month, 2), _digits(day, 2))
+        return field.text(_joined(" ", text, _clock(kind.size, *clock)) if clock else text)
     is_date = (month >= 1) & (month <= 12) & (day >= 1) & (day <= _last_day(year, month)) & (year >= 1)
     if not np.all(is_date | ~field.valid):
         REPLACED.values += int(np.sum(~is_date & field.valid))
@@ -384,15 +382,26 @@ def times(
     if pa.types.is_int64(type_):
         whole = (hour.astype(np.int64) * 3_600 + minute * 60 + second) * _MICROSECONDS + micro
         return field.array(np.where(negative, -whole, whole), type_)
-    rows = zip(field.valid.tolist(), *(one.tolist() for one in (negative, hour, minute, second, micro)), strict=True)
-    return pa.array([
-        f"{'-' if minus else ''}{h:02}:{m:02}:{s:02}{_fraction(us, kind.size)}" if ok else None
-        for ok, minus, h, m, s, us in rows
-    ], pa.string())  # fmt: skip
+    return field.text(_joined("", _signs(negative), _clock(kind.size, hour, minute, second, micro)))
 
 
-def _fraction(micro: int, digits: int) -> str:
-    return f".{micro:06}"[: digits + 1] if digits else ""
+def _clock(digits: int, hour: Any, minute: Any, second: Any, micro: Any) -> Any:
+    """As the server prints a time with so many digits of a second."""
+    text = _joined(":", _digits(hour, 2), _digits(minute, 2), _digits(second, 2))
+    return _joined(".", text, pc.utf8_slice_codeunits(_digits(micro, 6), 0, digits)) if digits else text
+
+
+def _digits(values: Any, least: int) -> Any:
+    """Numbers as texts of at least so many digits."""
+    return pc.utf8_lpad(pa.array(values.astype(np.int64)).cast(pa.string()), least, "0")
+
+
+def _signs(negative: Any) -> Any:
+    return pc.if_else(pa.array(negative), "-", "")
+
+
+def _joined(between: str, *texts: Any) -> Any:
+    return pc.binary_join_element_wise(*texts, between)
 
 
 def decoded_text(raw: Any, charset: str) -> Any:
@@ -426,12 +435,41 @@ def padded_binary(field: Field, size: int) -> Any:
     """binary(n): the binlog leaves out zero bytes at the end."""
     if np.all((field.lengths == size) | ~field.valid):
         return field.binary()
+    return _fixed(field, _filled_up(field, size))
+
+
+def _filled_up(field: Field, size: int) -> Bytes:
+    """One line of ``size`` bytes for each value, with zeros where that is shorter."""
     offsets = np.arange(size)
-    inside = offsets < field.lengths[:, None]
-    matrix = np.where(inside, field.data[np.minimum(field.starts[:, None] + offsets, len(field.data) - 1)], 0)
-    flat = _buffer(np.ascontiguousarray(matrix.astype(np.uint8)))
-    fixed = pa.Array.from_buffers(pa.binary(size), len(matrix), [None, flat])
-    return pc.if_else(pa.array(field.valid), fixed.cast(pa.binary()), pa.scalar(None, pa.binary()))
+    found = field.data[np.minimum(field.starts[:, None] + offsets, len(field.data) - 1)]
+    return np.where(offsets < field.lengths[:, None], found, np.uint8(0))
+
+
+def _fixed(field: Field, lines: Bytes) -> Any:
+    """The lines of a matrix as binary values, with NULLs put in."""
+    buffers: Any = [None, _buffer(np.ascontiguousarray(lines))]
+    found = pa.Array.from_buffers(pa.binary(lines.shape[1]), len(lines), buffers).cast(pa.binary())
+    return found if field.valid.all() else pc.if_else(pa.array(field.valid), found, None)
+
+
+_HEXADECIMAL = np.frombuffer(b"0123456789abcdef", np.uint8)
+_ADDRESS_BYTES = {"uuid": 16, "inet4": 4, "inet6": 16}
+
+
+def addresses(field: Field, name: str) -> Any:
+    """MariaDB's uuid, inet4 and inet6 as it prints them. The log has their bytes without the zeros at the end."""
+    size = _ADDRESS_BYTES[name]
+    if np.any(field.lengths[field.valid] > size):
+        raise DecodeError(f"a value of type {name} has more than {size} bytes")
+    lines = _filled_up(field, size)
+    if name == "inet4":
+        return field.text(_joined(".", *(_digits(lines[:, index], 1) for index in range(size))))
+    if name == "uuid":
+        digits = _HEXADECIMAL[np.stack((lines >> 4, lines & 15), axis=2)].reshape(len(lines), 2 * size)
+        return _fixed(field, np.insert(digits, (8, 12, 16, 20), ord("-"), axis=1)).cast(pa.string())
+    encoded = _fixed(field, lines).dictionary_encode()  # which zeros an inet6 leaves out is a matter of its own
+    texts = [socket.inet_ntop(socket.AF_INET6, one) for one in encoded.dictionary.to_pylist()]
+    return pa.array(texts, pa.string()).take(encoded.indices)
 
 
 def without_srid(field: Field) -> Any:

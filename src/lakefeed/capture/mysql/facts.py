@@ -38,7 +38,11 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
     """See ``SchemaFacts``. ``resolve`` and ``apply`` belong to the stream's thread and ask nobody."""
 
     def __init__(
-        self, dialect: MysqlDialect, captured: Callable[[], Sequence[TableId]], found: Callable[[], Gtid | None]
+        self,
+        dialect: MysqlDialect,
+        captured: Callable[[], Sequence[TableId]],
+        found: Callable[[], Gtid | None],
+        retyped: dict[TableId, set[str]],
     ) -> None:
         super().__init__()
         self._captured: Callable[[], Sequence[TableId]] | None = captured
@@ -47,7 +51,7 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
         self._database = Database(dialect.dsn, dialect.flavour)
         self._newest: dict[TableId, tuple[SourceColumn, ...]] = {}
         self._altered: dict[TableId, bool] = {}  # since its last shape; and whether with a default
-        self._retyped: dict[TableId, set[str]] = {}  # columns that an ALTER since then gave a type
+        self._retyped = retyped  # see StreamNotes
 
     def recall(self, schemas: Sequence[TableSchema]) -> None:
         for schema in schemas:

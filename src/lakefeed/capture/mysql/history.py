@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
 from lakefeed.capture.mysql.database import Connection, literal
 from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
 from lakefeed.change.position import decode_position
+from lakefeed.change.table import TableId
 from lakefeed.errors import PositionLostError, SourceError, SourceSetupError, SourceUnavailableError
 
 Gtid = MysqlGtid | MariadbGtid | MysqlBinlog
@@ -32,25 +35,30 @@ GTID_MODE = (
 )
 
 
-class LogPlaces:
-    """Where the stream was in the server's files when it had come to a position. A set of GTIDs does not tell, and lag
-    in bytes is counted from there. Belongs to the stream's thread."""
+class StreamNotes:
+    """What is kept beside a position that the stream has come to. ``place`` is where it was in the server's files: a
+    set of GTIDs does not tell, and lag in bytes is counted from there. ``retyped`` are the columns that ALTERs since a
+    table's last row gave a type; now, and as it was at each position. Belongs to the stream's thread."""
 
     def __init__(self) -> None:
-        self._places: deque[tuple[Gtid, LogPlace]] = deque()
+        self.retyped: dict[TableId, set[str]] = {}
+        self._passed: deque[tuple[Gtid, dict[str, Any]]] = deque()
 
-    def clear(self) -> None:
-        """Another stream begins."""
-        self._places.clear()
+    def start(self, kept: Mapping[str, Any]) -> None:
+        """Another stream begins, where ``take`` gave ``kept``."""
+        self._passed.clear()
+        self.retyped.clear()
+        self.retyped.update({TableId.parse(name): set(columns) for name, columns in kept.get("retyped", {}).items()})
 
     def note(self, position: Gtid, place: LogPlace) -> None:
-        self._places.append((position, place))
+        retyped = {str(table): sorted(columns) for table, columns in self.retyped.items()}
+        self._passed.append((position, {"place": place, "retyped": retyped}))
 
-    def take(self, position: Gtid) -> LogPlace | None:
-        """The last place up to ``position``, once; those before it are forgotten."""
-        found = None
-        while self._places and self._places[0][0] <= position:
-            _, found = self._places.popleft()
+    def take(self, position: Gtid) -> dict[str, Any]:
+        """What was noted last up to ``position``, once, to be kept as JSON; what came before it is forgotten."""
+        found: dict[str, Any] = {}
+        while self._passed and self._passed[0][0] <= position:
+            _, found = self._passed.popleft()
         return found
 
 

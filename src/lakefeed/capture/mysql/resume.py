@@ -21,7 +21,7 @@ from lakefeed.capture.log import ResumePoint
 from lakefeed.capture.mysql.binlog import BinlogPiece
 from lakefeed.capture.mysql.database import Database
 from lakefeed.capture.mysql.dialect import read_columns, read_identity
-from lakefeed.capture.mysql.history import Gtid, LogPlaces, bytes_behind, executed, log_begin, log_end, log_files
+from lakefeed.capture.mysql.history import Gtid, StreamNotes, bytes_behind, executed, log_begin, log_end, log_files
 from lakefeed.capture.mysql.stream import BinlogReader, made_at
 from lakefeed.capture.mysql.xa import PreparedTransactions
 from lakefeed.capture.reader import BackgroundReader
@@ -50,11 +50,11 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
         database: Database,
         pipeline: str,
         prepared: PreparedTransactions,
-        places: LogPlaces,
+        notes: StreamNotes,
         state: Storage | None = None,
     ) -> None:
         self._database = database
-        self._prepared, self._places = prepared, places
+        self._prepared, self._notes = prepared, notes
         self._reader: BinlogReader | None = None
         self._pipeline = pipeline
         self._state = state
@@ -172,7 +172,7 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
     def start(self, after: Gtid) -> BackgroundReader[Gtid, BinlogPiece]:
         begin = self._begin(after)
         self._prepared.start(begin if begin != after else None)
-        self._places.clear()
+        self._notes.start(self._load() or {})
         own_id = server_id(self._pipeline, self._state.place(_NAME) if self._state is not None else str(id(self)))
 
         def refused(answer: str) -> LakefeedError:
@@ -197,7 +197,7 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
         oldest = self._prepared.oldest(position)
         made = self._reader.made if self._reader is not None else {}
         kept = {**kept, "position": position.encode(), "oldest": oldest.encode() if oldest != position else None}
-        kept["place"] = self._places.take(position) or kept.get("place")
+        kept |= self._notes.take(position)
         self._save({**kept, "log": list(made.items())[-1]} if made else kept)
 
     def end(self) -> Gtid:

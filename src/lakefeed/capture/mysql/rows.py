@@ -8,9 +8,6 @@ array operations for each step, however many rows there are.
 from __future__ import annotations
 
 import re
-import socket
-import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -395,19 +392,7 @@ def _array(field: Field, kind: Kind, column: WireColumn, own: Column) -> Any:
         return to_arrow.without_srid(field)
     if name == "json":
         return json_texts(field)
+    if name in ("uuid", "inet4", "inet6"):
+        return to_arrow.addresses(field, name)
     raw = field.binary()
-    if name in _ADDRESSES:
-        width, printed = _ADDRESSES[name]
-        values = [None if one is None else one.ljust(width, b"\0") for one in raw.to_pylist()]
-        if any(one is not None and len(one) != width for one in values):
-            raise DecodeError(f"a value of type {name} has more than {width} bytes")
-        return pa.array([None if one is None else printed(one) for one in values], pa.string())
     return to_arrow.decoded_text(raw, kind.charset) if kind.charset else raw
-
-
-_ADDRESSES: dict[str, tuple[int, Callable[[bytes], str]]] = {
-    "uuid": (16, lambda value: str(uuid.UUID(bytes=value))),
-    "inet4": (4, lambda value: socket.inet_ntop(socket.AF_INET, value)),
-    "inet6": (16, lambda value: socket.inet_ntop(socket.AF_INET6, value)),
-}
-"""Bytes of each, and how the server prints them."""

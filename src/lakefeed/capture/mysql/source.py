@@ -27,7 +27,7 @@ from lakefeed.capture.mysql.columns import Flavour, ZeroDates
 from lakefeed.capture.mysql.database import Database
 from lakefeed.capture.mysql.dialect import MysqlDialect
 from lakefeed.capture.mysql.facts import MysqlFacts
-from lakefeed.capture.mysql.history import Gtid, LogPlaces
+from lakefeed.capture.mysql.history import Gtid, StreamNotes
 from lakefeed.capture.mysql.resume import MysqlResumePoint
 from lakefeed.capture.mysql.xa import PreparedTransactions
 from lakefeed.change.mysql import MariadbGtid, MysqlBinlog, MysqlGtid
@@ -66,12 +66,12 @@ class Mysql:
     def bind(self, pipeline: str) -> ChangeCapture:
         zero_dates = ZeroDates(self.zero_dates)
         dialect, database = MysqlDialect(self.dsn, self.kind, zero_dates), Database(self.dsn, self.kind)
-        prepared, places = PreparedTransactions(), LogPlaces()
+        prepared, notes = PreparedTransactions(), StreamNotes()
         state = None if self.state is None else storage_at(fspath(self.state))
-        resume = MysqlResumePoint(database, pipeline, prepared, places, state)
-        facts = MysqlFacts(dialect, resume.tables, resume.find)
+        resume = MysqlResumePoint(database, pipeline, prepared, notes, state)
+        facts = MysqlFacts(dialect, resume.tables, resume.find, notes.retyped)
         decoder = partial(
-            BinlogDecoder, facts.resolve, facts.apply, facts.is_captured, prepared, places,
+            BinlogDecoder, facts.resolve, facts.apply, facts.is_captured, prepared, notes,
             before_images=self.before_images,
         )  # fmt: skip
         kinds: tuple[type[Gtid], ...] = (MysqlGtid, MysqlBinlog) if self.kind == "mysql" else (MariadbGtid,)
