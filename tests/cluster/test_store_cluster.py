@@ -1,6 +1,6 @@
 """PostgreSQL into Delta tables in an object store, by a standalone cluster. Run by make cluster.
 
-Journal and tables are in SeaweedFS; workers read segments and write files there. Driver, worker and store are killed in
+Journal and tables are in SeaweedFS; workers read segments and write files there. Driver, worker, executor and store are killed in
 the middle of copies and merges; at the end lake and source are equal, by a reader that is not Spark.
 """
 
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -145,15 +146,36 @@ def test_a_driver_that_is_killed(shop: Shop, moment: str) -> None:
     shop.require_equal()
 
 
-def test_a_worker_that_is_killed_in_a_copy(shop: Shop) -> None:
+def executors(cluster: SparkCluster) -> list[int]:
+    """The processes of executors, which are in the groups of their workers."""
+    groups, found = {process.pid for process in cluster.processes}, []
+    for directory in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words, fields = (directory / "cmdline").read_bytes(), (directory / "stat").read_text().rpartition(")")[2]
+            if b"CoarseGrainedExecutorBackend" in words and int(fields.split()[2]) in groups:
+                found.append(int(directory.name))
+    return found
+
+
+@pytest.mark.parametrize("victim", ["worker", "executor"])
+@pytest.mark.parametrize("step", ["copy", "merge"])
+def test_a_worker_or_executor_that_is_killed_costs_time_and_no_row(shop: Shop, step: str, victim: str) -> None:
+    if step == "merge":
+        shop.sync()
+        shop.sql("UPDATE account SET balance = -balance")  # of all rows, so that it takes a while
     process = shop.start("sync", "shop.yaml")
     until = time.monotonic() + 120
-    while not shop.proxy.requests["PUT"]:
+    while len(executors(shop.cluster)) < 2:
         assert time.monotonic() < until
+        assert process.poll() is None
         time.sleep(0.1)
-    time.sleep(5)
-    os.killpg(shop.cluster.processes[-1].pid, signal.SIGKILL)
-    shop.cluster.add_worker()
+    time.sleep(6)  # the first job asks what is installed; the next ones copy, or merge
+    assert process.poll() is None, "it was over before anything was killed"
+    if victim == "worker":
+        os.killpg(shop.cluster.processes[-1].pid, signal.SIGKILL)
+        shop.cluster.add_worker()
+    else:
+        os.kill(executors(shop.cluster)[0], signal.SIGKILL)
     process.communicate(timeout=280)
     if process.returncode != 0:
         shop.sync()

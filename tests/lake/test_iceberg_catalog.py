@@ -19,12 +19,12 @@ DRIVER = "org.xerial:sqlite-jdbc:3.50.3.0"
 def test_tables_of_a_sql_catalog_keep_the_same_promises_on_a_disk_and_in_a_store(tmp_path: Path) -> None:
     """In a process of its own: the driver has to be there before the JVM starts."""
     here = Path(__file__).parents[2]
-    path = [str(here), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = os.pathsep.join([str(here), *filter(None, [os.environ.get("PYTHONPATH")])])
     with Seaweed.start() as server:
         place = f"{server.bucket('lakefeed')}/lake"
         command = [sys.executable, "-m", "tests.lake.iceberg_jdbc", str(tmp_path), DRIVER]
         done = subprocess.run(
-            [*command, place, json.dumps(server.options)], cwd=here, env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+            [*command, place, json.dumps(server.options)], cwd=here, env={**os.environ, "PYTHONPATH": path},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

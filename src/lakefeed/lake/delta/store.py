@@ -565,9 +565,6 @@ class DeltaStore:
                 raise LakeError(f"{named} has lost a file: {path}")
         return tuple(FileChunk(schema, path, current, state.position) for path in paths)
 
-    def require_copyable(self, columns: pa.Schema) -> None:
-        """TableStoppedError if a table with these columns cannot be made here."""
-
     def allow(self, session: Callable[[], SparkSession], feature: str) -> None:
         """The table has a feature of Delta from now on. A commit of its own, harmless to repeat.
 
