@@ -1,7 +1,7 @@
 """PostgreSQL into Delta tables in an object store, by a standalone cluster. Run by make cluster.
 
-Journal and tables are in SeaweedFS; workers read segments and write files there. Driver, worker, executor and store are killed in
-the middle of copies and merges; at the end lake and source are equal, by a reader that is not Spark.
+Journal and tables are in SeaweedFS; workers read segments and write files there. Driver, worker, executor and store are
+killed in the middle of copies and merges; at the end lake and source are equal, by a reader that is not Spark.
 """
 
 from __future__ import annotations

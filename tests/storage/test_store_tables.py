@@ -31,7 +31,7 @@ from lakefeed.storage.location import give_options, storage_at
 from lakefeed.testing.format_contract import TableFormatContract
 from lakefeed.testing.mode_contract import KeylessContract, MirrorContract
 from lakefeed.testing.server.object_store import Moto, Seaweed
-from lakefeed.testing.server.proxy import HttpProxy
+from lakefeed.testing.server.proxy import ProxyProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -156,16 +156,16 @@ def test_requests_of_tables(
 ) -> None:
     """Prints what docs/object-stores.md has; journal and tables together."""
     bucket = f"counted-{'marks' if marks else 'files'}"  # of its own: Hadoop keeps a client for each
-    with HttpProxy(seaweed.port) as proxy:
+    with ProxyProcess(seaweed.port) as proxy:
         options = {**seaweed.options, "endpoint": proxy.endpoint}
         shop = Shop(tmp_path, spark, f"{seaweed.bucket(bucket)}/shop", options, deletion_vectors=marks)
         shop.sql("INSERT INTO item VALUES (1, 'a', 1), (2, 'b', 2), (3, 'c', 3)")
 
         def counted(what: str) -> Counter[str]:
-            before = Counter(proxy.requests)
+            before = proxy.requests
             result = shop.pipeline.sync_once()
             assert not result.errors, result.errors
-            found = Counter(proxy.requests) - before
+            found = proxy.requests - before
             with capsys.disabled():
                 print(f"\n{bucket} {what}: {dict(found)}")
             return found
