@@ -11,11 +11,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from tests.storage.on_store import OnStore, read_store
 
 from lakefeed import Delta, Pipeline, Rule, Sqlite, current
+from lakefeed.change.table import TableId
 from lakefeed.errors import SparkSetupError
 from lakefeed.flow.options import PipelineOptions
 from lakefeed.lake.delta.log import put_commit
@@ -23,15 +25,15 @@ from lakefeed.lake.delta.remote import packable
 from lakefeed.lake.layout import Layout
 from lakefeed.lake.location import spark_options, spark_path
 from lakefeed.lake.maintenance import MaintenanceOptions
-from lakefeed.lake.route import Origin
+from lakefeed.lake.route import Origin, Route
 from lakefeed.lake.spark.error import ConcurrentModification
 from lakefeed.lake.spark.log_store import commits_if_absent
-from lakefeed.lake.spark.session import checked_session
+from lakefeed.lake.spark.session import checked_session, spark_session
 from lakefeed.storage.location import give_options, storage_at
 from lakefeed.testing.format_contract import TableFormatContract
 from lakefeed.testing.mode_contract import KeylessContract, MirrorContract
 from lakefeed.testing.server.object_store import Moto, Seaweed
-from lakefeed.testing.server.proxy import ProxyProcess
+from lakefeed.testing.server.proxy import HttpProxy, ProxyProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -279,6 +281,17 @@ def test_of_sparks_commits_that_meet_none_is_replaced(
     rows = Counter(row["id"] for row in read_store(location, server.options))
     assert rows == {0: 1, 1: 3, 2: 3, 3: 3, 4: 3}
     assert read_version(location, server.options) == 12
+
+
+def test_other_threads_go_on_while_a_table_waits_for_the_store(seaweed: Seaweed, address: str) -> None:
+    """The lease is renewed by one of them."""
+    with HttpProxy(seaweed.port) as proxy:  # a thread, too: without Python's lock it would not answer
+        options = {**seaweed.options, "endpoint": proxy.endpoint}
+        write_deltalake(f"{address}/main/t", pa.table({"id": [1]}), storage_options=seaweed.options)
+        lake = Delta(spark_session, address, storage_options=options).bind("p")
+        began = time.monotonic()
+        assert lake.table(Route.same(TableId("main", "t"))).applied(1) is None
+        assert time.monotonic() - began < 10
 
 
 def test_a_session_of_spark_connect_is_refused_in_one_sentence() -> None:

@@ -109,6 +109,8 @@ class HttpProxy:
 
     def _count(self, head: bytes) -> None:
         method, _, target = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+        if not method.isupper() or not method.isalpha():
+            return  # the end of a body that came in chunks
         is_list = method == "GET" and ("list-type=" in target or "prefix=" in target)
         with self._lock:
             self.requests["LIST" if is_list else method] += 1
