@@ -558,6 +558,8 @@ class DeltaStore:
             raise LakeError(f"{named} has deletion vectors, which mask rows of its files")
         if features.has_mapped_columns:
             raise LakeError(f"{named} has column mapping, so that its files have other column names than the table")
+        if table.metadata().partition_columns:
+            raise LakeError(f"{named} has partitions, so that its files lack the columns that it is partitioned by")
         paths = [f"{self.location}/{name}" for name in pa.table(table.get_add_actions()).column("path").to_pylist()]
         for path in paths:
             system, place = filesystem(path)
