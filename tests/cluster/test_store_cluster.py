@@ -26,7 +26,7 @@ from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 from lakefeed.testing.server.proxy import HttpProxy
 from lakefeed.testing.server.spark_cluster import SparkCluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CONFIG = """
 pipeline: shop
@@ -93,7 +93,7 @@ class Shop:
 
     def lakefeed(self, *command: str, **environment: str) -> str:
         process = self.start(*command, **environment)
-        said, _ = process.communicate(timeout=280)
+        said, _ = process.communicate(timeout=600)
         assert process.returncode == 0, said
         return said
 
@@ -140,7 +140,7 @@ def test_a_driver_that_is_killed(shop: Shop, moment: str) -> None:
         shop.sync()
         shop.change()
     process = shop.start("sync", "shop.yaml", LAKEFEED_FAILPOINTS=moment)
-    process.communicate(timeout=280)
+    process.communicate(timeout=600)
     assert process.returncode == -signal.SIGKILL
     shop.sync()
     shop.require_equal()
@@ -176,7 +176,7 @@ def test_a_worker_or_executor_that_is_killed_costs_time_and_no_row(shop: Shop, s
         shop.cluster.add_worker()
     else:
         os.kill(executors(shop.cluster)[0], signal.SIGKILL)
-    process.communicate(timeout=280)
+    process.communicate(timeout=600)
     if process.returncode != 0:
         shop.sync()
     shop.require_equal()
@@ -193,6 +193,6 @@ def test_a_store_that_is_slow_and_then_gone_for_a_while(shop: Shop) -> None:
     time.sleep(5)
     shop.seaweed.resume()
     shop.proxy.delay_seconds = 0.0
-    process.communicate(timeout=280)
+    process.communicate(timeout=600)
     shop.sync()
     shop.require_equal()

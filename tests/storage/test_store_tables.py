@@ -190,6 +190,7 @@ RULES = [
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_partitions_mapped_columns_constraints_change_feeds_and_unions(
     spark: SparkSession, seaweed: Seaweed, address: str, tmp_path: Path
 ) -> None:
