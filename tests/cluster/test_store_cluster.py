@@ -1,4 +1,4 @@
-"""PostgreSQL into Delta tables in an object store, by a standalone cluster. Run by make cluster.
+"""PostgreSQL into Delta and Iceberg tables in an object store, by a standalone cluster. Run by make cluster.
 
 Journal and tables are in SeaweedFS; workers read segments and write files there. Driver, worker, executor and store are
 killed in the middle of copies and merges; at the end lake and source are equal, by a reader that is not Spark.
@@ -18,9 +18,14 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, QueryBuilder
+from pyiceberg.catalog import load_catalog
+from tests.lake.iceberg_rest import rest_catalog
 
+from lakefeed.lake.location import file_io
+from lakefeed.storage.location import give_options
 from lakefeed.testing.server.object_store import Seaweed
 from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 from lakefeed.testing.server.proxy import HttpProxy
@@ -144,6 +149,26 @@ def test_a_driver_that_is_killed(shop: Shop, moment: str) -> None:
     assert process.returncode == -signal.SIGKILL
     shop.sync()
     shop.require_equal()
+
+
+def test_iceberg_tables_in_the_store_by_workers(shop: Shop, tmp_path: Path) -> None:
+    """Through a REST catalog; workers write by S3FileIO, and copies by pyarrow."""
+    give_options("s3://lakefeed", shop.seaweed.options)
+    reached = file_io("s3://lakefeed")
+    with rest_catalog(tmp_path, f"s3://lakefeed/{shop.name}/tables", reached) as address:
+        file = tmp_path / "shop.yaml"
+        lake = f"s3://lakefeed/{shop.name}, format: iceberg, catalog: {{type: rest, uri: '{address}'}}"
+        file.write_text(file.read_text().replace(f"s3://lakefeed/{shop.name}", lake))
+        table = load_catalog("theirs", type="rest", uri=address, **reached)
+        for _ in range(2):
+            shop.sync()
+            rows = table.load_table("public.account").scan().to_arrow()
+            with psycopg.connect(shop.postgres.dsn) as connection:
+                source = connection.execute("SELECT count(*), sum(id), sum(balance) FROM account").fetchone()
+            assert source is not None
+            found = (rows.num_rows, *(pc.sum(rows.column(name)).as_py() for name in ("id", "balance")))
+            assert found == tuple(map(int, source))
+            shop.change()
 
 
 def executors(cluster: SparkCluster) -> list[int]:

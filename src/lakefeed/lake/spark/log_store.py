@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CLASS = "lakefeed.IfAbsent"
+_DELTAS_OWN = "io.delta.storage.S3SingleDriverLogStore"
 _SETTING = "spark.delta.logStore.s3a.impl"
 _SOURCE = """
 package lakefeed;
@@ -83,9 +84,12 @@ def commits_if_absent(session: SparkSession, location: str) -> bool:
     jvm = context._jvm
     with _turn:
         try:
-            if _log_store(jvm, session, location) != _CLASS:
-                _install(context)
-            return _log_store(jvm, session, location) == _CLASS
+            found = _log_store(jvm, session, location)
+            if found != _DELTAS_OWN:
+                return found == _CLASS
+            with tempfile.TemporaryDirectory(prefix="lakefeed-classes-") as place:  # until it is loaded
+                _install(context, Path(place))
+                return _log_store(jvm, session, location) == _CLASS
         except Exception as error:  # noqa: BLE001  # whatever it is, Spark must not commit there
             log.warning("Spark cannot commit to %s: %s", location, error)
             return False
@@ -100,14 +104,14 @@ def _log_store(jvm: Any, session: SparkSession, location: str) -> str:
     return str((inner() if inner is not None else delegate).getClass().getName())
 
 
-def _install(context: Any) -> None:
-    """Into the class loader that Spark keeps for jars that come later; logs that were opened before are let go."""
+def _install(context: Any, place: Path) -> None:
+    """By a directory, into the class loader that Spark keeps for jars that come later. Logs that were opened before are
+    let go."""
     jvm = context._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(loader)
     compiler.cook(_SOURCE)
-    place = Path(tempfile.mkdtemp(prefix="lakefeed-classes-"))
     (place / "lakefeed").mkdir()
     for name, code in dict(compiler.getBytecodes()).items():
         (place / f"{name.replace('.', '/')}.class").write_bytes(bytes(code))
