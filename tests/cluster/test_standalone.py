@@ -20,7 +20,7 @@ from lakefeed.lake.formats import FORMATS
 from lakefeed.lake.spark.java import find_java
 from lakefeed.testing.server.spark_cluster import SparkCluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CONFIG = """
 pipeline: shop
@@ -60,7 +60,7 @@ class Shop:
 
     def lakefeed(self, *command: str, expected: int = 0, **environment: str) -> str:
         process = self.start(*command, **environment)
-        said, _ = process.communicate(timeout=280)
+        said, _ = process.communicate(timeout=600)
         assert process.returncode == expected, said
         return said
 
@@ -98,7 +98,7 @@ def test_a_worker_that_is_killed_in_a_copy_costs_time_and_no_row(cluster: SparkC
     victim = cluster.processes[-1]
     os.killpg(victim.pid, signal.SIGKILL)
     cluster.add_worker()
-    process.communicate(timeout=280)
+    process.communicate(timeout=600)
     if process.returncode != 0:
         shop.lakefeed("sync", "shop.yaml")
     shop.require_equal()
@@ -118,7 +118,7 @@ def test_the_command_runs_under_spark_submit(cluster: SparkCluster, tmp_path: Pa
     command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     environment = {"SPARK_HOME": str(home), "JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
-        [*command, "main.py", "sync", "shop.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=280,
+        [*command, "main.py", "sync", "shop.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=600,
         env={**os.environ, **environment}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]

@@ -1,7 +1,7 @@
-"""PostgreSQL into Delta tables in an object store, by a standalone cluster. Run by make cluster.
+"""PostgreSQL into Delta and Iceberg tables in an object store, by a standalone cluster. Run by make cluster.
 
-Journal and tables are in SeaweedFS; workers read segments and write files there. Driver, worker and store are killed in
-the middle of copies and merges; at the end lake and source are equal, by a reader that is not Spark.
+Journal and tables are in SeaweedFS; workers read segments and write files there. Driver, worker, executor and store are
+killed in the middle of copies and merges; at the end lake and source are equal, by a reader that is not Spark.
 """
 
 from __future__ import annotations
@@ -12,20 +12,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, QueryBuilder
+from pyiceberg.catalog import load_catalog
+from tests.lake.iceberg_rest import rest_catalog
 
+from lakefeed.lake.location import file_io
+from lakefeed.storage.location import give_options
 from lakefeed.testing.server.object_store import Seaweed
 from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 from lakefeed.testing.server.proxy import HttpProxy
 from lakefeed.testing.server.spark_cluster import SparkCluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CONFIG = """
 pipeline: shop
@@ -92,7 +98,7 @@ class Shop:
 
     def lakefeed(self, *command: str, **environment: str) -> str:
         process = self.start(*command, **environment)
-        said, _ = process.communicate(timeout=280)
+        said, _ = process.communicate(timeout=600)
         assert process.returncode == 0, said
         return said
 
@@ -139,22 +145,63 @@ def test_a_driver_that_is_killed(shop: Shop, moment: str) -> None:
         shop.sync()
         shop.change()
     process = shop.start("sync", "shop.yaml", LAKEFEED_FAILPOINTS=moment)
-    process.communicate(timeout=280)
+    process.communicate(timeout=600)
     assert process.returncode == -signal.SIGKILL
     shop.sync()
     shop.require_equal()
 
 
-def test_a_worker_that_is_killed_in_a_copy(shop: Shop) -> None:
+def test_iceberg_tables_in_the_store_by_workers(shop: Shop, tmp_path: Path) -> None:
+    """Through a REST catalog; workers write by S3FileIO, and copies by pyarrow."""
+    give_options("s3://lakefeed", shop.seaweed.options)
+    reached = file_io("s3://lakefeed")
+    with rest_catalog(tmp_path, f"s3://lakefeed/{shop.name}/tables", reached) as address:
+        file = tmp_path / "shop.yaml"
+        lake = f"s3://lakefeed/{shop.name}, format: iceberg, catalog: {{type: rest, uri: '{address}'}}"
+        file.write_text(file.read_text().replace(f"s3://lakefeed/{shop.name}", lake))
+        table = load_catalog("theirs", type="rest", uri=address, **reached)
+        for _ in range(2):
+            shop.sync()
+            rows = table.load_table("public.account").scan().to_arrow()
+            with psycopg.connect(shop.postgres.dsn) as connection:
+                source = connection.execute("SELECT count(*), sum(id), sum(balance) FROM account").fetchone()
+            assert source is not None
+            found = (rows.num_rows, *(pc.sum(rows.column(name)).as_py() for name in ("id", "balance")))
+            assert found == tuple(map(int, source))
+            shop.change()
+
+
+def executors(cluster: SparkCluster) -> list[int]:
+    """The processes of executors, which are in the groups of their workers."""
+    groups, found = {process.pid for process in cluster.processes}, []
+    for directory in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words, fields = (directory / "cmdline").read_bytes(), (directory / "stat").read_text().rpartition(")")[2]
+            if b"CoarseGrainedExecutorBackend" in words and int(fields.split()[2]) in groups:
+                found.append(int(directory.name))
+    return found
+
+
+@pytest.mark.parametrize("victim", ["worker", "executor"])
+@pytest.mark.parametrize("step", ["copy", "merge"])
+def test_a_worker_or_executor_that_is_killed_costs_time_and_no_row(shop: Shop, step: str, victim: str) -> None:
+    if step == "merge":
+        shop.sync()
+        shop.sql("UPDATE account SET balance = -balance")  # of all rows, so that it takes a while
     process = shop.start("sync", "shop.yaml")
     until = time.monotonic() + 120
-    while not shop.proxy.requests["PUT"]:
+    while len(executors(shop.cluster)) < 2:
         assert time.monotonic() < until
+        assert process.poll() is None
         time.sleep(0.1)
-    time.sleep(5)
-    os.killpg(shop.cluster.processes[-1].pid, signal.SIGKILL)
-    shop.cluster.add_worker()
-    process.communicate(timeout=280)
+    time.sleep(6)  # the first job asks what is installed; the next ones copy, or merge
+    assert process.poll() is None, "it was over before anything was killed"
+    if victim == "worker":
+        os.killpg(shop.cluster.processes[-1].pid, signal.SIGKILL)
+        shop.cluster.add_worker()
+    else:
+        os.kill(executors(shop.cluster)[0], signal.SIGKILL)
+    process.communicate(timeout=600)
     if process.returncode != 0:
         shop.sync()
     shop.require_equal()
@@ -171,6 +218,6 @@ def test_a_store_that_is_slow_and_then_gone_for_a_while(shop: Shop) -> None:
     time.sleep(5)
     shop.seaweed.resume()
     shop.proxy.delay_seconds = 0.0
-    process.communicate(timeout=280)
+    process.communicate(timeout=600)
     shop.sync()
     shop.require_equal()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
 from lakefeed.lake.spark.java import cache_directory, find_java
 
-ICEBERG, JETTY, SQLITE = "1.11.0", "12.0.30", "3.50.3.0"
+ICEBERG, JETTY, SQLITE, SDK = "1.11.0", "12.0.30", "3.50.3.0", "2.29.52"
 _SPARK = Path(pyspark.__file__).parent / "jars"
 _WANTED = f"""
 <ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">
@@ -30,6 +30,11 @@ _WANTED = f"""
       <artifact name="iceberg-core" type="jar"/>
       <artifact name="iceberg-core" type="jar" m:classifier="tests"/>
     </dependency>
+    <dependency org="org.apache.iceberg" name="iceberg-aws" rev="{ICEBERG}"/>
+    <dependency org="software.amazon.awssdk" name="s3" rev="{SDK}"/>
+    <dependency org="software.amazon.awssdk" name="sts" rev="{SDK}"/>
+    <dependency org="software.amazon.awssdk" name="url-connection-client" rev="{SDK}"/>
+    <dependency org="software.amazon.awssdk" name="kms" rev="{SDK}"/>
     <dependency org="org.eclipse.jetty.ee10" name="jetty-ee10-servlet" rev="{JETTY}"/>
     <dependency org="org.xerial" name="sqlite-jdbc" rev="{SQLITE}"/>
   </dependencies>
@@ -38,8 +43,10 @@ _WANTED = f"""
 
 
 @contextmanager
-def rest_catalog(place: Path) -> Iterator[str]:
-    """The address of a running server, which keeps its catalog in ``place`` and the tables in ``place/warehouse``."""
+def rest_catalog(place: Path, warehouse: str | None = None, file_io: Mapping[str, str] | None = None) -> Iterator[str]:
+    """The address of a running server, which keeps its catalog in ``place`` and the tables in ``warehouse``, else in
+    ``place/warehouse``. ``file_io`` are the properties by which it reaches an object store.
+    """
     port, password, process = launch_gateway(
         classpath=":".join(_class_path()),
         jarpath=str(next(_SPARK.glob("py4j-*.jar"))),
@@ -50,7 +57,7 @@ def rest_catalog(place: Path) -> Iterator[str]:
     )
     gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auth_token=password, auto_convert=True))
     try:
-        server = _started(gateway.jvm, place)
+        server = _started(gateway.jvm, place, warehouse or f"file://{place / 'warehouse'}", file_io or {})
         yield f"http://127.0.0.1:{server.getURI().getPort()}"
         server.stop()
     finally:
@@ -67,12 +74,13 @@ def _ended(process: Any) -> None:
         process.wait()
 
 
-def _started(jvm: Any, place: Path) -> Any:
+def _started(jvm: Any, place: Path, warehouse: str, file_io: Mapping[str, str]) -> Any:
     properties = {
+        **file_io,
         "catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
         "uri": f"jdbc:sqlite:{place / 'catalog.db'}",
         "jdbc.schema-version": "V1",
-        "warehouse": f"file://{place / 'warehouse'}",
+        "warehouse": warehouse,
     }
     iceberg, jetty = jvm.org.apache.iceberg, jvm.org.eclipse.jetty
     backend = iceberg.CatalogUtil.buildIcebergCatalog("backend", properties, jvm.org.apache.hadoop.conf.Configuration())
@@ -87,7 +95,7 @@ def _started(jvm: Any, place: Path) -> Any:
 
 def _class_path() -> list[str]:
     """The server's jars, and Hadoop's, which Spark brings."""
-    memory = cache_directory() / f"jars-rest-catalog-{ICEBERG}-{JETTY}-{SQLITE}.json"
+    memory = cache_directory() / f"jars-rest-catalog-{ICEBERG}-{JETTY}-{SQLITE}-{SDK}.json"
     known: list[str] = json.loads(memory.read_text()) if memory.exists() else []
     if not known or not all(Path(jar).is_file() for jar in known):
         known = _resolved(cache_directory() / "ivy")

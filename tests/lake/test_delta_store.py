@@ -178,3 +178,19 @@ def test_files_that_do_not_have_the_tables_rows_copy_no_other_table(
     state = TableVersion(number=0, schema_version=1, position=None, version=0)
     with pytest.raises(LakeError, match=said):
         store.chunks(state, SCHEMA, CurrentRows())
+
+
+def test_files_without_the_columns_of_their_partitions_copy_no_other_table(store: DeltaStore) -> None:
+    """Those columns would be NULL in it."""
+    column = SCHEMA.names[-1]
+    entry = Path(store.location, "_delta_log", f"{0:020d}.json")
+    lines = [json.loads(line) for line in entry.read_text().splitlines()]
+    for line in lines:
+        if "metaData" in line:
+            line["metaData"]["partitionColumns"] = [column]
+        if "add" in line:
+            line["add"]["partitionValues"] = {column: "1"}
+    entry.write_text("\n".join(map(json.dumps, lines)))
+    state = TableVersion(number=0, schema_version=1, position=None, version=0)
+    with pytest.raises(LakeError, match="partitions"):
+        store.chunks(state, SCHEMA, CurrentRows())

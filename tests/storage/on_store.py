@@ -37,7 +37,7 @@ class OnStore:
     def make_format(self, root: Path, mode: Mode = Mirror()) -> TableFormat:  # noqa: B008
         lake = Delta(
             self.spark,
-            f"{self.address}/{root.name}",
+            f"{self.address}/{root.parent.name}/{root.name}",
             mode=mode,
             deletion_vectors=self.deletion_vectors,
             storage_options=self.options,

@@ -18,7 +18,6 @@ from lakefeed.lake.mode import mode_named
 from lakefeed.lake.route import Origin, Rule
 from lakefeed.lake.rule.rows import RowOptions
 from lakefeed.lake.schema.policy import Evolution
-from lakefeed.storage.location import is_remote
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,11 +67,6 @@ def iceberg(whole: Config, spark: Session) -> Iceberg:
     if "deletion_vectors" in config.model_fields_set:
         raise ConfigError(
             "lake.deletion_vectors is for Delta tables", remedy="Remove it: Iceberg tables always mark deleted rows."
-        )
-    if is_remote(config.path):
-        raise ConfigError(
-            f"lake.path: Iceberg tables in an object store have not been tried, and {config.path} is in one",
-            remedy="Set lake.format: delta, or lake.path to a directory.",
         )
     return Iceberg(
         spark,

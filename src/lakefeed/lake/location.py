@@ -101,6 +101,27 @@ def _s3(options: tuple[tuple[str, str], ...]) -> Any:
     )
 
 
+def file_io(path: str) -> dict[str, str]:
+    """The properties of a catalog with which Iceberg, in Java and in Python, reaches the store of ``path``; none for a
+    directory. What is not given comes from the environment there, too.
+    """
+    if not delta_uri(path).startswith("s3://"):
+        return {}
+    options = {name.removeprefix("aws_"): one for name, one in options_of(path).items()}
+    endpoint = options.get("endpoint") or options.get("endpoint_url")
+    values = {
+        "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+        "http-client.type": "urlconnection",  # of the three that it knows, the one that Hadoop's connector leaves alone
+        "client.region": options.get("region") or ("us-east-1" if endpoint else None),  # it does not start without any
+        "s3.endpoint": endpoint,
+        "s3.path-style-access": "true" if endpoint else None,
+        "s3.access-key-id": options.get("access_key_id"),
+        "s3.secret-access-key": options.get("secret_access_key"),
+        "s3.session-token": options.get("session_token"),
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def stores_of(path: str) -> tuple[str, ...]:
     """Whose connectors a Spark session needs to reach ``path``: see ``spark.jars``."""
     return ("s3",) if delta_uri(path).startswith("s3://") else ()

@@ -19,7 +19,6 @@ from lakefeed.lake.spark.type import quoted
 from lakefeed.lake.window import KeyBounds
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from lakefeed.lake.mode.base import CurrentRows, Mode
@@ -277,9 +276,6 @@ class TableStore(Protocol):
         Names of ``key`` that the table does not have are passed over. What nobody needs is removed even if the packing
         fails, which then is raised.
         """
-
-    def require_copyable(self, columns: pa.Schema) -> None:
-        """TableStoppedError if a table with these columns cannot be made here. No Spark."""
 
     def other_type(self, schema: TableSchema) -> str | None:
         """A column that the stored table has with another type than ``schema``, with both; None if there is none, or no

@@ -29,7 +29,7 @@ from lakefeed.lake.schema.projection import steps
 from lakefeed.lake.spark.error import explained, is_conflict
 from lakefeed.lake.spark.job import run_job
 from lakefeed.lake.spark.session import Sessions
-from lakefeed.lake.spark.type import lake_arrow, quoted, refuse_unstorable
+from lakefeed.lake.spark.type import quoted, refuse_unstorable
 from lakefeed.lake.store import Stamp, TableStore, is_only_added, not_where_expected
 
 if TYPE_CHECKING:
@@ -90,7 +90,6 @@ class SparkTable:
         own = self._mode.schema(ruled.schema)
         refuse_unstorable(own, added=self._mode.added_columns(), reserved=self._store.reserved)
         self._mode.check_columns(ruled.schema)
-        self._store.require_copyable(lake_arrow(own))
         layout = self._store.layout
         for name in (*(one.column for one in layout.partitions), *(layout.cluster_by or ())):
             if name not in ruled.schema.names:

@@ -1,7 +1,6 @@
-"""A Delta table in an object store: every commit is an entry of the log that is put if absent, and none is Spark's.
+"""A Delta table in an object store: every commit is an entry of the log that is put if absent.
 
-Spark's own commits are ordinary puts there: of two writers the second would replace what the first has written. So
-Spark reads, and its tasks write files; what the log takes in is decided here (``log``), for every step:
+Spark reads, and its tasks write files; what the log of a plain table takes in is decided here (``log``), for each step:
 
 - rows are appended, exchanged or marked as on a disk;
 - a merge finds the files that have rows of it, and exchanges those;
@@ -10,8 +9,11 @@ Spark reads, and its tasks write files; what the log takes in is decided here (`
 - small files are packed by an exchange that changes no row.
 
 A task names its file by chance, and only what the task that succeeded reports is named by a commit: one that was given
-up and goes on writes a file of nobody's. What Delta would have to keep up beside files and marks (partitions, column
-mapping, constraints, clustering, change data feed) is refused, because only Spark does that.
+up and goes on writes a file of nobody's.
+
+Where a table has more than files and marks to keep up (partitions, column mapping, constraints, clustering, a change
+data feed), Spark commits, as on a disk. Its own commits would be ordinary puts: of two writers the second would replace
+what the first has written. So they go through a log store of ours (``spark.log_store``), or are refused.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import pyarrow as pa
 
 from lakefeed.change.table import TableId, TableSchema
 from lakefeed.errors import LakeError, TableStoppedError
-from lakefeed.lake.base import Applied
+from lakefeed.lake.base import Applied, Loaded, TableCopy
 from lakefeed.lake.delta.copy import LOCAL_TIME, needs_mapping, with_comments
 from lakefeed.lake.delta.feature import features_of
 from lakefeed.lake.delta.history import AppIds
@@ -37,8 +39,10 @@ from lakefeed.lake.delta.store import DeltaStore, has_local_time, is_only_metada
 from lakefeed.lake.loader import DataFile, write_chunk
 from lakefeed.lake.location import spark_path
 from lakefeed.lake.maintenance import MaintenanceOptions
+from lakefeed.lake.mode.base import Mode
 from lakefeed.lake.schema.projection import projected
 from lakefeed.lake.spark.error import ConcurrentModification
+from lakefeed.lake.spark.log_store import commits_if_absent
 from lakefeed.lake.spark.type import lake_arrow, quoted
 from lakefeed.lake.store import (
     BROADCAST_ROWS,
@@ -50,7 +54,7 @@ from lakefeed.lake.store import (
     Step,
 )
 from lakefeed.lake.vector import FILE, ROW
-from lakefeed.storage.location import give_options, options_of
+from lakefeed.storage.location import give_options, options_of, storage_at
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -64,16 +68,38 @@ _PACKED_FILES = 8
 _FILE_BYTES, _TASK_BYTES = 128 << 20, 1 << 20
 """Of a file that a merge writes, and of what one task writes alone."""
 _WRITTEN = "name string, rows long, bytes long, statistics string, written_ms long"
-_REMEDY = "Keep that table in a directory (a pipeline of its own with another lake.path), or do without it."
 
 
 class StoreDelta(DeltaStore):
     """See the module, and ``lake.store.TableStore`` for the contract."""
 
+    def refresh(self) -> DeltaTable | None:
+        """As everywhere, but deltalake's own question whether there is a table holds Python's lock until the store has
+        answered: renewals of the lease, and all other threads, would wait for a slow store.
+        """
+        from deltalake import DeltaTable
+
+        if not storage_at(self.location, self._storage).has_folder("_delta_log"):
+            self._forget()
+        elif self._table is None:
+            self._table = DeltaTable(self._uri, storage_options=self._storage)
+        else:
+            self._table.update_incremental()
+        return self._table
+
+    def opened(self) -> DeltaTable | None:
+        from deltalake import DeltaTable
+
+        if not storage_at(self.location, self._storage).has_folder("_delta_log"):
+            return None
+        return DeltaTable(self._uri, storage_options=self._storage)
+
     # Rows
 
     def read(self, session: SparkSession) -> DataFrame:
         """At the version that a commit is then planned on."""
+        if not self._is_plain():
+            return super().read(session)
         old = self._all_files()
         if len(old.files) > _MANY_FILES:
             reader = session.read.format("delta").option("versionAsOf", old.version)
@@ -116,13 +142,14 @@ class StoreDelta(DeltaStore):
     # Commits
 
     def commit(self, session: SparkSession, step: Step, stamp: Stamp) -> Applied:
+        if not self._is_plain():
+            return super().commit(self._committing(session), step, stamp)
         return super().commit(session, self._committable(session, step), stamp)
 
     def _committable(self, session: SparkSession, step: Step) -> Step:
         """The step as an exchange of files, where Spark would commit it elsewhere."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        self._require_plain()
         if isinstance(step, ReplaceRows):
             return RewriteRows(step.rows, self._all_files())
         if not isinstance(step, MergeRows):
@@ -174,10 +201,10 @@ class StoreDelta(DeltaStore):
 
     def evolve(self, session: SparkSession, path: Sequence[TableSchema], stamp: Stamp) -> None:
         """In one entry of the log; nothing that it says is there without the rest."""
-        self._require_plain()
         last = path[-1]
-        if needs_mapping(last.names):
-            self._refuse(f"a column name with one of the characters ' ,;{{}}()=' (of {', '.join(last.names)})")
+        if not self._is_plain() or needs_mapping(last.names):
+            super().evolve(self._committing(session), path, stamp)
+            return
         ids, old = AppIds(self.owner, stamp.generation), self._all_files()
         with self._lock:
             table = self._table
@@ -200,14 +227,22 @@ class StoreDelta(DeltaStore):
             self._put(table, actions, {ids.schema: stamp.schema_version or 0}, stamp)
             self._forget()
 
-    def allow(self, session: Callable[[], SparkSession], feature: str) -> None:  # noqa: ARG002
-        self._put_metadata({}, [feature])
+    def allow(self, session: Callable[[], SparkSession], feature: str) -> None:
+        if self._is_plain():
+            self._put_metadata({}, [feature])
+        else:
+            super().allow(session, feature)
 
-    def set_properties(self, session: Callable[[], SparkSession], properties: Mapping[str, str]) -> None:  # noqa: ARG002
-        for name, value in properties.items():
-            if name.startswith(("delta.enable", "delta.constraints.", "delta.columnMapping.")) and name != _MARKS:
-                self._refuse(f"the property {name} = {value}")
-        self._put_metadata(properties, ["deletionVectors"] if properties.get(_MARKS) == "true" else [])
+    def set_properties(self, session: Callable[[], SparkSession], properties: Mapping[str, str]) -> None:
+        """Here, unless a property may ask for a feature of Delta that Spark has to switch on."""
+        asks = [name for name in properties if name.startswith(_ASKING) and name != _MARKS]
+        if asks or not self._is_plain():
+            super().set_properties(lambda: self._committing(session()), properties)
+        else:
+            self._put_metadata(properties, ["deletionVectors"] if properties.get(_MARKS) == "true" else [])
+
+    def lay_out(self, session: SparkSession) -> None:
+        self.set_properties(lambda: session, dict(self.layout.properties))
 
     def _put_metadata(self, properties: Mapping[str, str], features: Sequence[str]) -> None:
         table = self.opened()
@@ -219,29 +254,31 @@ class StoreDelta(DeltaStore):
         if actions:
             put_commit(self.location, table.version() + 1, actions, {}, "{}", "SET TBLPROPERTIES")
 
-    # What is refused
+    def load(
+        self, copy: TableCopy, mode: Mode, session: Callable[[], SparkSession], progress: Callable[[int], None]
+    ) -> Loaded:
+        by_spark = self.layout.partitions or needs_mapping(mode.schema(copy.schema).names) or not self._is_plain()
+        return super().load(copy, mode, (lambda: self._committing(session())) if by_spark else session, progress)
 
-    def require_copyable(self, columns: pa.Schema) -> None:
-        if self.options.layout.partitions:
-            self._refuse("partitions (partition_by)")
-        if needs_mapping(columns.names):
-            self._refuse(f"a column name with one of the characters ' ,;{{}}()=' (of {', '.join(columns.names)})")
+    # What Spark commits
+
+    def _is_plain(self) -> bool:
+        """Has the table nothing that only Spark keeps up?"""
         with self._lock:
-            if self.refresh() is not None:
-                self._require_plain()
+            table = self._table if self._table is not None else self.refresh()
+            features = features_of(table) if table is not None else None
+        return features is None or features.takes_files or features.takes_marks
 
-    def _require_plain(self) -> None:
-        with self._lock:
-            features = features_of(self._table) if self._table is not None else None
-        if features is not None and not (features.takes_files or features.takes_marks):
-            self._refuse("partitions, column mapping, constraints, clustering, row tracking or a change data feed")
-
-    def _refuse(self, what: str) -> None:
+    def _committing(self, session: SparkSession) -> SparkSession:
+        """The session, once its commits to the table are put if absent. TableStoppedError where they cannot be."""
+        if commits_if_absent(session, spark_path(self.location)):
+            return session
         table = self._route.table
         raise TableStoppedError(
-            f"table {table}: a Delta table in an object store cannot have {what}: only Spark can commit to it, and "
-            "Spark does not notice other writers there",
-            remedy=_REMEDY,
+            f"table {table}: partitions, column mapping, constraints, clustering, row tracking and change data feeds "
+            "of Delta have Spark commit, and this Spark session does not notice other writers in an object store",
+            remedy="Let Lakefeed build the session, or keep that table in a directory (a pipeline of its own with "
+            "another lake.path), or do without.",
             table=str(table),
         )
 
@@ -249,7 +286,9 @@ class StoreDelta(DeltaStore):
 
     def pack(self, session: SparkSession, options: MaintenanceOptions, key: Sequence[str], share: float | None) -> None:
         """An exchange of files that changes no row, for as many groups as there are."""
-        self._require_plain()
+        if not self._is_plain():
+            super().pack(self._committing(session), options, key, share)
+            return
         folds = share if share is not None else 1.0 if options.insists else options.marked_share
         while True:
             with self._lock:
@@ -284,6 +323,7 @@ class StoreDelta(DeltaStore):
 
 
 _MARKS = "delta.enableDeletionVectors"
+_ASKING = ("delta.enable", "delta.constraints.", "delta.columnMapping.", "delta.feature.", "delta.min")
 
 
 def packable(entries: Mapping[str, Mapping[str, Any]], file_bytes: int, share: float) -> list[str]:

@@ -558,15 +558,14 @@ class DeltaStore:
             raise LakeError(f"{named} has deletion vectors, which mask rows of its files")
         if features.has_mapped_columns:
             raise LakeError(f"{named} has column mapping, so that its files have other column names than the table")
+        if table.metadata().partition_columns:
+            raise LakeError(f"{named} has partitions, so that its files lack the columns that it is partitioned by")
         paths = [f"{self.location}/{name}" for name in pa.table(table.get_add_actions()).column("path").to_pylist()]
         for path in paths:
             system, place = filesystem(path)
             if system.get_file_info(place).type is not fs.FileType.File:
                 raise LakeError(f"{named} has lost a file: {path}")
         return tuple(FileChunk(schema, path, current, state.position) for path in paths)
-
-    def require_copyable(self, columns: pa.Schema) -> None:
-        """TableStoppedError if a table with these columns cannot be made here."""
 
     def allow(self, session: Callable[[], SparkSession], feature: str) -> None:
         """The table has a feature of Delta from now on. A commit of its own, harmless to repeat.

@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 from urllib.parse import quote
@@ -18,7 +18,7 @@ from urllib.parse import quote
 from lakefeed.change.table import TableId
 from lakefeed.errors import ConfigError, LakeError
 from lakefeed.lake.formats import other_format_at
-from lakefeed.lake.location import escaped, filesystem, spark_path
+from lakefeed.lake.location import delta_uri, escaped, file_io, filesystem, spark_path
 from lakefeed.storage.location import is_remote
 
 CATALOGS = ("glue", "hadoop", "hive", "jdbc", "rest")
@@ -27,14 +27,19 @@ HANDED_OVER = "lakefeed_handed_over"
 _NAME = "lakefeed"
 _OWN_WAREHOUSE = ("hadoop", "jdbc")
 """Catalogs whose tables are below the lake's path by default."""
+_OF_STORES = ("s3.", "client.")
+"""How properties begin that Iceberg in Java and pyiceberg call alike."""
 
 
 @dataclass(frozen=True, slots=True)
 class IcebergCatalog:
-    """``properties`` are Iceberg's, ``type`` among them. ``namespace`` may have ``{schema}`` in it, and dots."""
+    """``properties`` are Iceberg's, ``type`` among them. ``namespace`` may have ``{schema}`` in it, and dots.
+
+    Where the lake's path is in an object store, the properties have what reaches it: credentials, maybe.
+    """
 
     name: str
-    properties: Mapping[str, str]
+    properties: Mapping[str, str] = field(repr=False)
     namespace: str
     root: str
 
@@ -57,7 +62,8 @@ class IcebergCatalog:
         if kind != "hadoop" and "uri" not in properties and kind != "glue":
             raise ConfigError(f"an Iceberg catalog of type {kind} needs its address", remedy="Add lake.catalog.uri.")
         if kind in _OWN_WAREHOUSE:
-            properties.setdefault("warehouse", spark_path(root))
+            properties.setdefault("warehouse", delta_uri(root) if is_remote(root) else spark_path(root))
+        properties = {**file_io(root), **properties}
         if kind == "jdbc":
             properties.setdefault("jdbc.schema-version", "V1")  # what pyiceberg makes, and expects
         if kind == "hadoop" and properties["warehouse"] != spark_path(root):
@@ -105,7 +111,8 @@ class IcebergCatalog:
         properties = dict(self.properties)
         if self.kind == "jdbc":
             address = _sqlalchemy(properties["uri"], properties.get("jdbc.user"), properties.get("jdbc.password"))
-            properties = {"type": "sql", "uri": address, "warehouse": properties["warehouse"]}
+            shared = {key: value for key, value in properties.items() if key.startswith(_OF_STORES)}
+            properties = {**shared, "type": "sql", "uri": address, "warehouse": properties["warehouse"]}
         return CatalogMetadata(self.name, properties, (*namespace, name), directory)
 
 

@@ -27,6 +27,7 @@ from lakefeed.lake.base import ChunkSource, Loaded, TableCopy, TableVersion
 from lakefeed.lake.iceberg.record import DESCRIBED, OWNER, Copied, Record
 from lakefeed.lake.iceberg.schema import Add, Describe, current_schema, replacements, schema_json, with_field_ids
 from lakefeed.lake.loader import GROUP_CHUNKS, attempt_chunk, written_chunks
+from lakefeed.lake.location import file_io
 from lakefeed.lake.mode.base import CurrentRows, Mode
 from lakefeed.lake.spark.type import lake_arrow
 from lakefeed.storage.location import options_of
@@ -189,5 +190,5 @@ def chunks_of(
 def _scanned(metadata_file: str, snapshot: int) -> tuple[Any, Any]:
     from pyiceberg.table import StaticTable
 
-    table = StaticTable.from_metadata(metadata_file)
+    table = StaticTable.from_metadata(metadata_file, file_io(metadata_file))
     return table, table.scan(snapshot_id=snapshot)

@@ -16,7 +16,7 @@ from lakefeed.lake.iceberg.catalog import IcebergCatalog
 from lakefeed.lake.iceberg.history import IcebergHistory, IcebergRows
 from lakefeed.lake.iceberg.java import JavaCatalog, JavaTable
 from lakefeed.lake.iceberg.store import IcebergStore
-from lakefeed.lake.location import lake_root, table_path
+from lakefeed.lake.location import lake_root, spark_options, table_path
 from lakefeed.lake.mode import Mirror, Mode, checked_mode
 from lakefeed.lake.reader import StoredRows
 from lakefeed.lake.route import Route, RoutedFormat, Routes, Rule
@@ -109,7 +109,7 @@ class IcebergFormat(RoutedFormat):
         self._spark = spark
         self._catalog = catalog
         self._routes = routes
-        self._sessions = Sessions(spark, {**catalog.settings(), POOL: pipeline})
+        self._sessions = Sessions(spark, {**catalog.settings(), **spark_options(catalog.root), POOL: pipeline})
         self._java = JavaCatalog(catalog.name, catalog.properties, self._sessions.child)
         self._lock = threading.Lock()
         self._tables: dict[Route, SparkTable] = {}

@@ -257,7 +257,8 @@ class Addition:
             add = append.appendFile
         for file in files:
             # With the bounds of its columns, from its footer: they are what lets readers and merges leave files out.
-            path = spark_path(f"{self.directory}/{file.name}")
+            path = f"{self.directory}/{file.name}"
+            path = path if "://" in path else spark_path(path)
             config = _iceberg(self._jvm, "MetricsConfig").forTable(self._table)
             file_metrics = _iceberg(self._jvm, "parquet.ParquetUtil").fileMetrics
             metrics = file_metrics(self._table.io().newInputFile(path), config)

@@ -40,7 +40,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyroaring import BitMap
 
 from lakefeed.change.position import decode_position
@@ -456,9 +455,6 @@ class IcebergStore:
                 remedy=f"{'; '.join(statements)}. The pipeline then goes on by itself.",
                 table=table,
             )
-
-    def require_copyable(self, columns: pa.Schema) -> None:
-        """Iceberg commits through its catalog, wherever the files are."""
 
     def is_in_place(self, path: Sequence[TableSchema]) -> bool:
         return is_only_added(path) if self.part is not None else is_in_place(path)

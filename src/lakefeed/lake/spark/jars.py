@@ -36,14 +36,19 @@ STORES = {
 }
 """What a session needs to write to an object store, by the scheme: Hadoop's connector, of the Hadoop that Spark has,
 and those modules of Amazon's library that it uses."""
+FILE_IO = {"s3": tuple(f"software.amazon.awssdk:{module}:{_SDK}" for module in ("kms", "url-connection-client"))}
+"""What Iceberg's own file system (S3FileIO, in the format's jar) needs besides: 2 MB. Its makers bundle all of the
+library that it can use in 69 MB, in another version than the connector's; two versions do not go together."""
 STORE_EXCLUDES = "software.amazon.awssdk:bundle"
 """All of Amazon's library, 642 MB, which the connector names; the modules above are 15 MB with all that they need."""
 
 
 def coordinates_of(formats: Sequence[str] = ("delta",), stores: Sequence[str] = ()) -> str:
     """As ``spark.jars.packages`` has them."""
-    own = [FORMATS[name].coordinates for name in sorted(set(formats))]
-    return ",".join([*own, *(one for store in sorted(set(stores)) for one in STORES[store])])
+    found = [FORMATS[name].coordinates for name in sorted(set(formats))]
+    for store in sorted(set(stores)):
+        found += [*STORES[store], *(FILE_IO[store] if "iceberg" in formats else ())]
+    return ",".join(found)
 
 
 def remembered_jars(coordinates: str = FORMATS["delta"].coordinates) -> tuple[str, ...]:

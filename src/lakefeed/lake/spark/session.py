@@ -159,7 +159,7 @@ def session_conf(
         "spark.log.level": "ERROR",
         "spark.ui.enabled": "false",
         # Spark's own rule, and the key of a REST catalog's secret: neither a UI nor an event log shows such values.
-        "spark.redaction.regex": "(?i)secret|password|passwd|token|credential|access[.]?key",
+        "spark.redaction.regex": "(?i)secret|password|passwd|token|credential|access[.-]?key",
         "spark.ui.showConsoleProgress": "false",
         # What a UI would show is kept in memory even without one: a process that runs for months needs little of it.
         "spark.ui.retainedJobs": "20",

@@ -120,7 +120,7 @@ class Seaweed(S3Server):
             command += [f"-{name}.port={port}", f"-{name}.port.grpc={free_port()}"]
         # What nobody here uses would be on one port for all servers of the machine.
         command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
-        return [*command, "-master.volumeSizeLimitMB=64", "-volume.max=20"]
+        return [*command, "-master.volumeSizeLimitMB=64", "-volume.max=100"]  # a bucket takes seven
 
     def bucket(self, name: str) -> str:
         """By a file of the filer, which asks for no signature. Once more if it drops the connection: its parts find

@@ -1,0 +1,120 @@
+"""Spark's own commits to Delta tables in S3, put if absent: a log store that Delta does not have itself.
+
+Delta's log store for S3 looks whether a version is there and then puts it, so that of two processes the second replaces
+what the first has written. The class below has Hadoop's connector send ``If-None-Match: *``. It is compiled in the JVM
+by the compiler that Spark brings for its own generated code, and named to Delta as the log store of ``s3a``. Before
+Spark may commit, Delta is asked which log store it would take (``commits_if_absent``).
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_CLASS = "lakefeed.IfAbsent"
+_DELTAS_OWN = "io.delta.storage.S3SingleDriverLogStore"
+_SETTING = "spark.delta.logStore.s3a.impl"
+_SOURCE = """
+package lakefeed;
+
+import java.io.ByteArrayOutputStream;
+import java.io.IOException;
+import java.util.Arrays;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FSDataInputStream;
+import org.apache.hadoop.fs.FSDataOutputStream;
+import org.apache.hadoop.fs.FSDataOutputStreamBuilder;
+import org.apache.hadoop.fs.FileSystem;
+import org.apache.hadoop.fs.Path;
+
+public class IfAbsent extends io.delta.storage.HadoopFileSystemLogStore {
+  public IfAbsent(Configuration conf) { super(conf); }
+
+  public void write(Path path, java.util.Iterator actions, Boolean overwrite, Configuration conf) throws IOException {
+    ByteArrayOutputStream text = new ByteArrayOutputStream();
+    while (actions.hasNext()) { text.write((((String) actions.next()) + "\\n").getBytes("UTF-8")); }
+    byte[] data = text.toByteArray();
+    FileSystem files = path.getFileSystem(conf);
+    if (overwrite.booleanValue()) {
+      FSDataOutputStream out = files.create(path, true);
+      out.write(data);
+      out.close();
+      return;
+    }
+    try {
+      FSDataOutputStreamBuilder builder = files.createFile(path);
+      builder.must("fs.option.create.conditional.overwrite", true);
+      FSDataOutputStream out = (FSDataOutputStream) builder.build();
+      out.write(data);
+      out.close();
+    } catch (IOException refused) {
+      // An answer may have been lost, and the request sent again: then the entry is this writer's own.
+      if (!files.exists(path)) { throw refused; }
+      if (!Arrays.equals(data, content(files, path))) {
+        throw new java.nio.file.FileAlreadyExistsException(path.toString());
+      }
+    }
+  }
+
+  private static byte[] content(FileSystem files, Path path) throws IOException {
+    FSDataInputStream in = files.open(path);
+    try { return in.readAllBytes(); } finally { in.close(); }
+  }
+
+  public Boolean isPartialWriteVisible(Path path, Configuration conf) { return Boolean.FALSE; }
+}
+"""
+_turn = threading.Lock()
+
+
+def commits_if_absent(session: SparkSession, location: str) -> bool:
+    """Make Spark's commits to the Delta table at an ``s3a`` address so, and ask Delta whether they are.
+
+    False where the JVM lacks a part of this, or somebody has chosen another log store.
+    """
+    context: Any = session.sparkContext
+    jvm = context._jvm
+    with _turn:
+        try:
+            found = _log_store(jvm, session, location)
+            if found != _DELTAS_OWN:
+                return found == _CLASS
+            with tempfile.TemporaryDirectory(prefix="lakefeed-classes-") as place:  # until it is loaded
+                _install(context, Path(place))
+                return _log_store(jvm, session, location) == _CLASS
+        except Exception as error:  # noqa: BLE001  # whatever it is, Spark must not commit there
+            log.warning("Spark cannot commit to %s: %s", location, error)
+            return False
+
+
+def _log_store(jvm: Any, session: SparkSession, location: str) -> str:
+    """The class that Delta would commit by."""
+    java: Any = session._jsparkSession
+    store = getattr(getattr(jvm, "org.apache.spark.sql.delta.storage.LogStore$"), "MODULE$").apply(java)
+    delegate = store.getDelegate(jvm.org.apache.hadoop.fs.Path(location))
+    inner = getattr(delegate, "logStoreImpl", None)
+    return str((inner() if inner is not None else delegate).getClass().getName())
+
+
+def _install(context: Any, place: Path) -> None:
+    """By a directory, into the class loader that Spark keeps for jars that come later. Logs that were opened before are
+    let go."""
+    jvm = context._jvm
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    compiler = jvm.org.codehaus.janino.SimpleCompiler()
+    compiler.setParentClassLoader(loader)
+    compiler.cook(_SOURCE)
+    (place / "lakefeed").mkdir()
+    for name, code in dict(compiler.getBytecodes()).items():
+        (place / f"{name.replace('.', '/')}.class").write_bytes(bytes(code))
+    loader.addURL(jvm.java.io.File(str(place)).toURI().toURL())
+    context._jsc.sc().conf().set(_SETTING, _CLASS)
+    getattr(jvm, "org.apache.spark.sql.delta.DeltaLog").clearCache()
