@@ -73,26 +73,10 @@ _WRITTEN = "name string, rows long, bytes long, statistics string, written_ms lo
 class StoreDelta(DeltaStore):
     """See the module, and ``lake.store.TableStore`` for the contract."""
 
-    def refresh(self) -> DeltaTable | None:
-        """As everywhere, but deltalake's own question whether there is a table holds Python's lock until the store has
-        answered: renewals of the lease, and all other threads, would wait for a slow store.
-        """
-        from deltalake import DeltaTable
-
-        if not storage_at(self.location, self._storage).has_folder("_delta_log"):
-            self._forget()
-        elif self._table is None:
-            self._table = DeltaTable(self._uri, storage_options=self._storage)
-        else:
-            self._table.update_incremental()
-        return self._table
-
-    def opened(self) -> DeltaTable | None:
-        from deltalake import DeltaTable
-
-        if not storage_at(self.location, self._storage).has_folder("_delta_log"):
-            return None
-        return DeltaTable(self._uri, storage_options=self._storage)
+    def _is_there(self) -> bool:
+        """deltalake's own question holds Python's lock until the store has answered: renewals of the lease, and all
+        other threads, would wait for a slow store."""
+        return storage_at(self.location, self._storage).has_folder("_delta_log")
 
     # Rows
 

@@ -207,7 +207,7 @@ class DeltaStore:
         """Read the log: the table at its newest version. Another process may have committed, or removed it."""
         from deltalake import DeltaTable
 
-        if not DeltaTable.is_deltatable(self._uri, self._storage):
+        if not self._is_there():
             self._forget()
         elif self._table is None:
             self._table = DeltaTable(self._uri, storage_options=self._storage)
@@ -215,11 +215,16 @@ class DeltaStore:
             self._table.update_incremental()
         return self._table
 
+    def _is_there(self) -> bool:
+        from deltalake import DeltaTable
+
+        return DeltaTable.is_deltatable(self._uri, self._storage)
+
     def opened(self) -> DeltaTable | None:
         """A handle for one caller: to list a large table's files takes longer than others should wait for the lock."""
         from deltalake import DeltaTable
 
-        if not DeltaTable.is_deltatable(self._uri, self._storage):
+        if not self._is_there():
             return None
         return DeltaTable(self._uri, storage_options=self._storage)
 
