@@ -178,11 +178,11 @@ def recopy_notice(old: TableSchema, new: TableSchema, is_filled: Callable[[str],
 
 
 def with_nulls(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of ``schema``; NULL where ``rows`` has none of that name."""
+    """The columns of ``schema``; NULL where ``rows`` has none of that name. What is said of the batch stays."""
     found = [
         rows.column(one.name) if one.name in rows.schema.names else pa.nulls(rows.num_rows, one.type) for one in schema
     ]
-    return pa.RecordBatch.from_arrays(found, schema=schema)
+    return pa.RecordBatch.from_arrays(found, schema=schema.with_metadata(rows.schema.metadata))
 
 
 def given(*names: str | None) -> tuple[str, ...]:
