@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ from tests.mysql.conftest import FLAVOURS, version_of
 from tests.mysql.play import Play
 
 from lakefeed.capture.builder import Limits
+from lakefeed.capture.mysql import facts
+from lakefeed.capture.mysql.database import Connection
+from lakefeed.capture.mysql.dialect import read_columns
 from lakefeed.capture.mysql.packets import PacketReader, Packets
 from lakefeed.capture.mysql.source import Mysql
 from lakefeed.change.batch import OP, TIME, Operation
@@ -103,6 +106,25 @@ def test_a_change_without_rows_is_found_in_the_catalog(play: Play) -> None:
     play.run("ALTER TABLE t ADD COLUMN b int")
     play.capture.discover()
     assert [schema.names for one in play.drain() for schema in one.schemas] == [("id", "a", "b")]
+
+
+def test_a_reading_of_the_catalog_that_rows_have_overtaken_changes_nothing(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delivered, is_first = list[ChangeSet](), iter([True])
+
+    def overtaken(connection: Connection, tables: Sequence[TableId]) -> Any:
+        found = read_columns(connection, tables)
+        if next(is_first, False):
+            play.run("ALTER TABLE t ADD COLUMN b int", "INSERT INTO t VALUES (1, 'a', 5)")
+            delivered.extend(play.drain())
+        return found
+
+    monkeypatch.setattr(facts, "read_columns", overtaken)
+    play.capture.discover()
+    assert [schema.names for one in delivered for schema in one.schemas] == [("id", "a", "b")]
+    play.run("FLUSH TABLES")  # the position of the reading is passed
+    assert [schema.names for one in play.drain() for schema in one.schemas] == [], "not back to the older schema"
 
 
 def test_a_dropped_table_is_told_once_and_its_successor_is_another_table(play: Play) -> None:

@@ -90,14 +90,20 @@ class DeliveredSchemas(SchemaFacts[P]):
     def is_due_later(self, table: TableId) -> bool:
         return table in self._due
 
-    def observe(self, stated: Iterable[Stated], now: Callable[[], P]) -> None:
-        """All captured tables as the catalog states them. ``now`` is a position behind that reading."""
+    def all_known(self) -> Mapping[TableId, Stated]:
+        with self._lock:
+            return dict(self._known)
+
+    def observe(self, stated: Iterable[Stated], known: Mapping[TableId, Stated], now: Callable[[], P]) -> None:
+        """All captured tables as the catalog states them. ``known`` is ``all_known`` from before that reading, ``now``
+        a position behind it. Where rows have reported another schema since, the reading is the older one.
+        """
         with self._lock:
             earlier, self._observed, at = self._observed, {}, None
             for one in stated:
                 table = one.schema.table
                 before = self._known.get(table)
-                if before is None or table in self._due or not _differs(before, one):
+                if before is None or before != known.get(table) or table in self._due or not _differs(before, one):
                     continue
                 old = earlier.get(table)
                 if old is None or old[1:] != (before, one):

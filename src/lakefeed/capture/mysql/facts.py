@@ -87,14 +87,14 @@ class MysqlFacts(DeliveredSchemas[Gtid]):
 
     def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:
         """Compare the catalog with what was delivered. A table that is gone without a word in the log is found here."""
-        tables = choose(session.tables())
-        wanted = list(dict.fromkeys((*self._known, *tables)))
+        tables, known = choose(session.tables()), self.all_known()
+        wanted = list(dict.fromkeys((*known, *tables)))
         with self._database.connection() as connection:
             there = self._schemas(read_columns(connection, wanted))
             for table in [one for one in self._known if one not in there and not self.is_due_later(one)]:
                 self.later(executed(connection, self._found()), TableDropped(table))
             stated = [self._stated(schema) for schema in there.values()]
-            self.observe(stated, lambda: executed(connection, self._found()))
+            self.observe(stated, known, lambda: executed(connection, self._found()))
         return tuple(there[table] for table in tables if table in there)
 
     def resolve(self, found: TableMap) -> Resolved:

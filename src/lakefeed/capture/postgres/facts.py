@@ -204,6 +204,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
 
     def discover(self, session: Session, choose: Choose) -> tuple[TableSchema, ...]:  # noqa: ARG002  # a copy's limits
         """Compare all tables there are, the columns of those in question and what is published with before."""
+        earlier = self.all_known()
         with self._connections.connection() as connection:
             with one_reading(connection):
                 there = read_tables(connection)
@@ -225,7 +226,7 @@ class TableFacts(DeliveredSchemas[PostgresLsn]):
                 schema = replace(schema, fingerprint=catalog.fingerprint(source) if is_other else "")
                 refusal = source.refusal(self.choices)
                 stated.append(Stated(source.oid, schema, refusal, stale_reason, _not_known(source), reasons))
-            self.observe(stated, lambda: _flushed(connection))
+            self.observe(stated, earlier, lambda: _flushed(connection))
         return tuple(one.schema for one in stated[: len(chosen)] if one.life not in self._renamed)
 
     def unsent(self, table: TableId) -> Statement | None:
