@@ -108,6 +108,14 @@ def test_a_change_without_rows_is_found_in_the_catalog(play: Play) -> None:
     assert [schema.names for one in play.drain() for schema in one.schemas] == [("id", "a", "b")]
 
 
+def test_a_truncate_after_a_new_column_does_not_take_the_column_away(play: Play) -> None:
+    play.run("INSERT INTO t VALUES (1, 'a')", "ALTER TABLE t ADD COLUMN b int", "INSERT INTO t VALUES (2, 'b', 5)")
+    play.run("TRUNCATE TABLE t")
+    found = play.drain()
+    assert changes(found) == [(Operation.INSERT, 1), (Operation.INSERT, 2), (Operation.TRUNCATE, None)]
+    assert [batch.schema.names for one in found for batch in one.batches][-1] == ("id", "a", "b")
+
+
 def test_a_reading_of_the_catalog_that_rows_have_overtaken_changes_nothing(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -458,8 +458,9 @@ class BinlogDecoder:
             self._notify(*(RecopyNeeded(one, reason) for one in sorted({self._maps[one][2] for one in self._touched})))
         elif effect is Effect.TRUNCATE:
             for table in filter(self._is_captured, statement.tables):
-                layouts = (one for _, one, _ in self._maps.values() if one is not None and one.schema.table == table)
-                layout = next(layouts, None)
+                # The newest: after an ALTER the table has another number, and the map of the old one is still there.
+                maps = reversed(self._maps.values())
+                layout = next((one for _, one, _ in maps if one is not None and one.schema.table == table), None)
                 if layout is None:  # no row of it has come yet
                     self._notify(RecopyNeeded(table, "it was emptied"))
                     continue
