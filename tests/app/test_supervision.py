@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from lakefeed.app.supervise import Supervised
+from lakefeed.app.supervise import Supervised, interruptible
 from lakefeed.errors import SourceSetupError
 
 
@@ -77,3 +77,27 @@ def test_a_second_signal_kills_a_run_that_does_not_come_to_its_end() -> None:
         assert process.stdout.readline() == "stopping\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == -signal.SIGTERM
+
+
+class Interrupts:
+    """Sends Ctrl-C while the interpreter runs a finalizer, where no exception gets out."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_that_comes_in_a_finalizer_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, is_alive = signal.getsignal(signal.SIGINT), threading.Thread.is_alive
+    waiting = [Interrupts()]
+
+    def look(thread: threading.Thread) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            waiting.clear()
+        return is_alive(thread)
+
+    monkeypatch.setattr(threading.Thread, "is_alive", look)
+    done = threading.Event()
+    with pytest.raises(KeyboardInterrupt):
+        interruptible(lambda: done.wait(20))
+    done.set()
+    assert signal.getsignal(signal.SIGINT) is before

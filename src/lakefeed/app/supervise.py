@@ -28,13 +28,17 @@ class Runs(Protocol):
 
 
 def interruptible(work: Callable[[], T]) -> T:
-    """The result of ``work``, which runs in a thread. Ctrl-C raises KeyboardInterrupt here at once.
+    """The result of ``work``, which runs in a thread. Ctrl-C raises KeyboardInterrupt here at once; main thread only.
 
     The thread then goes on until the process ends, which the caller has to bring about. Whatever it is doing is safe to
     be cut off: that is what a crash does.
+
+    The signal handler only sets a flag. Python's own raises wherever the main thread happens to be, and if that is a
+    finalizer that the garbage collector runs, the KeyboardInterrupt is printed and lost.
     """
     results: list[T] = []
     failed: list[BaseException] = []
+    interrupted = threading.Event()
 
     def run() -> None:
         try:
@@ -43,9 +47,15 @@ def interruptible(work: Callable[[], T]) -> T:
             failed.append(error)
 
     thread = threading.Thread(target=run, name="lakefeed-work", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(_CHECK_SECONDS)
+    before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+    try:
+        thread.start()
+        while thread.is_alive():
+            if interrupted.is_set():
+                raise KeyboardInterrupt
+            thread.join(_CHECK_SECONDS)
+    finally:
+        signal.signal(signal.SIGINT, before)
     for error in failed:
         raise error
     return results[0]
