@@ -45,7 +45,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, what
-        time.sleep(0.1)
+        time.sleep(0.5)  # each look opens a table
 
 
 @pytest.mark.spark

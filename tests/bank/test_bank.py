@@ -54,6 +54,7 @@ def settled(lake: Path) -> int:
     raise AssertionError("the bank was not copied in time")
 
 
+@pytest.mark.slow  # tests/reading/test_fresh.py has a small one
 def test_some_moments_of_a_bank_in_two_formats_are_whole_while_it_is_written_to(
     spark: SparkSession, tmp_path: Path
 ) -> None:

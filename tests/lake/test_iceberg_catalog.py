@@ -12,7 +12,7 @@ import pytest
 
 from lakefeed.testing.server.object_store import OPTIONS, Seaweed
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 DRIVER = "org.xerial:sqlite-jdbc:3.50.3.0"
 
 

@@ -61,7 +61,7 @@ class World:
         return {action["path"]: action["size_bytes"] for action in actions}
 
 
-@pytest.fixture(params=["delta", pytest.param("vectors", marks=pytest.mark.slow), "iceberg"])
+@pytest.fixture(params=["delta", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("vectors", "iceberg"))])
 def world(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> World:
     """A table of a large file with the first keys and some small ones."""
     (tmp_path / "segments").mkdir()

@@ -285,6 +285,7 @@ def rest(pipeline: Pipeline) -> None:
         time.sleep(0.5)
 
 
+@pytest.mark.slow
 def test_a25_scheduled_comparisons_beside_a_writer_leave_the_lake_equal_to_sqlite(
     shop: Shop, spark: SparkSession
 ) -> None:

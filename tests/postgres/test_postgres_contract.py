@@ -17,10 +17,12 @@ from lakefeed.testing.server.postgres import PostgresServer, find_binaries
 
 NEWEST = 18
 """Asked for if none is found: a missing server is a failure, never a skip."""
+*OLDER, LAST = sorted(find_binaries()) or [NEWEST]
+VERSIONS = [*(pytest.param(version, marks=pytest.mark.slow) for version in OLDER), LAST]
 
 
 class TestPostgresLog(CaptureContract):
-    @pytest.fixture(autouse=True, params=sorted(find_binaries()) or [NEWEST])
+    @pytest.fixture(autouse=True, params=VERSIONS)
     def _place(self, request: pytest.FixtureRequest, servers: Callable[[int], PostgresServer]) -> Iterator[None]:
         with new_database(servers(request.param)) as self._dsn:
             self._actor = PostgresActor(self._dsn)
@@ -32,7 +34,7 @@ class TestPostgresLog(CaptureContract):
 
 
 class TestPostgresLogWithBeforeImages(BeforeImageContract):
-    @pytest.fixture(autouse=True, params=sorted(find_binaries()) or [NEWEST])
+    @pytest.fixture(autouse=True, params=VERSIONS)
     def _place(self, request: pytest.FixtureRequest, servers: Callable[[int], PostgresServer]) -> Iterator[None]:
         with new_database(servers(request.param)) as self._dsn:
             self._actor = PostgresActor(self._dsn)

@@ -71,7 +71,7 @@ def notices(sets: list[ChangeSet]) -> list[TableNotice]:
     return [notice for one in sets for notice in one.notices]
 
 
-@pytest.mark.parametrize("row", [None, ROW], ids=["no row", "a row"])
+@pytest.mark.parametrize("row", [pytest.param(None, marks=pytest.mark.slow), ROW], ids=["no row", "a row"])
 @pytest.mark.parametrize(
     ("statement", "expected"),
     [
@@ -106,7 +106,7 @@ def name_of(change: SchemaChange) -> str:
     return change.new if isinstance(change, RenameColumn) else getattr(change, "name", "")
 
 
-@pytest.mark.parametrize("row", [None, ROW], ids=["no row", "a row"])
+@pytest.mark.parametrize("row", [pytest.param(None, marks=pytest.mark.slow), ROW], ids=["no row", "a row"])
 @pytest.mark.parametrize(
     ("statement", "reason", "columns"),
     [

@@ -17,6 +17,7 @@ from lakefeed.change.position import Position
 from lakefeed.change.table import TableId, TableSchema
 
 T = TableId("public", "t")
+RUNS = [pytest.param(True, marks=pytest.mark.slow), False]
 CHANGED = [
     ("c int", "5", "ALTER TABLE t ALTER c TYPE int USING c + 1"),
     ("c timestamp(6)", "'2020-01-01 10:00:00.6'", "ALTER TABLE t ALTER c TYPE timestamp(0)"),
@@ -107,7 +108,7 @@ def execute(writer: Any, statements: str) -> None:
         writer.execute(one)
 
 
-@pytest.mark.parametrize("runs", [True, False], ids=["a process runs", "none runs"])
+@pytest.mark.parametrize("runs", RUNS, ids=["a process runs", "none runs"])
 @pytest.mark.parametrize(("column", "value", "statements"), CHANGED, ids=[one[2][:60] for one in CHANGED])
 def test_rows_that_were_changed_without_a_row_in_the_log_are_reported_once(
     dsn: str, writer: Any, column: str, value: str, statements: str, runs: bool
@@ -133,7 +134,7 @@ def test_a_partitioned_tables_default_that_is_gone_again_is_known_from_its_parti
     assert life.schema.column("c").default == 5
 
 
-@pytest.mark.parametrize("runs", [True, False], ids=["a process runs", "none runs"])
+@pytest.mark.parametrize("runs", RUNS, ids=["a process runs", "none runs"])
 @pytest.mark.parametrize("statements", SAME)
 def test_what_changes_no_value_costs_no_copy(dsn: str, writer: Any, statements: str, runs: bool) -> None:
     writer.execute("CREATE TABLE t (id int PRIMARY KEY, c varchar(20), m mood)")

@@ -30,7 +30,7 @@ lake:
     - {{match: items}}
     - {{match: items, mode: temporal, name: "{{table}}_history"}}
     - {{match: items, mode: append, name: "{{table}}_log"}}
-sync: {{interval_seconds: 0.2}}
+sync: {{interval_seconds: 1.0}}
 """
 
 

@@ -55,7 +55,7 @@ def test_damage_is_found_with_key_and_column_under_a_writer_and_repaired_through
 
     swapped = "id={0}: name is 'item {0}' in the source, 'item {1}' in the lake; "
     swapped += "price is {2} in the source, {3} in the lake"
-    with shop.running(), writing(write, 0.05):
+    with shop.running(), writing(write, 0.1):
         told = {str(one.table): one.differences for _, one in shop.verify(chunk_rows=40).tables}
         assert told["main.items"][0] == "8 rows differ from the source"
         assert set(told["main.items"][1:]) == {
