@@ -33,8 +33,9 @@ because they are handled differently. All classes pickle, because Spark tasks ra
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 
 class Retry(Enum):
@@ -53,6 +54,7 @@ _CALL = re.compile(
     r"\blakefeed (?:(check|plan|sync|run|status|maintain|uninstall)(?: FILE\b(?! --)|(?=[`.,;:]|$))"
     r"|(rebuild|diff) FILE (\w++(?:\.\w++)*+)( --from-source)?+(?! --))"
 )
+_Told = TypeVar("_Told")
 _METHODS = {"sync": "sync_once", "diff": "full_diff"}
 
 
@@ -69,7 +71,22 @@ def in_python(text: str) -> str:
         given = [*([f'"{match[3]}"'] if match[3] else []), *(["from_source=True"] if match[4] else [])]
         return f"pipeline.{_METHODS.get(name, name)}({', '.join(given)})"
 
-    return _CALL.sub(call, text)
+    return _CALL.sub(call, text.replace("lakefeed check FILE --sql", "pipeline.check()"))
+
+
+def for_reader(text: str, file: str | None) -> str:
+    """A message for whoever works with a pipeline: ``file`` is as in ``LakefeedError``."""
+    if file is None:
+        return text
+    return with_file(text, file) if file else in_python(text)
+
+
+def told(one: _Told, file: str | None) -> _Told:
+    """A result, status or finding whose sentences are for the reader that ``file`` says, as those of errors are."""
+    found: dict[str, Any] = {name: getattr(one, name, None) for name in ("problem", "error", "reason", "remedy")}
+    texts = {name: for_reader(text, file) for name, text in found.items() if isinstance(text, str)}
+    changed = {name: text for name, text in texts.items() if text != found[name]}  # an SQL statement keeps its type
+    return replace(one, **changed) if changed else one  # type: ignore[type-var]  # a dataclass, whichever
 
 
 class LakefeedError(Exception):
@@ -90,10 +107,7 @@ class LakefeedError(Exception):
         self.remedy = remedy or self.default_remedy
 
     def __str__(self) -> str:
-        text = f"{self.message}\nRemedy: {self.remedy}"
-        if self.file is None:
-            return text
-        return with_file(text, self.file) if self.file else in_python(text)
+        return for_reader(f"{self.message}\nRemedy: {self.remedy}", self.file)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.remedy))

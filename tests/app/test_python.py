@@ -101,6 +101,10 @@ def test_an_error_of_a_pipeline_names_its_file_or_else_the_call(shop: Path) -> N
     lake = Delta(lambda: pytest.fail("no Spark is needed"), shop.parent / "lake", mode=Append())
     with Pipeline(Sqlite(shop.parent / "s.db"), lake, name="shop") as own, pytest.raises(LakefeedError) as without:
         own.sync_once()
+    assert f"lakefeed rebuild {shop} main.items" in str(pipeline.status().remedy), (
+        "the status says it as the error does"
+    )
+    assert 'pipeline.rebuild("main.items"' in str(own.status().remedy)
     assert 'pipeline.rebuild("main.items"' in str(without.value)
     for error in (with_file.value, without.value):
         assert "FILE" not in str(error)
@@ -113,7 +117,7 @@ def test_an_error_of_a_pipeline_names_its_file_or_else_the_call(shop: Path) -> N
         ("Run `lakefeed check`, which prints it.", "Run `pipeline.check()`, which prints it."),
         ("lakefeed uninstall FILE, then lakefeed sync FILE", "pipeline.uninstall(), then pipeline.sync_once()"),
         ("lakefeed rebuild FILE a.b --from-source. Or not.", 'pipeline.rebuild("a.b", from_source=True). Or not.'),
-        ("the script of `lakefeed check FILE --sql`.", "the script of `lakefeed check FILE --sql`."),
+        ("the script of `lakefeed check FILE --sql`.", "the script of `pipeline.check()`."),
         ("lakefeed diff FILE a.b --max-deleted-share 1", "lakefeed diff FILE a.b --max-deleted-share 1"),
     ],
 )

@@ -204,15 +204,16 @@ def test_an_error_of_one_table_does_not_hold_up_the_others_and_is_in_the_status(
 
     def broken(self: MemoryLakeTable, window: Window, generation: int) -> Applied:
         if window.table == T:
-            raise TableStoppedError("t is in a bad way", remedy="Mend t.", table=str(T))
+            raise TableStoppedError("t is in a bad way", remedy="lakefeed rebuild FILE main.t", table=str(T))
         return apply(self, window, generation)
 
     monkeypatch.setattr(MemoryLakeTable, "apply", broken)
     database.executescript("INSERT INTO t VALUES (3, 'c'); INSERT INTO u VALUES (1, 'u');")
     result = pipeline.sync_once()
     assert (set(result.errors), rows(lake, "main.u")) == ({T}, {1: "u"})
+    assert result.errors[T].remedy == 'pipeline.rebuild("main.t")', "there is no file: a call"
     status = pipeline.status()
-    assert (status.tables[T].error, status.tables[T].remedy) == ("t is in a bad way", "Mend t.")
+    assert (status.tables[T].error, status.tables[T].remedy) == ("t is in a bad way", 'pipeline.rebuild("main.t")')
     assert status.tables[U].error is None
     assert status.verdict == "stalled"
     monkeypatch.undo()
@@ -651,5 +652,7 @@ def test_a_renamed_pipeline_is_told_its_old_name_before_anything_is_made_in_the_
     assert "remove" not in finding.remedy
     with pytest.raises(ConfigError, match="belong to the pipeline 'p'"):
         renamed.sync_once()
+    with pytest.raises(ConfigError, match="belong to the pipeline 'p'"):
+        renamed.plan()
     assert database.execute(made).fetchone() == before
     assert not renamed.root.exists()

@@ -89,7 +89,7 @@ def test_a_plan_says_what_a_changed_configuration_would_rebuild(shop: Path) -> N
     tables = by_name(planned(shop))
     people, orders = tables["main.people"], tables["main.orders"]
     assert (people.action, people.reason) == ("stop", "the rule now leaves out age; the rule now takes tax")
-    assert people.remedy.endswith("lakefeed rebuild FILE main.people --from-source")
+    assert people.remedy.endswith(f"lakefeed rebuild {shop} main.people --from-source")
     assert orders.action == "stop"
     assert "it was made as temporal of main.orders; the configuration now says append" in orders.reason
     shop.write_text(shop.read_text().replace('"!audit"', '"!orders"').replace("match: orders", "match: audit"))
@@ -187,4 +187,4 @@ def test_a_changed_rule_for_rows_is_planned_as_a_rebuild(shop: Path) -> None:
     (people,) = planned(shop).tables
     assert people.action == "stop"
     assert "its rule has changed since it was copied" in people.reason
-    assert people.remedy.endswith("lakefeed rebuild FILE main.people --from-source")
+    assert people.remedy.endswith(f"lakefeed rebuild {shop} main.people --from-source")

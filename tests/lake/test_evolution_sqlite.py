@@ -92,7 +92,7 @@ def test_acceptance_10_each_choice_decides_what_becomes_of_a_changed_table(
         assert "change_type: stop" in (status["retyped"].error or "")
         assert "the key changed from (id) to (id, v)" in (status["rekeyed"].error or "")
         for name in ("retyped", "rekeyed"):
-            assert f"lakefeed rebuild FILE main.{name} --from-source" in (status[name].remedy or "")
+            assert f'pipeline.rebuild("main.{name}", from_source=True)' in (status[name].remedy or "")
             assert place.read(name) == before[name], "its rows stay"
     assert [row["v"] for row in place.read("copied")] == ["many", "20"]
     assert place.read("moved") == [

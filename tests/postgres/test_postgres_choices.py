@@ -332,7 +332,7 @@ def test_a_changed_rule_is_refused_with_the_command_that_brings_it_about(dsn: st
     lake._routes = MemoryLake(str(tmp_path), rules=[Rule("t", types={"tags": "string"})])._routes
     with Pipeline(Postgres(dsn), lake, name="p") as pipeline:
         (planned,) = pipeline.plan().tables
-        assert (planned.action, "lakefeed rebuild FILE public.t --from-source" in planned.remedy) == ("stop", True)
+        assert (planned.action, 'pipeline.rebuild("public.t", from_source=True)' in planned.remedy) == ("stop", True)
         with pytest.raises(ConfigError, match="not as its rule says") as refused:
             pipeline.sync_once()
         assert "lakefeed rebuild FILE public.t --from-source" in refused.value.remedy

@@ -81,7 +81,7 @@ def test_acceptance_10_each_choice_decides_what_becomes_of_a_changed_table(
         assert {name for name, one in status.items() if one.error} == set(stopped)
         for name, kind in stopped.items():
             assert f"{kind}: stop" in (status[name].error or "")
-            assert f"lakefeed rebuild FILE public.{name} --from-source" in (status[name].remedy or "")
+            assert f'pipeline.rebuild("public.{name}", from_source=True)' in (status[name].remedy or "")
             assert read(tmp_path, name) == [(1, 10), (2, 20)], "its rows stay"
     for name in ("widened", "rebuilt", "filled"):
         assert read(tmp_path, name) == sorted(writer.execute(f"SELECT * FROM {name}").fetchall(), key=str), "a copy"

@@ -61,6 +61,17 @@ def place(dsn: str, writer: Any, tmp_path: Path) -> Place:
     return place
 
 
+def test_a_table_that_is_copied_with_an_older_slot_is_live_when_the_sync_ends(
+    place: Place, writer: Any, tmp_path: Path
+) -> None:
+    """``lake.path`` was changed: the log has nothing for the lake between the slot's position and the copy's."""
+    writer.execute("CREATE SCHEMA o; CREATE TABLE o.e (id int); INSERT INTO o.e SELECT generate_series(1, 5000)")
+    again = Place(place.dsn, tmp_path / "other")
+    again.sync()
+    again.assert_equal(writer)
+    assert {str(table): one.state for table, one in again.status.tables.items()}["public.t"] == "live"
+
+
 @pytest.mark.parametrize("row", [None, "INSERT INTO t (id) VALUES (1000)"], ids=["no row", "a row"])
 @pytest.mark.parametrize(
     "statement",

@@ -34,6 +34,8 @@ from lakefeed.errors import (
     StateError,
     StorageUnavailableError,
     TableStoppedError,
+    for_reader,
+    told,
 )
 from lakefeed.flow.capture_side import source_forgot
 from lakefeed.flow.full_diff import FullDiffs
@@ -166,6 +168,10 @@ class Pipeline:
 
         A pipeline that was renamed has that finding alone: what the new name lacks in the source is not wanted.
         """
+        with self._naming_file():
+            return tuple(told(finding, self.file) for finding in self._findings())
+
+    def _findings(self) -> tuple[Finding, ...]:
         with suppress(LakefeedError):  # which the capture's own checks find, too, or raise
             if (renamed := self._renamed_before()) is not None:
                 return (Finding(level=Level.ERROR, problem=renamed.message, remedy=renamed.remedy),)
@@ -195,10 +201,14 @@ class Pipeline:
 
     def plan(self) -> Plan:
         """What a start would do: tables to copy with about their rows and bytes, columns with their types, what a
-        changed configuration would rebuild. Changes nothing, starts no Spark. Not while this object works."""
+        changed configuration would rebuild. Changes nothing, starts no Spark. Not while this object works. ConfigError
+        for a pipeline that was renamed, as in ``sync_once``."""
         with self._work, self._naming_file():
             self._close()
-            return make_plan(self._capture, self._tables, self.state)
+            if (renamed := self._renamed_before()) is not None:
+                raise renamed
+            made = make_plan(self._capture, self._tables, self.state)
+            return replace(made, tables=tuple(told(one, self.file) for one in made.tables))
 
     def plan_migration(self, migrate: Callable[[], None]) -> list[MigratedTable]:
         """What a migration of the source would mean for the lake tables. This pipeline's source is a scratch database
@@ -243,7 +253,7 @@ class Pipeline:
             )
             self._listener.applied(result)
             opened.report_now(is_complete=not (tables or result.errors))
-            return result
+            return replace(result, tables={table: told(one, self.file) for table, one in result.tables.items()})
 
     def run(self, for_seconds: float | None = None, *, standby: bool = False) -> None:
         """Sync continuously until ``stop`` is called or ``for_seconds`` have passed.
@@ -296,13 +306,22 @@ class Pipeline:
         if isinstance(found, Exception):
             raise found
         if found is None:
-            return PipelineStatus(
+            found = PipelineStatus(
                 verdict="stalled",
                 reason=f"the state at {self.state} does not answer",
                 remedy="Check the disk or the file system that it is on; status asks again each time.",
                 unanswered=("state directory",),
             )
-        return found
+        tables = {
+            table: replace(
+                told(one, self.file),
+                compared=one.compared and told(one.compared, self.file),
+                layout=tuple(for_reader(text, self.file) for text in one.layout),
+            )
+            for table, one in found.tables.items()
+        }
+        blocked = tuple(told(one, self.file) for one in found.blocked)
+        return replace(told(found, self.file), tables=tables, blocked=blocked)
 
     def rebuild(self, table: str, *, from_source: bool = False) -> Rebuilt:
         """Make a lake table again, as the lake now says it is to be, from the retained journal or from the source.

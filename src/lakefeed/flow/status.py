@@ -356,9 +356,11 @@ def _table_status(
         return status
     number = complete_upto(state, answer, journal)
     newest = newest_change(state.source, journal, number)
+    # A sync that was complete has read the source's log to its end, also where the journal records an older position.
+    has_all = liveness.is_complete and number == journal.head
     status = replace(
         status,
-        state="catching up" if is_catching_up(state, number, journal) else state.phase.value,
+        state="catching up" if not has_all and is_catching_up(state, number, journal) else state.phase.value,
         applied=number,
         rows=answer.rows,
         age_seconds=None if newest is None else max(0.0, now - newest),
