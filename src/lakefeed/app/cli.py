@@ -15,9 +15,10 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from lakefeed.app.command import demo, prepare, status, sync, table, verify
 from lakefeed.app.output import LogLines, be_quiet, be_structured, show_error, show_note, show_text, speak_of
@@ -63,8 +64,16 @@ COMMANDS: dict[str, tuple[Callable[..., int], str, str]] = {
     "uninstall": (prepare.uninstall, "Remove Lakefeed from the source.", "lakefeed uninstall shop.yaml"),
     "demo": (demo.demo, "Follow a live shop into Delta tables.", "lakefeed demo --source postgres"),
 }
+
+
+class _Command(TyperCommand):
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """``FILE``, as everybody writes it, where Typer writes ``{FILE}``."""
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+
 for _name, (_command, _short, _example) in COMMANDS.items():
-    app.command(_name, short_help=_short, epilog=f"Example: {_example}")(_command)
+    app.command(_name, cls=_Command, short_help=_short, epilog=f"Example: {_example}")(_command)
 
 
 def _version(wanted: bool) -> None:
@@ -80,13 +89,23 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress. May stand anywhere.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the log. May stand anywhere.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Show no progress. Allowed anywhere on the line.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the log. Allowed anywhere on the line.")
+    ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show all of the log, and the stack trace of an error. May stand anywhere.")
+        bool,
+        typer.Option(
+            "--debug", help="Show the whole log, and the stack trace of an error. Allowed anywhere on the line."
+        ),
     ] = False,
     log_format: Annotated[
-        str, typer.Option("--log-format", help="text, or json: an object on each line of stderr. May stand anywhere.")
+        str,
+        typer.Option(
+            "--log-format", help="text, or json: one object per line on stderr. Allowed anywhere on the line."
+        ),
     ] = "text",
 ) -> None:
     """All are read elsewhere: the version by its callback, the others by ``execute``."""

@@ -20,6 +20,6 @@ ConfigFile = Annotated[
 ]
 ConfigFiles = Annotated[
     list[Path],
-    typer.Argument(metavar="FILE…", help="Configuration files, or directories of them.", show_default=False),
+    typer.Argument(metavar="FILE", help="Configuration files, or directories of them.", show_default=False),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

@@ -47,7 +47,7 @@ def template(kind: str, name: Path | str) -> str:
 
 
 def init(
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("lakefeed.yaml"),
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")] = Path("lakefeed.yaml"),
     source: Annotated[
         str, typer.Option("--source", metavar="KIND", help=f"The kind of database: {', '.join(SOURCES)}.")
     ] = next(iter(SOURCES)),

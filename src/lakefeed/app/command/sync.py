@@ -143,7 +143,7 @@ class _Standby:
 def run(
     files: ConfigFiles,
     for_seconds: Annotated[
-        float | None, typer.Option("--for", min=0, metavar="SECONDS", help="Stop by itself after so long.")
+        float | None, typer.Option("--for", min=0, metavar="SECONDS", help="Stop after this many seconds.")
     ] = None,
     standby: Annotated[
         bool,
@@ -151,13 +151,13 @@ def run(
     ] = False,
     http: Annotated[
         str | None,
-        typer.Option("--http", metavar="HOST:PORT", help="Serve dashboard and metrics, as on 127.0.0.1:8765."),
+        typer.Option("--http", metavar="HOST:PORT", help="Serve dashboard and metrics, for example on 127.0.0.1:8765."),
     ] = None,
     as_json: JsonFlag = False,
 ) -> int:
     """Sync continuously until SIGINT (Ctrl-C) or SIGTERM, which stop it cleanly.
 
-    With --json it prints one object for each cycle that brought something. Several files, or a directory, are several
+    With --json it prints one object for each cycle with changes. Several files, or a directory, are several
     pipelines in one process and one Spark session; one that fails does not touch the others.
     """
     if len(files) > 1 or files[0].is_dir():

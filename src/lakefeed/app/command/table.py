@@ -46,7 +46,7 @@ def rebuild(
 def diff(
     file: ConfigFile,
     tables: Annotated[
-        list[str] | None, typer.Argument(metavar="[TABLE]...", help="schema.table; without any, all polled tables.")
+        list[str] | None, typer.Argument(metavar="TABLE", help="schema.table; without any, all polled tables.")
     ] = None,
     max_deleted_share: Annotated[
         float | None,
@@ -61,7 +61,7 @@ def diff(
 ) -> int:
     """Find deleted rows of polled tables: compare all keys of the source with the lake, on Spark.
 
-    A running process does this by itself where a rule has full_diff. The running process, or the next sync, applies
+    A running process does this by itself if a rule has full_diff. The running process, or the next sync, applies
     what is found. Exit code 1: more rows are missing than may be, so nothing was applied.
     """
     from lakefeed.app.build import build_pipeline

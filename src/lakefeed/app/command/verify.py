@@ -29,7 +29,7 @@ _RESNAPSHOT_SECONDS = 30.0
 def verify(
     file: ConfigFile,
     tables: Annotated[
-        list[str] | None, typer.Argument(metavar="[TABLE]...", help="Lake tables, schema.table; without any, all.")
+        list[str] | None, typer.Argument(metavar="TABLE", help="Lake tables, schema.table; without any, all.")
     ] = None,
     live: Annotated[
         bool | None,
@@ -43,24 +43,24 @@ def verify(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="POSITION", help="Compare rows changed after a position, or `last` time."),
+        typer.Option(
+            "--since", metavar="POSITION", help="Compare rows changed after a position, or since the `last` time."
+        ),
     ] = None,
     wait: Annotated[
         float, typer.Option("--wait", min=0, help="Seconds that the journal may take to pass what was read.")
     ] = 120.0,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Have the rows that differ read again, and written.")
-    ] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Repair the rows that differ, then compare again.")] = False,
     as_json: JsonFlag = False,
 ) -> int:
-    """Compare every lake table with its source table, row by row. Tells keys and columns that differ.
+    """Compare every lake table with its source table, row by row, and print the keys and columns that differ.
 
-    While a process runs the pipeline, both sides may be in use: Spark reads the source in consistent parts and compares
-    them with the lake at that very position; rows that change meanwhile are looked at again. Without one, readers that
-    the pipeline does not use compare everything: run lakefeed sync first, and let nothing write to the source. A
-    table that cannot be compared, because it is blocked or its copy is not finished for example, counts as a
-    difference. Tables that match a pattern and that the source cannot offer are named with the reason, and so are
-    columns that lake.evolution leaves out. Exit code 1: something differs.
+    While a process runs the pipeline, both sides may be in use: Spark reads the source in consistent parts, compares
+    them with the lake at that position, and reads rows again that change meanwhile. Without a running process, readers
+    that the pipeline does not use compare everything: run lakefeed sync first, and let nothing write to the source. A
+    table that cannot be compared, for example because it is blocked or not copied yet, counts as a difference. The
+    answer also names tables that match a pattern but cannot be followed, and columns that lake.evolution leaves out.
+    Exit code 1: something differs.
     """
     from lakefeed.app.build import build_verification
     from lakefeed.app.config import load_config
@@ -150,7 +150,7 @@ def repair(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="The lake table: schema.table.")],
     as_json: JsonFlag = False,
 ) -> int:
-    """Read exactly the rows that differ from the source again, and write them as a change of their own.
+    """Repair a lake table: read the rows that differ from the source again, and write them as an ordinary change.
 
     The process that runs the pipeline does it, beside its stream; without one, this command runs the pipeline
     meanwhile. The rows go through the journal, so history modes keep their history and every reader sees an ordinary
@@ -210,7 +210,7 @@ def resnapshot(
     file: ConfigFile,
     table: Annotated[str, typer.Argument(metavar="TABLE", help="The source table: schema.table.")],
     where: Annotated[
-        str | None, typer.Option("--where", metavar="SQL", help="Only rows for which this holds; `t` is the table.")
+        str | None, typer.Option("--where", metavar="SQL", help="Only rows that match; `t` is the table.")
     ] = None,
     pause: Annotated[bool, typer.Option("--pause", help="Pause the one under way.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the one that is paused.")] = False,
@@ -221,8 +221,8 @@ def resnapshot(
     """Read a source table, or a part of it, again beside the live stream, through the journal.
 
     The process that runs the pipeline does it, chunk by chunk; without one, this command runs the pipeline meanwhile.
-    Pause, resume and stop hold over restarts. Rows that only the lake has stay: lakefeed verify --repair deletes them.
-    Interrupting the command leaves a resnapshot that another process runs under way. Exit code 1: it failed.
+    Pause, resume and stop survive restarts. Rows that only the lake has stay: lakefeed verify --repair deletes them.
+    Ctrl-C ends the command, but not a resnapshot that another process runs. Exit code 1: it failed.
     """
     from lakefeed.app.build import build_verification
     from lakefeed.app.config import load_config
