@@ -110,6 +110,8 @@ def test_the_command_prints_a_table_for_people_and_json_for_machines(
     assert "Nothing was changed." in text
     assert "main.people, of main.people: key (id); rules: people" in text
     assert "left out" in text
+    assert cli.execute(["plan", str(shop), "--tables", "ordres"]) == 2
+    assert "no lake table matches 'ordres'" in capsys.readouterr().err
     assert cli.execute(["plan", str(shop), "--json", "--tables", "ord*"]) == 0
     (table,) = json.loads(capsys.readouterr().out)["tables"]
     assert (table["table"], table["action"], table["columns"][1]["lake_type"]) == ("main.orders", "copy", "double")

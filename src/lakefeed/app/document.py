@@ -81,7 +81,7 @@ def read_document(path: Path, environment: Mapping[str, str] | None = None) -> D
         if "\t" in wrong:
             raise ConfigError(
                 f"{path}, line {line}: this line has a tab, and YAML takes spaces only",
-                remedy="Replace the tab by spaces.",
+                remedy="Replace the tab with spaces.",
             ) from error
         remedy = f"Correct line {line} of {path}" + ('; put ${…} in quotes: "${NAME}".' if "${" in wrong else ".")
         raise ConfigError(f"{path}, line {line}: this is not YAML: {error.problem}", remedy=remedy) from error

@@ -156,11 +156,17 @@ def plan(
     if sql is not None:
         return _plan_migration(config, sql, as_json=as_json)
     made = build_pipeline(config).plan()
-    wanted = [
-        one
-        for one in made.tables
-        if not tables or any(fnmatchcase(str(one.table) if "." in glob else one.table.name, glob) for glob in tables)
-    ]
+    wanted = list(made.tables)
+    if tables:
+        by_glob = {
+            glob: [one for one in wanted if fnmatchcase(str(one.table) if "." in glob else one.table.name, glob)]
+            for glob in tables
+        }
+        for glob, matched in by_glob.items():
+            if not matched:
+                names = ", ".join(str(one.table) for one in wanted) or "none"
+                raise ConfigError(f"no lake table matches '{glob}'", remedy=f"The lake tables are {names}.")
+        wanted = [one for one in wanted if any(one in matched for matched in by_glob.values())]
     if as_json:
         show_object({"pipeline": config.pipeline, **made.to_dict(), "tables": [one.to_dict() for one in wanted]})
         return FOUND_SOMETHING if made.is_refused else 0
