@@ -152,7 +152,7 @@ def page(watches: dict[str, Stopwatch]) -> str:
         "How long does it take from nothing to a verified PostgreSQL table in the lake? A program follows the steps",
         "of a new user and takes the time. It types [PostgreSQL step by step](first-postgres.md) exactly as the page",
         "has it, in an empty directory with an empty environment. A stumble is a command whose exit code or output",
-        "differs from the page. The clone begins with `make demo`, as the README does; the wheel begins with",
+        "differs from the page. The clone begins with `make demo`, the wheel with",
         "`pip install`. Both download all packages and jars. `make first-hour` repeats this and writes this page.\n",
         f"Measured on {datetime.now(UTC):%Y-%m-%d}: Python {platform.python_version()}, {os.cpu_count()} cores.",
         "The load is the load average of the machine before each measurement began.\n",
