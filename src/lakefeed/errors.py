@@ -206,7 +206,7 @@ class LeaseError(JournalError):
 
 class LeaseLostError(LeaseError):
     retry = Retry.BACKOFF
-    default_remedy = "Nothing: this process stops writing, and goes on once it has the lease again."
+    default_remedy = "Nothing: this process stops writing, and continues once it has the lease again."
 
 
 class LakeError(LakefeedError):

@@ -427,7 +427,7 @@ class Pipeline:
             thread.join(_LEFT_SECONDS)
             if thread.is_alive():
                 text = f"{thread.name} of the last run still hangs, and cannot be ended"
-                raise StateError(text, remedy="End this process and start another one.")
+                raise StateError(text, remedy="Restart this process.")
         if self._opened is None and not self._has_state and (renamed := self._renamed_before()) is not None:
             # Before anything is made in the source: a pipeline that was renamed would get a second resume point there.
             raise renamed

@@ -65,7 +65,7 @@ def init(
             opened.write(template(source, file))
     except FileExistsError:
         raise ConfigError(
-            f"{file} is already there and is not overwritten",
+            f"{file} exists already, and is not overwritten",
             remedy=f"Choose another name, or overwrite it: lakefeed init {file} --force",
         ) from None
     except OSError as error:

@@ -96,7 +96,7 @@ def fresh_directory(directory: Path, dsn: str | None = None) -> Iterator[DemoDir
         raise ConfigError(f"{directory} is a file", remedy="Choose another directory: lakefeed demo --directory NAME")
     if directory.exists() and any(directory.iterdir()) and not (directory / MARKER).exists():
         raise ConfigError(
-            f"{directory} has files in it that no demo made, so the demo does not touch it",
+            f"{directory} contains files that no demo created, so the demo does not touch it",
             remedy="Choose another directory: lakefeed demo --directory NAME",
         )
     directory.mkdir(parents=True, exist_ok=True)

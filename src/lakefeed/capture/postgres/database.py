@@ -179,7 +179,7 @@ class Database:
                 if self.is_primary and connection.info.parameter_status("in_hot_standby") == "on":
                     raise SourceUnavailableError(
                         f"{self}: the server at {connection.info.host}:{connection.info.port} is a standby",
-                        remedy="It is asked again until it is promoted. To follow whichever server is the primary, "
+                        remedy="Lakefeed tries again until it is promoted. To follow whichever server is the primary, "
                         "name all of them in source.dsn: host=a,b port=5432,5432 target_session_attrs=primary",
                     )
                 connection.database, connection.answer_seconds = self, timeouts.answer

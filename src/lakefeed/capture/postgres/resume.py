@@ -180,10 +180,10 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         if self._upgraded_from != before.system or slot is None or slot.confirmed < position:
             raise SourceChangedError(
                 f"the journal belongs to {before.text}, and {self._database} is {now.text}: another cluster",
-                remedy="Point source.dsn at the cluster it belongs to. If pg_upgrade made this one of that, from "
-                f"PostgreSQL 17 or newer, with the slot {self._names.slot} taken along, go on without a copy: add "
-                f'upgraded_from: "{before.system}" below source {IN_CONFIGURATION}. Else begin again, which copies '
-                f"every table: {_AGAIN}",
+                remedy="Point source.dsn at the cluster it belongs to. If pg_upgrade made this cluster from that one "
+                f"(PostgreSQL 17 or newer) and kept the slot {self._names.slot}, continue without a copy: add "
+                f'upgraded_from: "{before.system}" below source {IN_CONFIGURATION}. Otherwise begin again, which '
+                f"copies every table: {_AGAIN}",
             )
         self.require(slot.confirmed)
         log.warning(
@@ -322,7 +322,9 @@ class PostgresResumePoint(ResumePoint[PostgresLsn, WalPiece]):
         """Several servers may answer to one connection string: the stream must be the one's that was asked."""
         if self._server is not None and (found := identify(connection)) != self._server:
             problem = f"{self._database} is {found.text} now, and not {self._server.text} any more"
-            raise SourceUnavailableError(problem, remedy="Nothing: whether the pipeline can go on there is found out.")
+            raise SourceUnavailableError(
+                problem, remedy="Nothing: Lakefeed finds out whether the pipeline can continue there."
+            )
 
     def is_short(self, position: PostgresLsn) -> bool:
         """Whether the stream that is at ``position`` has to begin again, with the second publication. True once."""
