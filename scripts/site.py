@@ -44,7 +44,8 @@ nav ul { padding: 0; list-style: none }
 nav b { display: block; margin: 1rem 0 .2rem; font-size: .75rem; text-transform: uppercase; opacity: .65 }
 @media (min-width: 50rem) { nav { position: sticky; top: 0; height: 100vh; overflow-y: auto } }
 #found a { border-left: 3px solid var(--link); padding-left: .5rem; margin: .3rem 0; font-size: .9rem }
-main { max-width: 52rem; padding: 1.5rem 2.5rem; min-width: 0 } main a { color: var(--link) } img { max-width: 100% }
+main { max-width: 66rem; padding: 1.5rem 2.5rem; min-width: 0 } main p, main li { max-width: 50rem }
+main a { color: var(--link) } img { max-width: 100% }
 pre { background: var(--soft); padding: .8rem; overflow-x: auto; border-radius: 6px } code { font-size: .9em }
 table { border-collapse: collapse; display: block; overflow-x: auto }
 th, td { border: 1px solid var(--line); padding: .3rem .6rem; text-align: left; vertical-align: top }
