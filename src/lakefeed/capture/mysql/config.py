@@ -18,7 +18,7 @@ _TEMPLATE = """\
 source:
   kind: {kind}
   dsn: {kind}://lakefeed@localhost:3306/    # ?ssl-mode=VERIFY_IDENTITY&ssl-ca=ca.pem; the password comes from MYSQL_PWD
-  capture: log              # the binlog, by GTID; or poll, which needs SELECT alone
+  capture: log              # the binlog, by GTID; or poll, which needs only SELECT
   tables: ["shop.*"]        # glob patterns of database.table
   # zero_dates: stop        # dates such as 0000-00-00: stop the table, null, clamp, or text for all dates and times
 """

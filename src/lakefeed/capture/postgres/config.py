@@ -26,11 +26,11 @@ source:
   kind: postgres            # 15 or newer, with wal_level = logical
   dsn: host=localhost dbname=shop user=lakefeed    # the password comes from PGPASSWORD, or password=${VARIABLE}
   capture: log              # logical decoding; a publication and a replication slot, both lakefeed_<pipeline>
-                            # or poll, which needs SELECT alone
+                            # or poll, which needs only SELECT
   tables: ["public.*"]      # glob patterns: "public.*", "sales.order*", "customers"
-  # text_columns: []        # "public.bookings.until": columns that are kept as PostgreSQL prints them
+  # text_columns: []        # "public.bookings.until": columns to keep as PostgreSQL prints them
   # column_lists: false     # true: columns that lake.tables leaves out never leave the server
-  # provision: true         # false: somebody else makes publication and slot; lakefeed check prints the statements
+  # provision: true         # false: you create publication and slot; lakefeed check prints the statements
 """
     first_key: ClassVar[str] = "dsn"
     only_for: ClassVar[dict[str, tuple[str, ...]]] = {
