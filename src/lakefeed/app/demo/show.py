@@ -455,5 +455,7 @@ def show_outcome(outcome: Outcome) -> None:
 
 
 def _short(path: Path) -> str:
-    """Relative to here where it is below."""
+    """What to type for it: its name if the PATH leads to it, else its path, relative to here where it is below."""
+    if shutil.which(path.name) == str(path):
+        return path.name
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
