@@ -300,7 +300,7 @@ def test_the_demo_proves_itself_where_an_earlier_one_was_and_its_query_works(tmp
     assert [line.split()[0] for line in equal] == ["main.customers", "main.products", "main.orders", "main.order_items"]
     assert all(line.split()[1] == line.split()[2] for line in equal)
     assert " 0 changes applied" not in text
-    assert re.search(r"changes applied on top of the copy, the first after \d", text)
+    assert re.search(r"changes applied on top of the copy\.\nThe first was in the lake after \d", text)
     assert text.index("Starting Spark …") < text.index("Spark has started, in ") < text.index("The writer stopped")
     last = [line for line in text.splitlines() if "waiting in the source: " in line][-1]
     assert "waiting in the source: nothing" in last, "the last frame agrees with the result"

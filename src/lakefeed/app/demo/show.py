@@ -438,8 +438,9 @@ def show_outcome(outcome: Outcome) -> None:
         for difference in table.differences:
             show_text(f"{table.table}: {difference}")
     show_text(
-        f"\n{outcome.transactions:,} transactions while it ran, {outcome.changes:,} changes applied on top of the "
-        f"copy, the first after {seconds_text(outcome.first_change_seconds)}. {seconds_text(outcome.seconds)} in all."
+        f"\n{outcome.transactions:,} transactions while it ran; {outcome.changes:,} changes applied on top of the "
+        f"copy.\nThe first was in the lake after {seconds_text(outcome.first_change_seconds)}. "
+        f"{seconds_text(outcome.seconds)} in all."
     )
     show_text("Every lake table equals its source table." if outcome.equal else "The lake differs from the source.")
     lake, python = outcome.demo.directory / "lake", _short(Path(sys.executable))
