@@ -91,6 +91,7 @@ def test_tables_that_a_pattern_matches_and_that_cannot_be_captured_are_named_wit
         (why,) = found["not_followed"].values()
         assert list(found["not_followed"]) == ["public.cache"]
         assert "is not logged" in why
+        assert not why.startswith("public.cache"), "the table is named before it"
         connection.execute(why.partition("Remedy: ")[2])
         assert execute(["verify", str(file), "--json"]) == 1
         found = json.loads(capsys.readouterr().out)

@@ -174,7 +174,11 @@ class PipelineVerification:
             self.capture.close()
         with closing(self.source.dialect().connect()) as session:
             there = session.tables()
-        reasons = {one.table: f"{one.problem} Remedy: {one.remedy}" for one in self.capture.check() if one.table}
+        reasons = {
+            one.table: f"{one.problem.removeprefix(f'{one.table}: ').removeprefix('left out: ')}. Remedy: {one.remedy}"
+            for one in self.capture.check()
+            if one.table
+        }
         left_out = {
             table: reasons.get(table) or (refusal.reason if refusal else "the source does not offer it")
             for table, refusal in sorted(there.items())
