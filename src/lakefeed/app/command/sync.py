@@ -177,16 +177,26 @@ def run(
         if not is_silent:
             show_note(f"Running {config.pipeline}; Ctrl-C stops it.")
         objects = CycleObjects(lambda result: show_object(cycle_object(result, pipeline)))
-        with (
-            observed(config, objects if as_json else listener) as listeners,
-            build_pipeline(config, listener=listeners, announce=listener.announce) as pipeline,
-            served(config, pipeline, http or config.monitor.http) as url,
-            verified_meanwhile(config, f"lakefeed sync {file}"),
-        ):
-            if url and not is_silent:
-                show_note(f"Dashboard: {url}")
-            stopping = (lambda: None) if is_silent else (lambda: show_note("Stopping after the step under way …"))
-            Supervised(_Standby(pipeline) if standby else pipeline, on_stop=stopping).run(for_seconds)
+        has_begun = False
+        try:
+            with (
+                observed(config, objects if as_json else listener) as listeners,
+                build_pipeline(config, listener=listeners, announce=listener.announce) as pipeline,
+                served(config, pipeline, http or config.monitor.http) as url,
+                verified_meanwhile(config, f"lakefeed sync {file}"),
+            ):
+                if url and not is_silent:
+                    show_note(f"Dashboard: {url}")
+                stopping = (lambda: None) if is_silent else (lambda: show_note("Stopping after the step under way …"))
+                supervised = Supervised(_Standby(pipeline) if standby else pipeline, on_stop=stopping)
+                has_begun = True
+                supervised.run(for_seconds)
+        except KeyboardInterrupt:
+            if has_begun:  # a second one: it ends everything at once
+                raise
+            if not is_silent:
+                show_text("Stopped before it began.")
+            return 0
     if pipeline.hanging:
         if not as_json:
             left = ", ".join(_WORK.get(name, name) for name in pipeline.hanging)
