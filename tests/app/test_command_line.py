@@ -531,16 +531,11 @@ def test_a_mistake_of_the_first_hour_is_told_with_what_to_correct(
 
 
 def test_ctrl_c_while_run_starts_ends_it_as_cleanly_as_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with closing(sqlite3.connect(tmp_path / "s.db")) as connection, connection:
-        connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
-    file = tmp_path / "p.yaml"
-    file.write_text("pipeline: p\nsource: {kind: sqlite, path: s.db}\nlake: {path: ./lake}\n")
-
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("lakefeed.app.build.build_pipeline", interrupted)
-    assert cli.execute(["run", str(file)]) == 0
+    assert cli.execute(["run", str(shop)]) == 0
     assert capsys.readouterr().out == "Stopped before it began.\n"
