@@ -205,3 +205,28 @@ def test_an_account_of_mariadb_with_an_ed25519_password_is_let_in_and_followed(
         play.run("INSERT INTO t VALUES (1, 'a')")
         assert changes(play.drain()) == [(Operation.INSERT, 1)]
         play.close()
+
+
+@pytest.mark.parametrize(
+    ("dsn", "part"),
+    [
+        ("mysql:/a@b", "it must begin with mysql://"),  # it would be localhost
+        ("mysql://a@b:70000/", "its port is not a number"),
+        ("mysql://a:secret@b:x/", "its port is not a number"),
+        ("mysql://a:secret@[b/", "its host cannot be read"),
+    ],
+)
+def test_an_address_that_cannot_be_one_is_told_which_part(dsn: str, part: str) -> None:
+    with pytest.raises(ConfigError, match=part) as refused:
+        Database(dsn, "mysql")
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "remedy"),
+    [("127.0.0.1:1", "Start the server, or correct host and port"), ("nowhere.invalid", "Correct the host")],
+)
+def test_a_server_that_is_not_there_is_answered_with_what_to_correct(address: str, remedy: str) -> None:
+    with pytest.raises(SourceUnavailableError) as gone:
+        Database(f"mysql://a@{address}/", "mysql").connect()
+    assert gone.value.remedy.startswith(remedy)

@@ -62,13 +62,19 @@ class Database:
     flavour: Flavour = "mysql"
 
     def __post_init__(self) -> None:
+        if not self.dsn.startswith(("mysql://", "mariadb://")):
+            raise _wrong("it must begin with mysql:// or mariadb://")
         try:
             parts = urlsplit(self.dsn)
-            port, options = parts.port, parse_qs(parts.query)
         except ValueError:
-            raise _wrong("it is no valid address") from None  # the message may quote the password
-        if parts.scheme not in ("mysql", "mariadb") or (port is not None and not 0 < port < 65_536):
-            raise _wrong("it must begin with mysql:// or mariadb://")
+            raise _wrong("its host cannot be read") from None  # the message may quote the password
+        try:
+            port = parts.port
+        except ValueError:
+            port = 0
+        if port is not None and not 0 < port < 65_536:
+            raise _wrong("its port is not a number from 1 to 65535")
+        options = parse_qs(parts.query)
         if unknown := [name for name in options if name not in _OPTIONS]:
             raise _wrong(f"there is no option '{unknown[0]}'; there are {', '.join(_OPTIONS)}")
         if self.ssl_mode not in MODES:
@@ -179,6 +185,11 @@ class Database:
             return SourceSetupError(
                 message, remedy="Correct source.dsn or the account; `lakefeed check FILE --sql` has the GRANT."
             )
+        if isinstance(cause, socket.gaierror):
+            remedy = "Correct the host in source.dsn, or check the network's name server."
+            return SourceUnavailableError(message, remedy=remedy)
+        if isinstance(cause, ConnectionRefusedError):
+            return SourceUnavailableError(message, remedy="Start the server, or correct host and port in source.dsn.")
         is_lost = isinstance(error, OSError) or 2000 <= code < 2100 or isinstance(error, pymysql.err.InterfaceError)
         return SourceUnavailableError(message) if is_lost or code in _UNAVAILABLE else SourceError(message)
 
