@@ -69,3 +69,9 @@ def test_a_database_without_tables_is_said_to_have_none() -> None:
 def test_a_literal_pattern_has_no_wildcard() -> None:
     assert is_literal("main.orders")
     assert not any(map(is_literal, ("*", "order?", "[ab]")))
+
+
+def test_where_no_table_is_seen_at_all_a_right_may_be_missing() -> None:
+    with pytest.raises(ConfigError) as caught:
+        TablePatterns(["orders"], default_schema="main", folds_case=True).choose([])
+    assert caught.value.remedy.endswith("run `lakefeed check`: a right may be missing.")

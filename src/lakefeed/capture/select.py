@@ -50,6 +50,8 @@ class TablePatterns:
             listed = f"there are {', '.join(map(str, there[:_SHOWN]))}{more}"
             choices = listed if there else "there are no tables that can be captured"
             remedy = f"Correct source.tables {IN_CONFIGURATION}, or create the table."
+            if not there:  # some databases do not show what an account may not read
+                remedy += " If the table is there, run `lakefeed check`: a right may be missing."
             raise ConfigError(f"the table pattern '{pattern}' matches no table; {choices}", remedy=remedy)
         return tuple(table for table in there if matched[table])
 

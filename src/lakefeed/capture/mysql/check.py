@@ -52,7 +52,7 @@ def check_source(
         try:
             chosen = choose(MysqlSession(database, connection, dialect).tables())
         except ConfigError as error:
-            unseen = f"A table that it may not read is not shown to {account}: GRANT SELECT ON its_database.* TO it."
+            unseen = f"The server shows {account} only what it may read: GRANT SELECT ON `the database`.* TO {account};"
             remedy = f"{error.remedy or 'Correct source.tables.'} {unseen}"
             return (*found, Finding(level=_ERROR, problem=error.message, remedy=remedy))
         for table, (columns, key) in read_columns(connection, chosen).items():
