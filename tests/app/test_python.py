@@ -60,7 +60,7 @@ def test_the_rows_can_be_read_without_spark(shop: Path) -> None:
     assert missing.value.remedy == "The tables there are main.items."
     with pytest.raises(ConfigError) as plain:
         lakefeed.to_arrow(shop.parent / "lake", "items")
-    assert plain.value.remedy == "Write its schema, too, such as public.items or main.items."
+    assert plain.value.remedy == "Add its schema, as in public.items or main.items."
 
 
 def test_to_pandas_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
