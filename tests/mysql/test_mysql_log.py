@@ -349,7 +349,9 @@ def test_partial_json_blocks_its_table_until_its_remedy_and_check_names_the_stat
         play.run("SET GLOBAL binlog_row_value_options = 'PARTIAL_JSON'")
         try:
             remedies = [finding.remedy for finding in play.capture.check()]
-            assert remedies == ["SET GLOBAL binlog_row_value_options = ''; -- and the same in the server's file"]
+            assert remedies == [
+                "SET GLOBAL binlog_row_value_options = ''; -- and set the same in the server's option file"
+            ]
         finally:
             play.run("SET GLOBAL binlog_row_value_options = ''")
             play.close()
@@ -501,7 +503,7 @@ def test_a_server_of_another_history_is_refused_though_its_numbers_cover_the_pos
         foreign = replace(play.source, dsn=server.dsn).bind("play")
         foreign.open()
         kind: type[LakefeedError] = PositionLostError if server.flavour == "mysql" else SourceChangedError
-        reason = f"it lacks {play.at} and has" if server.flavour == "mysql" else "do not prove the same history"
+        reason = f"it lacks {play.at} and has" if server.flavour == "mysql" else "do not prove a common history"
         with pytest.raises(kind, match=reason):
             foreign.continuity(play.at, [play.table])
         foreign.close()
