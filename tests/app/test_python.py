@@ -113,7 +113,7 @@ def test_an_error_of_a_pipeline_names_its_file_or_else_the_call(shop: Path) -> N
         ("Run `lakefeed check`, which prints it.", "Run `pipeline.check()`, which prints it."),
         ("lakefeed uninstall FILE, then lakefeed sync FILE", "pipeline.uninstall(), then pipeline.sync_once()"),
         ("lakefeed rebuild FILE a.b --from-source. Or not.", 'pipeline.rebuild("a.b", from_source=True). Or not.'),
-        ("the script of `lakefeed check FILE --sql`.", "the script of `lakefeed check FILE --sql`."),
+        ("the script that `lakefeed check FILE --sql` prints.", "the script that `lakefeed check FILE --sql` prints."),
         ("lakefeed diff FILE a.b --max-deleted-share 1", "lakefeed diff FILE a.b --max-deleted-share 1"),
     ],
 )

@@ -252,7 +252,7 @@ def test_the_copy_of_a_table_without_a_key_waits_until_the_stream_has_its_insert
         capture.open()
         try:
             capture.prepare([logs])
-            with pytest.raises(SourceSetupError, match="does not have the inserts"):
+            with pytest.raises(SourceSetupError, match="does not include the inserts"):
                 capture.snapshot(logs)
             (first, *_) = drain(capture, start)
             capture.snapshot(logs)
