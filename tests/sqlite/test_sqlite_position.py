@@ -99,7 +99,7 @@ def test_e15_a_file_that_is_gone_is_waited_for(tmp_path: Path) -> None:
         with pytest.raises(SourceUnavailableError, match="removed"):
             world.pull()
         capture.close()
-        with pytest.raises(SourceUnavailableError, match="is not there"):
+        with pytest.raises(SourceUnavailableError, match="does not exist"):
             capture.open()
         (tmp_path / "y.db").rename(tmp_path / "x.db")
         world.restart()
