@@ -135,8 +135,8 @@ class MysqlResumePoint(ResumePoint[Gtid, BinlogPiece]):
                         remedy=f"Restore the server's log, or {_AGAIN}.",
                     )
             if not is_same and isinstance(position, MysqlBinlog):
-                other = f"{self._database} is not the server that was captured so far"
-                raise SourceChangedError(f"{other}, and {position} is a position in that server's files")
+                other = f"{self._database} is another server than before"
+                raise SourceChangedError(f"{other}, and {position} is a position in the files of the previous one")
             if not position <= now:
                 missing = position
                 if not isinstance(position, MysqlBinlog):
