@@ -223,12 +223,14 @@ class CheckpointStore(Protocol):
     """Checkpoints by key, one stream per key, ``mydb.public.users`` for example; see ``validate_key``.
 
     Durability: once ``save`` or ``delete`` returns, it is permanent (as far as the store keeps anything at all); if it
-    raises, either the old value or the new one is there, never a mixture. ``load`` only returns what was saved. No way
-    back: ``save`` refuses, with CheckpointRewindError, a checkpoint that would move the stream back or to another
-    database; see ``refuse_rewind``. Saving the same again is harmless. To really go back, delete first. Damage is not
-    absence: ``load`` and ``save`` of a damaged key raise CheckpointDamagedError until it is deleted or restored; other
-    keys are not affected. Every method validates the key before anything else. Threads: any method from any thread. One
-    open writable store per directory or database; a second one is refused with LeaseError.
+    raises, either the old value or the new one is there, never a mixture. ``load`` only returns what was saved.
+    No way back: ``save`` refuses, with CheckpointRewindError, a checkpoint that would move the stream back or to
+    another database; see ``refuse_rewind``. Saving the same again is harmless. To really go back, delete first.
+    Damage is not absence: ``load`` and ``save`` of a damaged key raise CheckpointDamagedError until it is deleted or
+    restored; other keys are not affected.
+    Keys: every method validates the key before anything else.
+    Threads: any method may be called from any thread. One open writable store per directory or database; a second one
+    is refused with LeaseError.
     """
 
     def save(self, key: str, checkpoint: Checkpoint) -> None: ...

@@ -7,7 +7,7 @@ any two steps, and the next start continues from what is durable:
   2. continuity       a position that the source has lost stops the pipeline, loudly
   3. stage            tables that the lake does not have get a copy, decided before the source is touched
   4. prepare          only if there is no resume point yet: without one there is no stream. Otherwise tables are
-  prepared and copied beside the stream, see ``copies``
+                      prepared and copied beside the stream, see ``copies``
   5. append           a change set is durable in the journal …
   6. notices          … the table states reflect what it says about tables …
   7. confirm          … and only then the source may forget it

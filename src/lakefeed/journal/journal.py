@@ -145,8 +145,8 @@ class Journal(JournalView):
 
         If it raises, the change set does not exist and its files are gone; the same change set can be appended again.
         One exception: if step 3 fails late, it is not known whether the change set is durable. Then this journal
-        accepts nothing more, and opening it again finds out. A change set must start where the journal ends. A
-        heartbeat that does not move the end is refused.
+        accepts nothing more, and opening it again finds out.
+        A change set must start where the journal ends. A heartbeat that does not move the end is refused.
         """
         with self._writing:
             lease = self._require_lease()

@@ -180,10 +180,10 @@ def remove_litter(
 
     ``commits`` are the newest ones, ``segments`` all segment files. Segments of older change sets are left alone,
     without checking whether their commits name them; a leftover among them goes when the trim mark passes it. A segment
-    far above the head cannot come from an unfinished append: its commit files are lost, and it is evidence. On an
-    object store an earlier writer, whose lease has expired, may still be alive; so segments of the next change set
-    stay: it could still commit them. Once another writer has that number, nobody can. Temporary files are removed in
-    the whole state directory, which contains more than the journal.
+    far above the head cannot come from an unfinished append: its commit files are lost, and it is evidence.
+    On an object store an earlier writer, whose lease has expired, may still be alive; so segments of the next change
+    set stay: it could still commit them. Once another writer has that number, nobody can.
+    Temporary files are removed in the whole state directory, which contains more than the journal.
     """
     root, oldest = layout.root, head - len(commits)
     named = {root.name_of(segment.path) for commit in commits for segment in commit.segments}

@@ -1,10 +1,11 @@
 """Compares two tables with the same columns on Spark: digests first, rows only where these differ.
 
   1 digest    each row becomes two 64-bit numbers for its key and two for its values, by hashes with different seeds;
-  rows are distributed over buckets by their key, and for each bucket the number of rows and the sums of their digests
-  are compared. Only these sums come to the driver 2 drill     in the buckets that differ, find the keys whose rows are
-  not the same multiset on both sides: a row that occurs twice is a difference 3 show      for those, up to a limit, get
-  the values: which columns differ
+              rows are distributed over buckets by their key, and for each bucket the number of rows and the sums of
+              their digests are compared. Only these sums come to the driver
+  2 drill     in the buckets that differ, find the keys whose rows are not the same multiset on both sides: a row that
+              occurs twice is a difference
+  3 show      for those, up to a limit, get the values: which columns differ
 
 A value is hashed in a form that distinguishes what SQL's own equality does not: -0.0 from 0.0, NULL from everything,
 lists with NULL in different positions. Keys that ``moved`` are left out of steps 1 and 2 and compared separately: a

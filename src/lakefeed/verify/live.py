@@ -1,15 +1,18 @@
 """Does a lake table equal its source table, while both are in use? No lease, no pause, no false alarm.
 
-One look: 1 read      read the source's rows as Spark tasks, in the chunks of a copy, each in one consistent read whose
-bracket says which commits it includes: all up to ``low``, none after ``high`` (``ChangeCapture.reread``) 2 wait
-until the journal has passed every ``high``; bounded 3 lake      take the table at a change set at or after that: a
-version of it, with changes from the journal on top if need be (``reading.moment``) 4 compare   digests, then rows where
-these differ (``reading.compare``). A key with a change in the journal between the lowest ``low`` and that change set
-has *moved*: the two sides may show it at different times. Any other key has had one value all the time: if it differs
-now, it really differs Keys that moved and differ are looked at again, by key, which takes milliseconds instead of
-minutes, so that few of them move again meanwhile. A row that does is right if what was read is one of the states that
-it had according to the journal; a row for which that cannot be decided after several looks is reported, and not called
-equal.
+One look:
+  1 read      read the source's rows as Spark tasks, in the chunks of a copy, each in one consistent read whose bracket
+              says which commits it includes: all up to ``low``, none after ``high`` (``ChangeCapture.reread``)
+  2 wait      until the journal has passed every ``high``; bounded
+  3 lake      take the table at a change set at or after that: a version of it, with changes from the journal on top if
+              need be (``reading.moment``)
+  4 compare   digests, then rows where these differ (``reading.compare``). A key with a change in the journal between
+              the lowest ``low`` and that change set has *moved*: the two sides may show it at different times. Any
+              other key has had one value all the time: if it differs now, it really differs
+
+Keys that moved and differ are looked at again, by key, which takes milliseconds instead of minutes, so that few of them
+move again meanwhile. A row that does is right if what was read is one of the states that it had according to the
+journal; a row for which that cannot be decided after several looks is reported, and not called equal.
 
 A source that polls has no bracket. There, keys with changes since the look began count as moved, and the journal must
 pass the time of the newest row that was read.

@@ -2,9 +2,9 @@
 """What one pipeline has inside the source: its tables, their content, and its triggers.
 
     _lakefeed_<pipeline>_log          the change log, all tables in one order
-    _lakefeed_<pipeline>_pending      index on its few unresolved candidates (fact 3) _lakefeed_<pipeline>_meta
-    key → value: identity, format, confirmed sequence, captured tables _lakefeed_<pipeline>_vacuum       one row with a
-    high rowid and no key: VACUUM renumbers it, which reveals that it ran
+    _lakefeed_<pipeline>_pending      index on its few unresolved candidates (fact 3)
+    _lakefeed_<pipeline>_meta         key → value: identity, format, confirmed sequence, captured tables
+    _lakefeed_<pipeline>_vacuum       one row with a high rowid and no key: VACUUM renumbers it, which shows that it ran
     _lakefeed_<pipeline>_<n>_<event>  the triggers of captured table number n
 
 Two pipelines can share a database. Their names never collide: a trigger's name ends in number and event, which keeps
@@ -20,12 +20,13 @@ Five facts about SQLite shape the triggers.
 2. The user's own triggers may fire before these. So everything that is logged is checked against the table at that
    moment: no image of a row that is gone, no delete of a key that exists again.
 3. REPLACE removes rows that conflict in another unique index, and fires no delete triggers (unless the writer has
-recursive_triggers on). If there are such indexes, a BEFORE trigger logs the keys of conflicting rows as candidates; the
-AFTER trigger turns those that are gone into deletes, ahead of the new row. Candidates of an INSERT that was then
-ignored remain for a while; readers skip them, and the row's own trigger removes them. A row that conflicts in two
-indexes is a candidate twice and a delete once. Since the columns of such an index must be read with NEW., they can be
-dropped only after the index is dropped *and* the capture has noticed that. In a BEFORE trigger NEW. is not what will be
-stored: a rowid that is not given is -1, and a NULL that REPLACE turns into the column's default is still NULL.
+   recursive_triggers on). If there are such indexes, a BEFORE trigger logs the keys of conflicting rows as candidates;
+   the AFTER trigger turns those that are gone into deletes, ahead of the new row. Candidates of an INSERT that was then
+   ignored remain for a while; readers skip them, and the row's own trigger removes them. A row that conflicts in two
+   indexes is a candidate twice and a delete once. Since the columns of such an index must be read with NEW., they can
+   be dropped only after the index is dropped *and* the capture has noticed that. In a BEFORE trigger NEW. is not what
+   will be stored: a rowid that is not given is -1, and a NULL that REPLACE turns into the column's default is still
+   NULL.
 4. By the column's collation 'a' and 'A' may be one key, and by value 1 and 1.0: a key has changed if its bytes or its
    type have.
 5. Fact 1 holds for OLD. as well, and in an AFTER trigger the old row is no longer in the table. So if before images are

@@ -6,7 +6,7 @@ the last position and the log's head is one transaction. The steps for one such 
   1. check that the file is the one that was opened; read schema version and head in one read transaction. If the schema
      version changed, or the triggers do not log what is wanted, adapt the triggers (drift) and start again
   2. inspect (after, head]: values that do not fit their column, NULLs in keys. If there are any, announce them and
-  start again
+     start again
   3. read the range in pieces: short queries, so that writers without WAL never wait long, and bounded memory
 
 Rows of the log up to a head that was read once never change, so a range needs no transaction around it."""
