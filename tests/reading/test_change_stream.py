@@ -123,7 +123,7 @@ def test_an_offset_older_than_what_is_retained_is_an_error_that_says_what_is_mis
     stream = start(max_change_sets="1")
     _, offset = run(stream)
     journal.trim(4)
-    said = "change sets 2 to 4 are wanted of table main.people, but they have been trimmed .*; it has 5 to 5.*keep_chan"
+    said = "change sets 2 to 4 of table main.people are needed, but they have been trimmed .*; it has 5 to 5.*keep_chan"
     with pytest.raises(JournalError, match=said):
         stream.latestOffset()
     with pytest.raises(JournalError, match=said):

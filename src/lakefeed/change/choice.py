@@ -67,8 +67,8 @@ class TableChoice:
                 names = ", ".join(schema.names)
                 return f"types has '{glob}', which matches no column", f"The columns are {names}."
             if chosen == VARIANT:
-                why = "readers other than Spark, which verify needs, have none: pyiceberg and deltalake among them"
-                return f"types gives {columns[0].name} the type variant, which is not there: {why}", _VARIANT
+                why = "readers other than Spark, which verify needs, cannot read it: pyiceberg and deltalake among them"
+                return f"types gives {columns[0].name} the type variant, which Lakefeed does not have: {why}", _VARIANT
             for one in columns:
                 if self.type_of(one.name) == chosen and not _has_type(one, chosen):
                     is_key = " and is part of the key" if one.name in schema.key else ""

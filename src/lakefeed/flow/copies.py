@@ -212,7 +212,7 @@ class TableCopies:
             )
         if taken is not None and (unfit := self._tables.choices.of(state.source).unfit_type(taken.whole)) is not None:
             raise ConfigError(
-                f"lake table {state.table} is not as its rule says by now: {unfit[0]}",
+                f"lake table {state.table} no longer matches its rule: {unfit[0]}",
                 remedy=f"{unfit[1]} Or copy the table again: lakefeed rebuild FILE {state.table} --from-source",
             )
 
@@ -227,7 +227,7 @@ class TableCopies:
             return
         # A table that is no longer wanted gets only what was captured while it was.
         last = None if self._capture.wants(state.source) else self._journal.head
-        reason = "no table pattern of the configuration matches its source table, or the source has it no more"
+        reason = "no table pattern of the configuration matches its source table, or the source no longer has it"
         self._states.leave(state.table, reason, last_change_set=last)
 
     def _is_gone(self, state: TableState) -> bool:

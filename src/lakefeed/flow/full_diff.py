@@ -260,8 +260,8 @@ class FullDiffs:
             schema = journal.schema(table, applied.schema_version)
         if self._shape.masks_key(schema.whole):
             raise StateError(
-                f"table {table} cannot be compared: its key is masked before the journal, so that nobody finds a row "
-                "of the source by it",
+                f"table {table} cannot be compared: its key is masked before the journal, so rows of the "
+                "source cannot be found by it",
                 remedy="Mask the key without sensitive, or find deletes by soft_delete.",
             )
         before, now = self._store.load(table), time.time_ns() // 1_000_000

@@ -460,8 +460,8 @@ class Pipeline:
                 statement = self._capture.unsent(route.source) if needed else None
                 if statement is not None:
                     problem = (
-                        f"{route.table}: its rule needs {', '.join(needed)}, and an update that leaves large values as "
-                        "they are does not send them: a row that the lake table does not have stops it"
+                        f"{route.table}: its rule needs {', '.join(needed)}, and the source sends no large values "
+                        "that an update leaves alone: such an update of a row that the lake lacks stops the table"
                     )
                     yield Finding(level=Level.WARNING, problem=problem, remedy=statement, table=route.source)
             except TableStoppedError as error:

@@ -119,7 +119,7 @@ class Shape:
         unseen = (one.schema for one in change_set.batches) if self._masked else ()
         for schema in (*change_set.schemas, *unseen):
             if (lost := self._lost_masks(schema)) and schema.table not in self._blocked:
-                error = _unmasked(schema, f"is for the column {lost[0]}, which the table does not have any more")
+                error = _unmasked(schema, f"is for the column {lost[0]}, which the table no longer has")
                 notices.append(TableBlocked(schema.table, error.message, error.remedy))
                 self._blocked.add(schema.table)
         rows = change_set.rows
@@ -139,7 +139,7 @@ class Shape:
         if batch.schema.table in self._blocked:
             return None
         if lost := self._lost_masks(batch.schema):  # nobody announced it: better nothing than clear text
-            raise _unmasked(batch.schema, f"is for the column {lost[0]}, which the table does not have any more")
+            raise _unmasked(batch.schema, f"is for the column {lost[0]}, which the table no longer has")
         schema = self.schema(batch.schema)
         if schema is batch.schema:
             return batch

@@ -177,7 +177,7 @@ class TableStates:
     def save(self, state: TableState) -> TableState:
         with self.lock:
             if self._closed:
-                raise StateError(f"the pipeline is closed, so the state of {state.table} is not written any more")
+                raise StateError(f"the pipeline is closed, so the state of {state.table} is no longer written")
             self._files.replace(f"{quote(str(state.table), safe=' ')}.json", pack(state.to_json()))
             self._states[state.table] = state
         return state

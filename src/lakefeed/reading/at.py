@@ -155,7 +155,7 @@ def _too_old(table: TableId, point: _Point, commits: list[LogCommit], keeps_more
     states = [commit for commit in commits if commit.applied is not None]
     if not states:
         return LakeError(
-            f"the table of {table} has no commit of Lakefeed that says what it shows",
+            f"table {table} has no commit that says which change sets it has",
             remedy="Check the lake's path and the table's name; a copy that is under way shows nothing yet.",
         )
     first = states[0]

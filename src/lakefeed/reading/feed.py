@@ -89,7 +89,7 @@ class TableFeed:
         """JournalError, saying what is missing, unless the journal has all of (after, upto]."""
         if after < self.trimmed:
             raise JournalError(
-                f"change sets {after + 1} to {self.trimmed} are wanted of table {self.table}, but they have been "
+                f"change sets {after + 1} to {self.trimmed} of table {self.table} are needed, but they have been "
                 f"trimmed from the journal {self.root}; it has {self.trimmed + 1} to {self.head}",
                 remedy=f"Start again with start={self.trimmed + 1} (or earliest), a stream with a new checkpoint, and "
                 "take what is missing from the lake table; raise journal.keep_change_sets, so that it covers the "
@@ -98,7 +98,7 @@ class TableFeed:
         last = max(after, upto)
         if last > self.head:
             raise JournalError(
-                f"change set {last} is wanted of table {self.table}, but the journal {self.root} ends with {self.head}",
+                f"change set {last} of table {self.table} is needed, but the journal {self.root} ends with {self.head}",
                 remedy="Wait for the pipeline, or ask for less; a stream whose journal was made again needs a new "
                 "checkpoint.",
             )

@@ -251,8 +251,8 @@ class ReadPipeline:
         complete = max(applied, min(state.complete_at_trim, number) if applied == recorded else 0)
         if complete < min(number, journal.trimmed):
             raise LakeError(
-                f"{refused}: its version from before has the change sets up to {complete}, and the journal has none"
-                f" from {complete + 1} to {journal.trimmed} any more",
+                f"{refused}: the version before it has the change sets up to {complete}, and the journal no longer"
+                f" has {complete + 1} to {journal.trimmed}",
                 remedy=KEEPS_MORE,
             )
         history.check(found.version)

@@ -127,7 +127,7 @@ def compare_table(
     if not columns.pairs:
         incomparable = "there is no column that both have"
     elif current is None and not is_keyless and not key:
-        incomparable = "the lake table does not have the whole key, so nobody knows which rows its changes leave"
+        incomparable = "the lake table does not have the whole key, so it is not known which rows its changes leave"
     if incomparable is not None:
         differences = (*columns.differences, incomparable)
         return Comparison(table=known.table, source_rows=0, lake_rows=0, differences=differences, chosen=columns.chosen)

@@ -209,9 +209,7 @@ class LiveTable:
             if since == LAST:
                 last = load_verified(self.state).get(record.table)
                 if last is None or last.through is None or last.through.position is None:
-                    raise NotComparedError(
-                        "it was never found equal yet, so nobody knows since when: compare all of it"
-                    )
+                    raise NotComparedError("it has never been found equal: compare all of it first")
                 since = last.through.position
             if since is not None:
                 after = pipeline.change_set(since)
@@ -219,14 +217,14 @@ class LiveTable:
             raise NotComparedError(f"{error.message.rstrip('.')}. Remedy: {error.remedy}") from error
         shape, _ = self._shape(schema, rows.columns)
         if not shape.key or not shape.key_is_plain:
-            raise NotComparedError("rows of a table without a key, or whose key is masked, can only be compared all")
+            raise NotComparedError("a table that has no key, or a masked one, can only be compared as a whole")
         if since is not None:
             window = journal.window(record.source, after, journal.head)
             if window.truncated_at is not None:
                 raise NotComparedError(f"it was truncated since {since}: compare all of it")
             keys = staged_keys(shape, changed_rows(self.spark, window), rows) if window.segments else ()
             if len(keys) > MOST_MOVED:
-                raise NotComparedError(f"more than {MOST_MOVED:,} rows changed since {since}: compare all")
+                raise NotComparedError(f"more than {MOST_MOVED:,} rows changed since {since}: compare all of it")
             return f"{len(keys):,} rows that changed since {since}", keys
         wanted = min(options.sample or 0, MOST_MOVED)
         seed = time.time_ns() % 2**31

@@ -52,7 +52,7 @@ class MadeRows:
             chosen=(
                 *beside.chosen,
                 *(
-                    f"column {one.column.name} is made of columns that the source does not have as they were"
+                    f"column {one.column.name} is computed from columns whose original values the source does not have"
                     for one in self.ruled.columns
                     if one.column.name in lake and one not in ready
                 ),
@@ -61,7 +61,7 @@ class MadeRows:
                 *beside.differences,
                 *(f"column {name} is not in the lake" for name in lacking),
                 *(f"column {name} is not made by the rule" for name in lake if name not in names),
-                *(f"the condition reads {name}, which the source does not have any more" for name in unread),
+                *(f"the condition reads {name}, which the source no longer has" for name in unread),
             ),
         )
 

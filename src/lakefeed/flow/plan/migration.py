@@ -146,7 +146,7 @@ def _judged(
         return outcome(Outcome.REWRITE, "all rows of the lake table are written again, in one commit", changes=changes)
     if route.mode.equals_source:
         return outcome(Outcome.COPY, "a part of a union is copied again", changes=changes)
-    reason = "a part of a union cannot change so in place, and a new copy would begin a new history"
+    reason = "a part of a union cannot be changed in place, and a new copy would begin a new history"
     return outcome(Outcome.STOP, reason, f"lakefeed rebuild FILE {route.table} --from-source", changes)
 
 
@@ -159,7 +159,7 @@ def _told(old: TableSchema, new: TableSchema) -> Iterator[str]:
             case DropColumn(name):
                 yield f"column {name} is dropped"
             case RenameColumn(was, name):
-                yield f"column {was} is called {name}"
+                yield f"column {was} is renamed to {name}"
             case RetypeColumn(name, was, now):
                 yield f"column {name} changes from {was} to {now}"
             case ChangeKey(was, now):

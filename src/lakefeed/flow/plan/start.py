@@ -190,9 +190,9 @@ def _changed(delivered: TableSchema, wanted: TableSchema, choice: TableChoice) -
         if old is None or old.source_type != column.source_type:
             continue
         if old.type != column.type:
-            yield f"{column.name} was {spark_type(old.type)}, and is {spark_type(column.type)} by the configuration now"
+            yield f"{column.name} was {spark_type(old.type)}; by the configuration it is now {spark_type(column.type)}"
         elif old.out_of_range not in (column.out_of_range, OutOfRange.STOP):
-            yield f"out_of_range of {column.name} was {old.out_of_range}, and is {column.out_of_range} now"
+            yield f"out_of_range of {column.name} was {old.out_of_range}; now it is {column.out_of_range}"
 
 
 def _columns(whole: TableSchema, taken: TableSchema, rule: RowRule) -> Iterator[PlannedColumn]:

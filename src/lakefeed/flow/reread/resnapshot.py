@@ -256,7 +256,7 @@ class Resnapshots:
             return
         if not schema.key or self._shape.masks_key(schema.whole):
             reading.error = StateError(
-                f"rows of {source} have no key to tell which of them moved: it has none, or it is masked",
+                f"{source} cannot be read again in parts: it has no key, or its key is masked",
                 remedy="Copy the lake table again: lakefeed rebuild FILE TABLE --from-source, then lakefeed sync FILE",
             )
             return
