@@ -194,7 +194,7 @@ class LogCapture(ChangeCapture, Generic[P, Piece]):
         where: Sequence[str] = (),
     ) -> SnapshotPlan:
         if (origin := self._resume.beside()) is None:
-            return super().reread(known, keys=keys, chunk_rows=chunk_rows)
+            return super().reread(known, keys=keys, chunk_rows=chunk_rows, where=where)
         with closing(self._dialect.connect()) as session:
             there = still_there(session.described(known.table), known)
             whole = TableChunk(self._dialect, *there, where=tuple(where), origin=origin)

@@ -134,10 +134,10 @@ class Layout:
         """How many columns a row in the log has."""
         return sum(self.sent) if self.sent else len(self.schema.columns)
 
-    def spread(self, run: Messages, at: Ints, values: list[Slices], unsent: list[Mask]) -> None:
+    def spread(self, run: Messages, rows: int, values: list[Slices], unsent: list[Mask]) -> None:
         """Insert the columns that are not sent, as NULL; the flow drops them."""
         for index in (index for index, is_sent in enumerate(self.sent) if not is_sent):
-            nothing, never = np.zeros(len(at), np.int64), np.zeros(len(at), dtype=bool)
+            nothing, never = np.zeros(rows, np.int64), np.zeros(rows, dtype=bool)
             values.insert(index, Slices(run.data, nothing, nothing.copy(), never))
             unsent.insert(index, never.copy())
 
@@ -208,7 +208,7 @@ def _rows(run: Messages, chosen: Ints, order: Ints, codes: Any, layout: Layout, 
         raise DecodeError(f"{layout.schema.table} has no key, and a change of it lacks the old row")
     values, unsent, stops = walk(run, begins + _TUPLE, ends, width)
     if layout.sent:
-        layout.spread(run, begins, values, unsent)
+        layout.spread(run, count, values, unsent)
     new, moved = np.arange(count), np.zeros(count, dtype=bool)
     twice = np.flatnonzero(updates & has_old)
     if len(twice):
@@ -216,7 +216,7 @@ def _rows(run: Messages, chosen: Ints, order: Ints, codes: Any, layout: Layout, 
             raise DecodeError("an update has an old row but no new one")
         after, after_unsent, stops[twice] = walk(run, stops[twice] + 1, ends[twice], width)
         if layout.sent:
-            layout.spread(run, twice, after, after_unsent)
+            layout.spread(run, len(twice), after, after_unsent)
         full, changed = (marks[twice] == _OLD) & layout.whole_old_rows, np.full(len(twice), not layout.key)
         for index, own in enumerate(after):
             # Values that were not sent come from the old row: all of them if it is full, otherwise the key's.
