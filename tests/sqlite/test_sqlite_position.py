@@ -188,7 +188,7 @@ def test_a_log_that_is_gone_is_a_setup_error_and_not_a_fresh_start(tmp_path: Pat
     with made(tmp_path / "x.db", PEOPLE) as world:
         world.seed()
         world.sql("DROP TABLE _lakefeed_shop_log")
-        with pytest.raises(SourceSetupError, match="is gone"):
+        with pytest.raises(SourceSetupError, match="is missing"):
             world.capture.continuity(world.position, [])
 
 
