@@ -92,7 +92,7 @@ class MysqlDialect(Dialect):
     zero_dates: ZeroDates = ZeroDates.STOP
     choices: Choices = NOTHING_CHOSEN
 
-    default_schema = "mysql"
+    default_schema = "*"  # a pattern without a dot means a table of any database
     folds_case = False
 
     def connect(self) -> MysqlSession:
